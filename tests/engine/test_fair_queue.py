@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.fair_queue import FairQueue
+from eyas.engine.fair_queue import FairQueue, TimeShares
 from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
@@ -73,6 +73,26 @@ def test_clients_that_have_fewer_in_hand_come_first() -> None:
     assert chosen.key == "b"
     queue.take(chosen)
     assert queue.peek({"a": 1}) is not None
+
+
+def test_rounds_of_their_own_for_those_who_have_had_less_time() -> None:
+    shares = TimeShares()
+    rows = [sequence(index, "greedy") for index in range(16)]
+    shares.charge([one.client for one in rows], 5.0)
+    rows += [sequence(16, "polite"), sequence(17, "polite/ann")]
+
+    def turn(rows: list[SequenceState]) -> slice:
+        return shares.turn(rows, {one.client for one in rows})
+
+    assert turn(rows) == slice(18), "a newcomer begins level"
+    shares.charge([one.client for one in rows], 1.8)  # 1.6 and 0.2
+    for _ in range(4):
+        assert turn(rows) == slice(16, 18)
+        shares.charge(["polite", "polite"], 0.4)
+    assert turn(rows) == slice(18), "now it is the others' turn"
+    few = [*rows[:4], *rows[16:]]
+    assert turn(few) == slice(6), "a few rows more are no burden"
+    assert turn(rows[:5]) == slice(5)
 
 
 sizes = st.lists(st.integers(1, 100), min_size=1, max_size=30)

@@ -108,8 +108,7 @@ class Engine:
             limit = min(limit, self.target.max_length - len(request.prompt))
         expires = None if deadline is None else time.monotonic() + deadline
         stops = frozenset(self._stop_ids(request))
-        grammar = self._grammar(request)
-        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
+        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, self._grammar(request))
         self._scheduler.submit(sequence)
         self._submitted += 1
         self._unfinished[sequence.index] = sequence
@@ -163,8 +162,8 @@ class Engine:
                 self._round_due = self._prefill()
             if not self._round_due:
                 self._decode()
-            if not scheduler.busy and scheduler.shrink():
-                runner.reshape(scheduler.room)  # nothing is left to run: the system gets memory back
+            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
+                runner.reshape(scheduler.room)
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
@@ -181,19 +180,16 @@ class Engine:
                 scheduler.preempt(scheduler.in_slots)
 
     def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room for them.
-
-        What the prefix cache has of them is copied, no more in a step than is read: a step holds up all that decode.
-        """
+        """Start waiting sequences as long as there is room, and no more known prompts to copy than a step reads."""
         scheduler, chunk, copied = self._scheduler, self.limits.prefill_chunk, 0
         staging = staging_columns(self._runner.tree)
         while chunk is None or copied < chunk:
             sequence = scheduler.admit(staging, now)
             if sequence is None:
-                if crowding := scheduler.crowding(staging):
-                    self._leave(crowding, scheduler.preempt)
-                    continue
-                return
+                if not (crowding := scheduler.crowding(staging)):
+                    return
+                self._leave(crowding, scheduler.preempt)
+                continue
             try:
                 self._cover(0)
                 self._runner.start(sequence, self.end_ids(sequence.request))
@@ -220,8 +216,7 @@ class Engine:
                 first_rounds.append((batch.sequences, runner.first_round(batch)))
             else:
                 runner.prefill(batch)
-        seconds = time.perf_counter() - started
-        scheduler.charge(reading, seconds)
+        scheduler.charge(reading, seconds := time.perf_counter() - started)
         for sequence in reading:
             sequence.stats.prefill_seconds += seconds
         runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
@@ -337,8 +332,6 @@ class Engine:
         everyone = {*scheduler.in_slots, *scheduler.waiting}
         if everyone != set(unfinished) or len(everyone) != len(scheduler.in_slots) + len(scheduler.waiting):
             raise InvariantError("the unfinished requests are not those in slots and those waiting")
-        if any(sequence.finish_reason is not None for sequence in unfinished):
-            raise InvariantError("a finished sequence is still there")
         scheduler.check()
         self._runner.check(scheduler.in_slots, scheduler.room)
 

@@ -11,7 +11,7 @@ Sequences that were preempted come before their own user's others, oldest first,
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 
@@ -27,6 +27,9 @@ class Queued(Protocol):
     def longest(self) -> int:
         """What it may cost: tokens, or characters."""
 
+
+_FEW = 4
+"""Rounds for some clients alone are worth it where those have at most one in so many of the rows."""
 
 T = TypeVar("T", bound=Queued)
 
@@ -167,3 +170,29 @@ class _Turns:
         if len(self._ends) > self._most:  # those in the past say nothing any more
             self._ends = {key: end for key, end in self._ends.items() if end > self._time}
             self._most = 64 + 2 * len(self._ends)
+
+
+class TimeShares:
+    """How much time passes have taken for each client; one that comes new begins level with whoever has had least."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def charge(self, clients: Sequence[str], seconds: float) -> None:
+        """So many seconds went to these clients in equal parts; a client may be among them several times."""
+        for client in clients:
+            self._seconds[client] = self._seconds.get(client, 0.0) + seconds / len(clients)
+
+    def turn(self, decoding: Sequence[Queued], clients: Collection[str]) -> slice:
+        """Which neighbours of those that decode have the next round; all but these clients are forgotten.
+
+        A round is as slow as its rows are many. So where one client has most of them, the others have rounds of their
+        own, until passes have taken as much time for them; between equals a round for all is cheaper.
+        """
+        least = min((self._seconds[client] for client in clients if client in self._seconds), default=0.0)
+        self._seconds = {client: self._seconds.get(client, least) for client in clients}
+        most = max(self._seconds.values(), default=0.0)
+        behind = [at for at, one in enumerate(decoding) if self._seconds[client_of(one.key)] < most]
+        if not behind or _FEW * (behind[-1] + 1 - behind[0]) > len(decoding):
+            return slice(len(decoding))
+        return slice(behind[0], behind[-1] + 1)

@@ -22,10 +22,9 @@ import torch
 from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.room import CacheRoom
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
-from eyas.engine.scheduler import Move, PrefillBatch
-from eyas.engine.sequence import SequenceState
+from eyas.engine.scheduler import CacheRoom, Move
+from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
@@ -218,7 +217,7 @@ class ModelRunner:
         """
         if not any(map(self._drafts_for, decoding)):
             return None
-        rows = _slots(decoding)
+        rows = slots_of(decoding)
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
         if self.drafter is not None and self._drafts and any(begun):
             started = time.perf_counter()
@@ -241,7 +240,7 @@ class ModelRunner:
         tree = tree if any(drafting) else None
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
-        rows = _slots(decoding)
+        rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
@@ -291,13 +290,6 @@ class ModelRunner:
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
-
-
-def _slots(sequences: Sequence[SequenceState]) -> range:
-    """The slots of sequences that are neighbours."""
-    first = sequences[0].slot
-    assert first is not None
-    return range(first, first + len(sequences))
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:

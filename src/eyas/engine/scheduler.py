@@ -11,52 +11,20 @@ Where no slot is free for a client that has fewer than another, the youngest of 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
-from eyas.engine.fair_queue import FairQueue
-from eyas.engine.room import CacheRoom, PassSize
-from eyas.engine.sequence import SequenceState
+from eyas.engine.fair_queue import FairQueue, TimeShares
+from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
 
 _HEADROOM = 64
 """Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
 
-_FEW = 4
-"""Rounds for some clients alone are worth it where those hold at most one in so many of the decoding slots."""
-
 Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
-
-
-class PrefillBatch(NamedTuple):
-    """Sequences in neighbouring slots that prefill in the same passes, `counts` tokens of each."""
-
-    sequences: list[SequenceState]
-    counts: list[int]
-
-    @property
-    def rows(self) -> range:
-        """The range of their slots."""
-        first = self.sequences[0].slot
-        assert first is not None
-        return range(first, first + len(self.sequences))
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of them can decode after it."""
-        return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
-
-    def windows(self) -> list[list[int]]:
-        """The tokens that each reads, and the one after them."""
-        spans = zip(self.sequences, self.counts, strict=True)
-        return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
-
-    def before_last(self, most: int) -> PrefillBatch:
-        """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
-        return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
 
 
 class Scheduler:
@@ -71,7 +39,7 @@ class Scheduler:
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
-        self._spent: dict[str, float] = {}  # seconds of passes, by client
+        self._time = TimeShares()
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
 
@@ -149,24 +117,12 @@ class Scheduler:
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
     def turn(self) -> list[SequenceState]:
-        """Who decodes in the next round, in neighbouring slots: all, or those of clients that have had less time.
-
-        A round is as slow as its rows are many. So where one client holds most of the slots, the others have rounds of
-        their own, until passes have taken as much time for them; between equals a round for all is cheaper.
-        """
-        clients = {one.client for one in self.in_slots}
-        least = min((self._spent[client] for client in clients if client in self._spent), default=0.0)
-        self._spent = {client: self._spent.get(client, least) for client in clients}  # newcomers begin level
-        most = max(self._spent.values(), default=0.0)
-        behind = [at for at, one in enumerate(self.decoding) if self._spent[one.client] < most]
-        if not behind or _FEW * (behind[-1] + 1 - behind[0]) > len(self.decoding):
-            return list(self.decoding)
-        return self.decoding[behind[0] : behind[-1] + 1]
+        """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
+        return self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
 
     def charge(self, sequences: Sequence[SequenceState], seconds: float) -> None:
         """Passes over these sequences have taken so many seconds."""
-        for sequence in sequences:
-            self._spent[sequence.client] = self._spent.get(sequence.client, 0.0) + seconds / len(sequences)
+        self._time.charge([one.client for one in sequences], seconds)
 
     def _held(self) -> Counter[str]:
         """How many slots each client holds."""
@@ -209,7 +165,7 @@ class Scheduler:
         needed = [one.known + staging for one in self.decoding]
         needed += [one.known + 1 for one in self.prefilling]  # with the root: `PrefillBatch.whole`
         for batch in self.prefill_batches():
-            for slot, columns in zip(batch.rows, _columns(batch.sequences, batch.counts), strict=True):
+            for slot, columns in zip(batch.rows, batch.columns, strict=True):
                 needed[slot] = max(needed[slot], columns)
         return needed
 
@@ -281,6 +237,8 @@ class Scheduler:
                 raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
             if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
                 raise InvariantError(f"slot {slot}: {sequence.cached} of {sequence.known} tokens cached, out of order")
+        if any(sequence.finish_reason is not None for sequence in (*in_slots, *self.waiting)):
+            raise InvariantError("a finished sequence is still there")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
@@ -289,13 +247,134 @@ class Scheduler:
             return False
         if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens
             return False
-        sequences, counts = [*batch.sequences, sequence], [*batch.counts, count]
-        columns = _columns(sequences, counts)
-        full = sum(one.cached for one in sequences) + sum(counts)
-        others = [one.known + 1 for one in self.in_slots if one not in sequences]
-        return len(sequences) * max(columns) <= 2 * full and self.room.fits([*others, *columns])
+        joint = PrefillBatch([*batch.sequences, sequence], [*batch.counts, count])
+        full = sum(one.cached for one in joint.sequences) + sum(joint.counts)
+        others = [one.known + 1 for one in self.in_slots if one not in joint.sequences]
+        return len(joint.sequences) * max(joint.columns) <= 2 * full and self.room.fits([*others, *joint.columns])
 
 
-def _columns(sequences: list[SequenceState], counts: list[int]) -> list[int]:
-    """Cache columns that each row of a prefill batch reaches up to, its root included: all stage equally many."""
-    return [one.cached + max(counts) + 1 for one in sequences]
+class PassSize:
+    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
+
+    After a while without such a failure twice as many are tried.
+    """
+
+    LEAST = 16
+    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
+    _RECOVERY = 256
+    """Steps without a failure until more is tried."""
+
+    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
+        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._most: int | None = None
+        self._failed = self._steps = 0
+
+    @property
+    def rows(self) -> int:
+        """The most sequences in slots."""
+        return self._max_running if self._most is None else min(self._max_running, self._most)
+
+    @property
+    def prefill_chunk(self) -> int | None:
+        """The most prompt tokens that a step reads; None = all."""
+        return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a pass may hold so many tokens."""
+        return self._most is None or tokens <= self._most
+
+    def exhausted(self, tokens: int) -> None:
+        """Memory ran out in a pass of so many tokens."""
+        self._failed = max(self._failed, tokens)
+        self._most = max(1, min(tokens, self._most or tokens) // 2)
+        self._steps = 0
+
+    def succeeded(self) -> None:
+        """A step has gone well."""
+        if self._most is None:
+            return
+        self._steps += 1
+        if self._steps == self._RECOVERY:
+            self._most, self._steps = 2 * self._most, 0
+            if self._most > self._failed:
+                self.restore()
+
+    def restore(self) -> None:
+        """Forget that memory has run out: nothing runs any more."""
+        self._most, self._failed, self._steps = None, 0, 0
+
+
+_GRANULE, _FLOOR = 64, 256
+_MOST_MORE = 4096
+"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
+
+
+class CacheRoom:
+    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
+
+    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
+    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to.
+    """
+
+    def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
+        """`dense` None: every rectangle takes all of its memory."""
+        self.slots = 0
+        self.columns = 0
+        self.limit = limit
+        self._most_slots, self._dense = most_slots, dense
+        self._peak = (0, 0)
+        self._rows: Sequence[int] = ()  # columns that each row needs
+        self._found = math.inf  # what memory turned out to have room for
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that there is memory for, used or not."""
+        return sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
+
+    def fits(self, rows: Sequence[int]) -> bool:
+        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
+        columns = max(rows, default=0)
+        return (sum(rows) if self._sparse(columns) else len(rows) * columns) <= self.most(len(rows))
+
+    def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
+        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
+
+        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
+        `expected` soon; close to the limit it takes what is left.
+        """
+        slots, columns = len(rows), max(rows, default=0)
+        self._rows = tuple(rows)
+        self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
+        if slots <= self.slots and columns <= self.columns:
+            return False
+        wide, long = self.slots, self.columns
+        if slots > wide:
+            wide = max(slots, min(max(2 * wide, expected), self._most_slots))
+        if columns > long:
+            long = max(columns, long + min(long, _MOST_MORE))
+            long += -long % _GRANULE
+        if not self._sparse(long) and not self.fits([long] * wide):
+            wide, long = slots, int(min(long, self.most(slots) // slots))
+        self.slots, self.columns = wide, max(long, columns)
+        return True
+
+    def exhausted(self) -> None:
+        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
+        self._found, self.slots = self.tokens // 2, 0
+
+    def shrink(self) -> bool:
+        """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
+        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
+        self._rows = ()
+        columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
+        if slots * columns * 2 > self.slots * self.columns:
+            return False
+        self.slots, self.columns = slots, columns
+        return True
+
+    def _sparse(self, columns: int) -> bool:
+        return self._dense is not None and columns > self._dense
+
+    def most(self, slots: int) -> float:
+        """The most tokens that so many slots may take."""
+        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)

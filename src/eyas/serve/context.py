@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,8 +20,9 @@ from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
+from eyas.engine.fair_queue import FairQueue, client_of
+from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
-from eyas.serve.fair_workers import FairWorkers
 from eyas.serve.http.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
@@ -28,6 +31,9 @@ from eyas.types import GrammarSpec
 T = TypeVar("T")
 _LARGE = 1 << 16
 """Characters of a large text, which may take a tenth of a second or more to tokenize."""
+
+_MOST_WAITING = 32 << 20
+"""The most characters that wait; beyond it a client with any waiting is refused."""
 
 
 class ServeSettings(StrictModel):
@@ -76,6 +82,65 @@ class ServeSettings(StrictModel):
     """The certificate's key; None = it is in the certificate's file."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """The seed of requests that have none; None = drawn for each."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """A call that waits for its turn."""
+
+    index: int
+    key: str
+    longest: int
+    """Its cost in characters."""
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class FairWorkers:
+    """A pool of threads for one event loop, whose turns are shared fairly by clients and their users."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, name)
+        self._free = threads
+        self._queue = FairQueue[_Job]()
+        self._submitted = 0
+
+    async def run(self, key: str, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function on one of the threads when it is the turn of this queue key; QueueFullError.
+
+        A call that is cancelled before its turn is never made; later it goes on, and holds its thread until it ends.
+        """
+        waiting = sum(job.longest for job in self._queue)
+        if waiting + characters > _MOST_WAITING and self._queue.count(client_of(key)):
+            raise QueueFullError("too much text waits to be read: try again later", 5.0)
+        job = _Job(self._submitted, key, characters)
+        self._submitted += 1
+        self._queue.push(job)
+        self._give_turns()
+        try:
+            await job.turn
+        except asyncio.CancelledError:
+            if job in self._queue:
+                self._queue.remove(job)
+            else:
+                self._ended()
+            raise
+        loop, call = asyncio.get_running_loop(), self._pool.submit(function, *arguments)
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._ended)
+
+        call.add_done_callback(ended)
+        return await asyncio.wrap_future(call)
+
+    def _ended(self) -> None:
+        self._free += 1
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        while self._free and self._queue:
+            self._free -= 1
+            self._queue.pop().turn.set_result(None)
 
 
 @dataclass

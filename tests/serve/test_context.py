@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from eyas.errors import QueueFullError
-from eyas.serve.fair_workers import FairWorkers
+from eyas.serve.context import FairWorkers
 
 from .conftest import run
 
