@@ -45,6 +45,17 @@ def test_hostile_grammars_break_nothing(trials: GrammarTrials) -> None:
     trials.compile(pairs.tokenizer(), GrammarSpec("regex", "a+"))
 
 
+def test_a_grammar_that_becomes_too_slow_to_follow_is_refused(
+    trials: GrammarTrials,
+) -> None:
+    sizes = 24  # of alternatives that all stay possible
+    names = [f"s{i}" for i in range(sizes)]
+    rules = [f'{name}: "a" {name} "a" | "a" {" | ".join(names)} "a" | "a"' for name in names]
+    grammar = GrammarSpec("lark", "start: " + " | ".join(names) + "\n" + "\n".join(rules))
+    with pytest.raises(RequestError, match=r"ambiguous or large|reaches a limit|longer than"):
+        trials.compile(pairs.tokenizer(), grammar)
+
+
 def test_bad_grammars_are_told_as_ever(trials: GrammarTrials) -> None:
     with pytest.raises(RequestError, match="unclosed"):
         trials.compile(pairs.tokenizer(), GrammarSpec("regex", "(a"))
