@@ -117,6 +117,13 @@ def test_a_large_answer_lets_others_have_their_turn() -> None:
     assert max(paused) < max(0.05, whole / 4)
 
 
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""]])
+def test_an_empty_stop_string_is_named_as_such(stop: Any) -> None:
+    answer = run(post(FakeEngine(), "/v1/completions", ASKED | {"stop": stop}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("stop: a stop string has at least one character")
+
+
 @pytest.mark.parametrize("name", ["*.*", "*.", "a*", "*a.de", ""])
 def test_names_of_hosts_that_match_nothing_are_refused(name: str) -> None:
     from eyas.cli.serve.serve import _checked_host
