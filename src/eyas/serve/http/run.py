@@ -240,6 +240,10 @@ class TlsHandshake(asyncio.Protocol):
         """`http` is what the connection becomes."""
         self._http, self._waiting, self._context = http, waiting, context
         self._upgrade: asyncio.Task[None] | None = None
+        self._early = b""  # what comes with the end of the handshake
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -255,14 +259,17 @@ class TlsHandshake(asyncio.Protocol):
 
     async def _shake_hands(self) -> None:
         try:
-            shaken = asyncio.get_running_loop().start_tls(self.transport, self._http, self._context, server_side=True)
+            shaken = asyncio.get_running_loop().start_tls(self.transport, self, self._context, server_side=True)
             encrypted = await asyncio.wait_for(shaken, self._waiting.header_seconds)
         except (OSError, asyncio.TimeoutError):  # ssl.SSLError is an OSError
             self.transport.abort()
         else:
-            if encrypted is not None:
-                self._waiting.remove(self)  # now it is counted as the other
+            self._waiting.remove(self)
+            if encrypted is not None and not encrypted.is_closing():
+                encrypted.set_protocol(self._http)
                 self._http.connection_made(encrypted)
+                if self._early:
+                    self._http.data_received(self._early)
         finally:
             self._waiting.remove(self)
 

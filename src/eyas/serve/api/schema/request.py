@@ -61,7 +61,7 @@ def _no_empty_stops(value: Any) -> Any:
     return value
 
 
-StopStrings = Annotated[
+Stop = Annotated[
     StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)], BeforeValidator(_no_empty_stops)
 ]
 BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
@@ -129,7 +129,7 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
 
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: StopStrings | None = None
+    stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = Field(default=None, description="the text ends with what stopped it")
