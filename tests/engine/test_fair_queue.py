@@ -84,12 +84,17 @@ def test_rounds_of_their_own_for_those_who_have_had_less_time() -> None:
     def turn(rows: list[SequenceState]) -> slice:
         return shares.turn(rows, {one.client for one in rows})
 
-    assert turn(rows) == slice(18), "a newcomer begins level"
-    shares.charge([one.client for one in rows], 1.8)  # 1.6 and 0.2
-    for _ in range(4):
-        assert turn(rows) == slice(16, 18)
-        shares.charge(["polite", "polite"], 0.4)
+    assert turn(rows) == slice(16, 18), "a newcomer begins a second behind"
+    shares.charge(["polite", "polite"], 1.1)
     assert turn(rows) == slice(18), "now it is the others' turn"
+    shares.charge([one.client for one in rows], 1.8)  # 1.6 and 0.2
+    for _ in range(3):
+        assert turn(rows) == slice(16, 18)
+        shares.charge(["polite", "polite"], 0.45)
+    assert turn(rows) == slice(18)
+    assert turn(rows[:16]) == slice(16)
+    assert turn(rows) == slice(18), "who leaves and comes back isn't new"
+    shares.charge([one.client for one in rows], 1.8)
     few = [*rows[:4], *rows[16:]]
     assert turn(few) == slice(6), "a few rows more are no burden"
     assert turn(rows[:5]) == slice(5)

@@ -30,6 +30,8 @@ class Queued(Protocol):
 
 _FEW = 4
 """Rounds for some clients alone are worth it where those have at most one in so many of the rows."""
+_CREDIT = 1.0
+"""Seconds by which newcomers are behind: short answers wait for no round that is large."""
 
 T = TypeVar("T", bound=Queued)
 
@@ -173,25 +175,28 @@ class _Turns:
 
 
 class TimeShares:
-    """How much time passes have taken for each client; one that comes new begins level with whoever has had least."""
+    """How much time passes have taken for each client. One that comes new, or back, begins a little behind the rest."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._floor = 0.0  # where newcomers begin
 
     def charge(self, clients: Sequence[str], seconds: float) -> None:
         """So many seconds went to these clients in equal parts; a client may be among them several times."""
         for client in clients:
-            self._seconds[client] = self._seconds.get(client, 0.0) + seconds / len(clients)
+            self._seconds[client] = self._seconds.get(client, self._floor) + seconds / len(clients)
 
     def turn(self, decoding: Sequence[Queued], clients: Collection[str]) -> slice:
-        """Which neighbours of those that decode have the next round; all but these clients are forgotten.
+        """Which neighbours of those that decode have the next round; `clients` are all that have any slot.
 
         A round is as slow as its rows are many. So where one client has most of them, the others have rounds of their
         own, until passes have taken as much time for them; between equals a round for all is cheaper.
         """
-        least = min((self._seconds[client] for client in clients if client in self._seconds), default=0.0)
-        self._seconds = {client: self._seconds.get(client, least) for client in clients}
-        most = max(self._seconds.values(), default=0.0)
+        known = [self._seconds[client] for client in clients if client in self._seconds]
+        self._floor = max(self._floor, min(known) - _CREDIT) if known else self._floor
+        now = {client: seconds for client, seconds in self._seconds.items() if seconds > self._floor}
+        self._seconds = now | {client: now.get(client, self._floor) for client in clients}
+        most = max((self._seconds[client] for client in clients), default=0.0)
         behind = [at for at, one in enumerate(decoding) if self._seconds[client_of(one.key)] < most]
         if not behind or _FEW * (behind[-1] + 1 - behind[0]) > len(decoding):
             return slice(len(decoding))
