@@ -95,6 +95,9 @@ def test_rounds_of_their_own_for_those_who_have_had_less_time() -> None:
     assert turn(rows[:16]) == slice(16)
     assert turn(rows) == slice(18), "who leaves and comes back isn't new"
     shares.charge([one.client for one in rows], 1.8)
+    assert shares.before(["polite"], ["greedy"])
+    assert not shares.before(["polite", "greedy"], ["polite"])
+    assert not shares.before([], ["greedy"])
     few = [*rows[:4], *rows[16:]]
     assert turn(few) == slice(6), "a few rows more are no burden"
     assert turn(rows[:5]) == slice(5)

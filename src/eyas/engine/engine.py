@@ -155,7 +155,7 @@ class Engine:
             scheduler.preempt(scheduler.in_slots)
         intact = False
         try:
-            if (self._round_due and scheduler.decoding) or len(scheduler.turn()) < len(scheduler.decoding):
+            if scheduler.decoding and (self._round_due or scheduler.rounds_first()):
                 self._round_due = False
             else:
                 self._admit(now)

@@ -186,6 +186,14 @@ class TimeShares:
         for client in clients:
             self._seconds[client] = self._seconds.get(client, self._floor) + seconds / len(clients)
 
+    def before(self, some: Collection[str], others: Collection[str]) -> bool:
+        """Whether one of these clients has had less time than all others."""
+        least, theirs = (
+            min((self._seconds.get(client, self._floor) for client in clients), default=None)
+            for clients in (some, others)
+        )
+        return least is not None and theirs is not None and least < theirs
+
     def turn(self, decoding: Sequence[Queued], clients: Collection[str]) -> slice:
         """Which neighbours of those that decode have the next round; `clients` are all that have any slot.
 

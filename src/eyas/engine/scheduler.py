@@ -6,7 +6,7 @@ done next is always the first behind the decoding ones and becomes one of them w
 
 When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
 emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
-Where no slot is free for a client that has fewer than another, the youngest of the one with most loses its slot too.
+Where no slot is free for a client that has fewer than another, the youngest of the one with most makes room.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Scheduler:
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
-        sequence, in_slots = self._next(), self.in_slots
+        in_slots, (sequence, _) = self.in_slots, self._next()
         if sequence is None or not self._has_room(sequence, staging):
             return None
         chunk = self.passes.prefill_chunk
@@ -104,15 +104,12 @@ class Scheduler:
         return sequence
 
     def crowding(self, staging: int) -> list[SequenceState]:
-        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots.
-
-        Nobody, unless that client keeps more slots than the next one's client then has.
-        """
-        sequence, held = self._next(), self._held()
+        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
+        sequence, held = self._next()
         if sequence is None or self._has_room(sequence, staging):
             return []
-        greedy = max(held, key=lambda client: held[client])
-        if held[greedy] <= held[sequence.client] + 1:  # it would have to give the slot back
+        greedy, most = held.most_common(1)[0]
+        if most <= held[sequence.client] + 1:  # it would have to give the slot back
             return []
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
@@ -120,17 +117,19 @@ class Scheduler:
         """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
         return self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
 
+    def rounds_first(self) -> bool:
+        """Whether no prompt is read before the next round, as it is for clients that have had less time."""
+        with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
+        return self._time.before({one.client for one in self.decoding}, with_prompts)
+
     def charge(self, sequences: Sequence[SequenceState], seconds: float) -> None:
         """Passes over these sequences have taken so many seconds."""
         self._time.charge([one.client for one in sequences], seconds)
 
-    def _held(self) -> Counter[str]:
-        """How many slots each client holds."""
-        return Counter(one.client for one in self.in_slots)
-
-    def _next(self) -> SequenceState | None:
-        """Who is to have the next slot: one of a client that holds fewest."""
-        return self.waiting.peek(self._held())
+    def _next(self) -> tuple[SequenceState | None, Counter[str]]:
+        """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
+        held = Counter(one.client for one in self.in_slots)
+        return self.waiting.peek(held), held
 
     def _has_room(self, sequence: SequenceState, staging: int) -> bool:
         """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
