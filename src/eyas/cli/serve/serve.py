@@ -70,11 +70,8 @@ class ServerOptions:
     ] = field(default_factory=list)
     trusted_proxy: Annotated[
         list[str],
-        Option(
-            "--trusted-proxy", "--forwarded-allow-ips",
-            help="An address or network whose X-Forwarded-For says who the client is, * for any; may be repeated.",
-        ),
-    ] = field(default_factory=list)  # fmt: skip
+        Option(help="An address or network whose X-Forwarded-For says who the client is, * for any; may be repeated."),
+    ] = field(default_factory=list)
     max_connections: Annotated[
         int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
     ] = None
