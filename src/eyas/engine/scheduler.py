@@ -115,6 +115,8 @@ class Scheduler:
 
     def turn(self) -> list[SequenceState]:
         """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
+        if any(len(one.tokens) == 1 for one in self.decoding):  # its round reads its prompt's pairs: no two should wait
+            return list(self.decoding)
         return self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
 
     def rounds_first(self) -> bool:
