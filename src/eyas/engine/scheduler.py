@@ -106,18 +106,17 @@ class Scheduler:
     def crowding(self, staging: int) -> list[SequenceState]:
         """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
         sequence, held = self._next()
-        if sequence is None or self._has_room(sequence, staging):
-            return []
-        greedy, most = held.most_common(1)[0]
-        if most <= held[sequence.client] + 1:  # it would have to give the slot back
+        greedy, most = max(held.items(), key=lambda item: item[1], default=("", 0))
+        if sequence is None or most <= held[sequence.client] + 1 or self._has_room(sequence, staging):
             return []
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
     def turn(self) -> list[SequenceState]:
         """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
-        if any(len(one.tokens) == 1 for one in self.decoding):  # its round reads its prompt's pairs: no two should wait
-            return list(self.decoding)
-        return self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
+        part = self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
+        # those with one token read their prompt's pairs in this round: those of many would take seconds
+        begun = any(len(one.tokens) == 1 and one not in part for one in self.decoding)
+        return list(self.decoding) if begun else part
 
     def rounds_first(self) -> bool:
         """Whether no prompt is read before the next round, as it is for clients that have had less time."""
