@@ -104,6 +104,8 @@ class Request:
     """What the answer must look like; None = any text."""
     chat: bool = False
     """The prompt is a chat: its answer also ends where the chat template ends turns."""
+    cache_salt: str = ""
+    """Prefixes are reused among requests of the same salt only."""
 
 
 CONTEXT_BUCKETS = ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")

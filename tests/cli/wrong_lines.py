@@ -98,6 +98,7 @@ LINES: list[tuple[str, str]] = [
     ("serve", "which target?"),
     ("serve ./mien", "there is no ./mien"),
     (f"{_SERVE} --port 99999", "--port"),
+    (f"{_SERVE} --max-cached-tokens 1", "--max-cached-tokens"),
     (f"{_SERVE} --log-format xml", "'xml' is not one of"),
     (f"{_SERVE} --draft-model demo --tree bush", "unknown tree 'bush'"),
     (f"{_SERVE} --draft-model {{f}}/none", "there is no {f}/none"),

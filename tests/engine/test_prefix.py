@@ -79,6 +79,19 @@ def test_a_longer_ending_takes_the_place_of_a_shorter() -> None:
     assert store.size == 50
 
 
+def test_salts_have_prefixes_of_their_own() -> None:
+    store: PrefixStore[Text] = PrefixStore(3 * BLOCK)
+    tokens = [7] * (2 * BLOCK)
+    store.insert(tokens, lambda start, stop: tokens[start:stop], lambda payload, *_: payload, salt="one")
+    assert not store.match(tokens)
+    assert not store.match(tokens, "two")
+    assert len(store.match(tokens, "one")) == 2
+    put(store, tokens)  # evicts one's
+    store.check()
+    assert len(store.match(tokens)) == 2
+    assert len(store.match(tokens, "one")) == 1
+
+
 def test_payloads_are_renewed_on_the_way() -> None:
     store: PrefixStore[str] = PrefixStore(1000)
     tokens = list(range(2 * BLOCK))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,13 @@ class Machine:
     def step(self, emit: int, staging: int) -> None:
         scheduler = self.scheduler
         self.now += 1.0
-        while (one := scheduler.admit(staging, self.now)) is not None:
+        while True:
+            one = scheduler.admit(staging, self.now)
+            if one is None:
+                if crowding := scheduler.crowding(staging):
+                    self.drop(crowding, preempt=True)
+                    continue
+                break
             assert one.slot == len(scheduler.in_slots) - 1
             self.cover(0)
             self.owners[one.slot] = one.index
@@ -196,6 +204,49 @@ def test_a_full_queue_refuses_but_everyone_may_ask_once() -> None:
         scheduler.submit(sequence(index, key=key))
     with pytest.raises(QueueFullError):
         scheduler.submit(sequence(20, key="g"))
+
+
+def test_a_full_queue_is_shared_by_clients_not_by_the_users_they_name() -> None:
+    scheduler = Scheduler(Limits(max_running=2, max_waiting=6))
+    for index in range(8):
+        scheduler.submit(sequence(index, key=f"greedy/{index}"))
+    with pytest.raises(QueueFullError):
+        scheduler.submit(sequence(8, key="greedy/new"))
+    for index in range(9, 13):
+        scheduler.submit(sequence(index, key=f"polite/{index}"))
+    with pytest.raises(QueueFullError):
+        scheduler.submit(sequence(13, key="polite/new"))
+
+
+@given(st.integers(2, 8), st.integers(1, 6))
+def test_a_client_without_slots_gets_some_at_once_up_to_an_equal_number(slots: int, asked: int) -> None:
+    machine = Machine(Limits(max_running=slots))
+    for index in range(slots + 3):
+        machine.scheduler.submit(sequence(index, 5, 1000, key=f"greedy/{index}"))
+    machine.step(1, 1)
+    for index in range(100, 100 + asked):
+        machine.scheduler.submit(sequence(index, 5, 1000, key="polite"))
+    machine.step(1, 1)
+    held = Counter(one.client for one in machine.scheduler.in_slots)
+    assert held["polite"] == min(asked, slots // 2)
+    assert held["greedy"] == slots - held["polite"]
+    kept = [one.index for one in machine.scheduler.in_slots if one.client == "greedy"]
+    assert sorted(kept) == list(range(len(kept))), "the youngest make room"
+    before = machine.scheduler.preempted_total
+    for _ in range(5):
+        machine.step(1, 1)
+    assert machine.scheduler.preempted_total == before, "they must not take turns in throwing each other out"
+
+
+def test_room_in_the_cache_is_made_for_a_client_that_has_none() -> None:
+    machine = Machine(Limits(max_running=8, max_cached_tokens=1024))
+    for index in range(8):
+        machine.scheduler.submit(sequence(index, 150, 300, key="greedy"))
+    machine.step(1, 1)
+    assert 2 <= len(machine.scheduler.decoding) < 8
+    machine.scheduler.submit(sequence(8, 150, 10, key="polite"))
+    machine.step(1, 1)
+    assert 8 in machine.admitted
 
 
 def test_how_long_to_wait_follows_the_pace() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -359,3 +360,21 @@ def test_prefixes_are_given_up_where_there_is_no_memory_to_copy_them(monkeypatch
     monkeypatch.setattr(SlotCache, "copy_out", lambda *_: (_ for _ in ()).throw(too_large(1, 1)))
     assert run.generate([request(2, 40)])[0].token_ids == answer(2, 40)
     assert run.state().prefix_tokens == 0
+
+
+def test_a_step_copies_no_more_of_known_prompts_than_it_reads() -> None:
+    run = engine(max_running=8, prefill_chunk=16, prefix_tokens=1000)
+    same = replace(request(0), prompt=tuple(range(3, 51)))
+    run.submit(same)
+    expected = drain(run)[0].token_ids
+    for _ in range(8):
+        run.submit(same)
+    most, before = 0, 0
+    done: dict[int, Any] = {}
+    while not run.idle:
+        done |= {chunk.index: chunk.completion for chunk in run.step() if chunk.completion is not None}
+        hits = run.state().prefix_hit_tokens_total
+        most, before = max(most, hits - before), hits
+    assert most <= 48, "one prompt, not eight"
+    assert before == 8 * 46
+    assert all(each.token_ids == expected for each in done.values())

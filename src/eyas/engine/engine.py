@@ -100,8 +100,9 @@ class Engine:
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         """Queue a request; returns its index, which its chunks carry.
 
-        It ends with `deadline` when `deadline` seconds have passed. Requests of different `queue_key`s share the
-        slots fairly. RequestError if it can't run, QueueFullError if too many wait.
+        It ends with `deadline` when `deadline` seconds have passed. `queue_key` is `CLIENT` or `CLIENT/USER`: clients
+        share the slots fairly, and users what their client gets. RequestError if it can't run, QueueFullError if too
+        many wait.
         """
         self.check(request)
         limit = request.params.max_tokens
@@ -109,8 +110,7 @@ class Engine:
             limit = min(limit, self.target.max_length - len(request.prompt))
         expires = None if deadline is None else time.monotonic() + deadline
         stops = frozenset(self._stop_ids(request))
-        grammar = self._grammar(request)
-        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, grammar=grammar)
+        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, self._grammar(request))
         self._scheduler.submit(sequence)
         self._submitted += 1
         self._unfinished[sequence.index] = sequence
@@ -161,14 +161,15 @@ class Engine:
             scheduler.preempt(scheduler.in_slots)
         intact = False
         try:
-            if self._round_due and scheduler.decoding:
+            if scheduler.decoding and (self._round_due or scheduler.rounds_first()):
                 self._round_due = False
             else:
                 self._admit(now)
                 self._round_due = self._prefill()
             if not self._round_due:
                 self._decode()
-            self._shrink()
+            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
+                runner.reshape(scheduler.room)
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
@@ -185,9 +186,16 @@ class Engine:
                 scheduler.preempt(scheduler.in_slots)
 
     def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room for them."""
+        """Start waiting sequences as long as there is room, and no more known prompts to copy than a step reads."""
+        scheduler, chunk, copied = self._scheduler, self.limits.prefill_chunk, 0
         staging = staging_columns(self._runner.tree)
-        while (sequence := self._scheduler.admit(staging, now)) is not None:
+        while chunk is None or copied < chunk:
+            sequence = scheduler.admit(staging, now)
+            if sequence is None:
+                if not (crowding := scheduler.crowding(staging)):
+                    return
+                self._leave(crowding, scheduler.preempt)
+                continue
             try:
                 self._cover(0)
                 self._runner.start(sequence, self.end_ids(sequence.request))
@@ -196,11 +204,11 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self._end([sequence], "error", error)
                 continue
+            copied += sequence.cached
             if not sequence.tokens:  # else it ran before and was preempted
                 self._prompt_tokens += len(sequence.request.prompt)
                 self._prefix_hits += sequence.cached
-                sequence.stats.reused_tokens = sequence.cached
-                sequence.stats.queue_seconds = max(0.0, now - sequence.arrived)
+                sequence.admitted(now)
 
     def _prefill(self) -> bool:
         """Read a piece of the prompts; returns whether that led to first tokens."""
@@ -214,8 +222,9 @@ class Engine:
                 first_rounds.append((batch.sequences, runner.first_round(batch)))
             else:
                 runner.prefill(batch)
+        scheduler.charge(reading, seconds := time.perf_counter() - started)
         for sequence in reading:
-            sequence.stats.prefill_seconds += time.perf_counter() - started
+            sequence.stats.prefill_seconds += seconds
         runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
         scheduler.promote()
         for sequences, output in first_rounds:
@@ -224,22 +233,20 @@ class Engine:
         return bool(first_rounds)
 
     def _decode(self) -> None:
-        """Advance all that decode by a round, those that must make room left out."""
+        """Advance those that decode by a round, whoever must make room or wait for others left out."""
         scheduler, runner = self._scheduler, self._runner
-        if not scheduler.decoding:
-            return
-        tree = runner.plan(scheduler.decoding)
         if victims := scheduler.overflow():
             self._leave(victims, scheduler.preempt)
-            if not scheduler.decoding:
-                return
-            tree = runner.plan(scheduler.decoding)
-        decoding = list(scheduler.decoding)
+        decoding = scheduler.turn()
+        if not decoding:
+            return
+        tree = runner.plan(decoding)
         if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
         self.outcome, seconds = runner.round(decoding, tree)
         self._rounds += 1
+        scheduler.charge(decoding, seconds)
         self._collect(decoding, self.outcome, seconds)
 
     def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
@@ -300,11 +307,6 @@ class Engine:
         if scheduler.room.cover(scheduler.columns(staging), scheduler.expected):
             self._runner.reshape(scheduler.room)
 
-    def _shrink(self) -> None:
-        """Give back cache memory when nothing is left to run."""
-        if not self._scheduler.busy and self._scheduler.shrink():
-            self._runner.reshape(self._scheduler.room)
-
     @property
     def idle(self) -> bool:
         """Whether nothing is left to run or to hand out."""
@@ -336,8 +338,6 @@ class Engine:
         everyone = {*scheduler.in_slots, *scheduler.waiting}
         if everyone != set(unfinished) or len(everyone) != len(scheduler.in_slots) + len(scheduler.waiting):
             raise InvariantError("the unfinished requests are not those in slots and those waiting")
-        if any(sequence.finish_reason is not None for sequence in unfinished):
-            raise InvariantError("a finished sequence is still there")
         scheduler.check()
         self._runner.check(scheduler.in_slots, scheduler.room)
 

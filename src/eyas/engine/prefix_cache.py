@@ -3,7 +3,8 @@
 `PrefixStore` is a radix tree of token blocks, each with a payload: a block is identified by its tokens and by all that
 come before it, so a path from the root is a prefix some sequence had. Blocks hold `BLOCK` tokens; only a sequence's
 last may be shorter, and has no children. A lookup may end inside a block, of whose payload the first part is used.
-Blocks without children are evicted when room runs out, least recently used first.
+Blocks without children are evicted when room runs out, least recently used first. Each salt (in the server, each API
+key) has a tree of its own: whoever could find another's prefixes could tell, by the time it takes, what others ask.
 
 `PrefixCache` makes the payloads: copies of a slot's columns in the target's cache and of the drafter's pairs. The pair
 at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b) and pairs [a - 1, b - 1). A prefix of
@@ -50,18 +51,18 @@ class PrefixStore(Generic[P]):
         self.limit = limit
         self.size = 0
         """Number of tokens held."""
-        self._root: PrefixBlock[P] = PrefixBlock((), 0, None, None)
+        self._roots: dict[str, PrefixBlock[P]] = {}  # by salt
         self._count = 0
         self._clock = 0
         self._leaves: list[tuple[int, int, PrefixBlock[P]]] = []  # a heap by last use; entries may be out of date
         self._entries = 0
 
-    def match(self, tokens: Sequence[int]) -> list[tuple[int, int, P]]:
-        """The longest held prefix of `tokens`: each block's start, number of shared tokens, and payload."""
+    def match(self, tokens: Sequence[int], salt: str = "") -> list[tuple[int, int, P]]:
+        """The longest prefix of `tokens` held for `salt`: each block's start, number of shared tokens, and payload."""
         self._clock += 1
         found: list[tuple[int, int, P]] = []
-        block, start = self._root, 0
-        while start < len(tokens):
+        block, start = self._roots.get(salt), 0
+        while block is not None and start < len(tokens):
             rest = tuple(tokens[start : start + BLOCK])
             child = block.children.get(rest)
             count = len(rest)
@@ -82,14 +83,16 @@ class PrefixStore(Generic[P]):
         save: Callable[[int, int], P],
         renew: Callable[[P, int, int], P],
         tail: bool = True,
+        salt: str = "",
     ) -> None:
-        """Hold `tokens`: `save(start, stop)` makes the payload of a new block.
+        """Hold `tokens` for `salt`: `save(start, stop)` makes the payload of a new block.
 
         The payload of a block that is held already is replaced by `renew(payload, start, stop)`. Without `tail` only
         whole blocks are kept.
         """
         self._clock += 1
-        block = self._root
+        self._roots = {each: root for each, root in self._roots.items() if root.children}
+        block = self._roots.setdefault(salt, PrefixBlock((), 0, None, None))
         for start in range(0, len(tokens), BLOCK):
             rest = tuple(tokens[start : start + BLOCK])
             stop = start + len(rest)
@@ -128,7 +131,7 @@ class PrefixStore(Generic[P]):
             raise InvariantError("a prefix block could never be evicted")
 
     def _walk(self) -> Iterator[PrefixBlock[P]]:
-        stack = list(self._root.children.values())
+        stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             block = stack.pop()
             stack += block.children.values()
@@ -162,7 +165,7 @@ class PrefixStore(Generic[P]):
         block.payload = None
         self.size -= len(block.tokens)
         self._count -= 1
-        if not parent.children and parent is not self._root:
+        if not parent.children and parent.parent is not None:
             self._push(parent)
 
     def _push(self, block: PrefixBlock[P]) -> None:
@@ -211,7 +214,7 @@ class PrefixCache:
         """Copy the longest held prefix into a sequence's empty slot; returns its number of tokens."""
         slot = sequence.slot
         assert slot is not None
-        found = self.store.match(sequence.window(0, sequence.known))
+        found = self.store.match(sequence.window(0, sequence.known), sequence.request.cache_salt)
         drafter = self._drafter_of(sequence)
         if drafter is not None:
             found = list(takewhile(lambda block: block[2].pairs is not None, found))
@@ -251,7 +254,7 @@ class PrefixCache:
             read = drafter.length(slot) - drafter.unread(slot)
             return replace(saved, pairs=pairs(start, stop)) if read >= stop - 1 else saved
 
-        self.store.insert(sequence.window(0, size), save, renew, tail)
+        self.store.insert(sequence.window(0, size), save, renew, tail, sequence.request.cache_salt)
 
     def _drafter_of(self, sequence: SequenceState) -> Drafter | None:
         return self._drafter if sequence.request.speculate else None

@@ -23,8 +23,8 @@ from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
-from eyas.engine.scheduler import CacheRoom, Move, PrefillBatch
-from eyas.engine.sequence import SequenceState
+from eyas.engine.scheduler import CacheRoom, Move
+from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
@@ -217,17 +217,18 @@ class ModelRunner:
         """
         if not any(map(self._drafts_for, decoding)):
             return None
+        rows = slots_of(decoding)
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
         if self.drafter is not None and self._drafts and any(begun):
             started = time.perf_counter()
-            with _pass_of(sum(self.drafter.unread(row) for row, starts in enumerate(begun) if starts)):
-                self.drafter.catch_up(range(len(decoding)), begun)
+            with _pass_of(sum(self.drafter.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)):
+                self.drafter.catch_up(rows, begun)
             seconds = time.perf_counter() - started
             for sequence in compress(decoding, begun):
                 sequence.stats.prefill_seconds += seconds
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in range(len(decoding))]
+            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
             lengths = [sequence.cached for sequence in decoding]
             self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
         return self.tree
@@ -239,7 +240,7 @@ class ModelRunner:
         tree = tree if any(drafting) else None
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
-        rows = range(len(decoding))
+        rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)

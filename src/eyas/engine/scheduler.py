@@ -4,18 +4,19 @@ Sequences in slots stand in this order: those that decode, then those whose prom
 A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
 done next is always the first behind the decoding ones and becomes one of them where it lies.
 
-When the cache is full the youngest sequence loses its slot and waits at the head of the queue; what it has emitted
-is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
+When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
+emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
+Where no slot is free for a client that has fewer than another, the youngest of the one with most makes room.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
 
-from eyas.engine.fair_queue import FairQueue
-from eyas.engine.sequence import SequenceState
+from eyas.engine.fair_queue import FairQueue, TimeShares
+from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
 
@@ -26,34 +27,6 @@ Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
 
 
-class PrefillBatch(NamedTuple):
-    """Sequences in neighbouring slots that prefill in the same passes, `counts` tokens of each."""
-
-    sequences: list[SequenceState]
-    counts: list[int]
-
-    @property
-    def rows(self) -> range:
-        """The range of their slots."""
-        first = self.sequences[0].slot
-        assert first is not None
-        return range(first, first + len(self.sequences))
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of them can decode after it."""
-        return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
-
-    def windows(self) -> list[list[int]]:
-        """The tokens that each reads, and the one after them."""
-        spans = zip(self.sequences, self.counts, strict=True)
-        return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
-
-    def before_last(self, most: int) -> PrefillBatch:
-        """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
-        return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
-
-
 class Scheduler:
     """The sequences that wait, prefill and decode, and which of them go on."""
 
@@ -62,10 +35,11 @@ class Scheduler:
         self.limits = limits
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
-        self.waiting = FairQueue()
+        self.waiting = FairQueue[SequenceState]()
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
+        self._time = TimeShares()
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
 
@@ -100,7 +74,8 @@ class Scheduler:
         most, waiting = self.limits.max_waiting, len(self.waiting)
         if most is not None:
             most += self.limits.max_running - len(self.decoding) - len(self.prefilling)
-            if waiting >= most and (self.waiting.count(sequence.key) or waiting >= 2 * most):
+            share = most // len({*self.waiting.clients, sequence.client})  # of a full queue
+            if waiting >= most and (0 < share <= self.waiting.count(sequence.client) or waiting >= 2 * most):
                 raise QueueFullError(f"{waiting} requests are waiting already: try again later", self.retry_after())
         self.waiting.push(sequence)
 
@@ -113,16 +88,13 @@ class Scheduler:
 
         `staging` is how many columns a decoding pass takes beyond the longest sequence.
         """
-        sequence, in_slots = self.waiting.peek(), self.in_slots
-        if sequence is None or len(in_slots) >= self.passes.rows:
+        in_slots, (sequence, _) = self.in_slots, self._next()
+        if sequence is None or not self._has_room(sequence, staging):
             return None
         chunk = self.passes.prefill_chunk
         if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
             return None
-        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
-        if in_slots and not self.room.fits(rows):
-            return None
-        self.waiting.pop()
+        self.waiting.take(sequence)
         sequence.slot, sequence.cached = len(in_slots), 0
         self.prefilling.append(sequence)
         if self._admitted_at is not None and self.waiting:
@@ -130,6 +102,41 @@ class Scheduler:
             self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
         self._admitted_at = now
         return sequence
+
+    def crowding(self, staging: int) -> list[SequenceState]:
+        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
+        sequence, held = self._next()
+        greedy, most = max(held.items(), key=lambda item: item[1], default=("", 0))
+        if sequence is None or most <= held[sequence.client] + 1 or self._has_room(sequence, staging):
+            return []
+        return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
+
+    def turn(self) -> list[SequenceState]:
+        """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
+        part = self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
+        # those with one token read their prompt's pairs in this round: those of many would take seconds
+        begun = any(len(one.tokens) == 1 and one not in part for one in self.decoding)
+        return list(self.decoding) if begun else part
+
+    def rounds_first(self) -> bool:
+        """Whether no prompt is read before the next round, as it is for clients that have had less time."""
+        with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
+        return self._time.before({one.client for one in self.decoding}, with_prompts)
+
+    def charge(self, sequences: Sequence[SequenceState], seconds: float) -> None:
+        """Passes over these sequences have taken so many seconds."""
+        self._time.charge([one.client for one in sequences], seconds)
+
+    def _next(self) -> tuple[SequenceState | None, Counter[str]]:
+        """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
+        held = Counter(one.client for one in self.in_slots)
+        return self.waiting.peek(held), held
+
+    def _has_room(self, sequence: SequenceState, staging: int) -> bool:
+        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
+        in_slots = self.in_slots
+        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
+        return not in_slots or (len(in_slots) < self.passes.rows and self.room.fits(rows))
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
@@ -158,7 +165,7 @@ class Scheduler:
         needed = [one.known + staging for one in self.decoding]
         needed += [one.known + 1 for one in self.prefilling]  # with the root: `PrefillBatch.whole`
         for batch in self.prefill_batches():
-            for slot, columns in zip(batch.rows, _columns(batch.sequences, batch.counts), strict=True):
+            for slot, columns in zip(batch.rows, batch.columns, strict=True):
                 needed[slot] = max(needed[slot], columns)
         return needed
 
@@ -195,7 +202,7 @@ class Scheduler:
         return moves
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
-        """Send sequences back to the head of the queue; what they have emitted is read again later."""
+        """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
         victims = list(victims)
         moves = self.drop(victims)
         for sequence in victims:
@@ -230,6 +237,8 @@ class Scheduler:
                 raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
             if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
                 raise InvariantError(f"slot {slot}: {sequence.cached} of {sequence.known} tokens cached, out of order")
+        if any(sequence.finish_reason is not None for sequence in (*in_slots, *self.waiting)):
+            raise InvariantError("a finished sequence is still there")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
@@ -238,16 +247,10 @@ class Scheduler:
             return False
         if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens
             return False
-        sequences, counts = [*batch.sequences, sequence], [*batch.counts, count]
-        columns = _columns(sequences, counts)
-        full = sum(one.cached for one in sequences) + sum(counts)
-        others = [one.known + 1 for one in self.in_slots if one not in sequences]
-        return len(sequences) * max(columns) <= 2 * full and self.room.fits([*others, *columns])
-
-
-def _columns(sequences: list[SequenceState], counts: list[int]) -> list[int]:
-    """Cache columns that each row of a prefill batch reaches up to, its root included: all stage equally many."""
-    return [one.cached + max(counts) + 1 for one in sequences]
+        joint = PrefillBatch([*batch.sequences, sequence], [*batch.counts, count])
+        full = sum(one.cached for one in joint.sequences) + sum(joint.counts)
+        others = [one.known + 1 for one in self.in_slots if one not in joint.sequences]
+        return len(joint.sequences) * max(joint.columns) <= 2 * full and self.room.fits([*others, *joint.columns])
 
 
 class PassSize:

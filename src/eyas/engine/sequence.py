@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eyas.engine.fair_queue import client_of
 from eyas.errors import RequestError
 from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
 
@@ -26,7 +27,7 @@ class SequenceState:
     """The most tokens it may emit."""
     stop_ids: frozenset[int] = frozenset()
     key: str = ""
-    """The queue key: keys share the slots fairly."""
+    """The queue key, `CLIENT` or `CLIENT/USER`: clients share the slots fairly, and users what their client gets."""
     expires: float | None = None
     """When its deadline passes, in `time.monotonic` seconds."""
     grammar: Grammar | None = None
@@ -45,6 +46,11 @@ class SequenceState:
     cached: int = 0
     """How many of its tokens its slot holds."""
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def client(self) -> str:
+        """The client of its queue key."""
+        return client_of(self.key)
 
     @property
     def root(self) -> int:
@@ -71,6 +77,11 @@ class SequenceState:
     def longest(self) -> int:
         """The most tokens it can come to, prompt and answer."""
         return len(self.request.prompt) + self.limit
+
+    def admitted(self, now: float) -> None:
+        """Note that it has its first slot, and what of it was cached already."""
+        self.stats.reused_tokens = self.cached
+        self.stats.queue_seconds = max(0.0, now - self.arrived)
 
     def window(self, start: int, stop: int) -> list[int]:
         """Its tokens `[start, stop)`, prompt and answer."""
@@ -137,3 +148,41 @@ class SequenceState:
             logprobs=None if self.request.params.logprobs is None else tuple(self.logprobs),
             prompt_logprobs=self.known_prompt_logprobs,
         )
+
+
+def slots_of(neighbours: Sequence[SequenceState]) -> range:
+    """The slots of sequences that lie next to each other."""
+    first = neighbours[0].slot
+    assert first is not None
+    return range(first, first + len(neighbours))
+
+
+class PrefillBatch(NamedTuple):
+    """Sequences in neighbouring slots that prefill in the same passes, `counts` tokens of each."""
+
+    sequences: list[SequenceState]
+    counts: list[int]
+
+    @property
+    def rows(self) -> range:
+        """The range of their slots."""
+        return slots_of(self.sequences)
+
+    @property
+    def columns(self) -> list[int]:
+        """Cache columns that each row reaches up to, its root included: all stage equally many."""
+        return [one.cached + max(self.counts) + 1 for one in self.sequences]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of them can decode after it."""
+        return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
+
+    def windows(self) -> list[list[int]]:
+        """The tokens that each reads, and the one after them."""
+        spans = zip(self.sequences, self.counts, strict=True)
+        return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
+
+    def before_last(self, most: int) -> PrefillBatch:
+        """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
+        return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])

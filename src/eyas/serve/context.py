@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -19,15 +20,20 @@ from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
+from eyas.engine.fair_queue import FairQueue, client_of
+from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
-from eyas.serve.http.errors import ApiError, unavailable
+from eyas.serve.http.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
-_LARGE = 1 << 18
-"""Characters of a large text, which takes a tenth of a second or more to tokenize."""
+_LARGE = 1 << 16
+"""Characters of a large text, which may take a tenth of a second or more to tokenize."""
+
+_MOST_WAITING = 32 << 20
+"""The most characters that wait; beyond it a client with any waiting is refused."""
 
 
 class ServeSettings(StrictModel):
@@ -41,6 +47,8 @@ class ServeSettings(StrictModel):
     """The address that is listened on."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names that clients may call the server by (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses or networks of proxies whose `X-Forwarded-For` says who the client is; `*` = anyone's."""
     parse_special_tokens: bool = False
     """Whether special tokens that messages spell out are control tokens; else they are text."""
     max_connections: int | None = Field(default=None, ge=1)
@@ -76,6 +84,65 @@ class ServeSettings(StrictModel):
     """The seed of requests that have none; None = drawn for each."""
 
 
+@dataclass(eq=False)
+class _Job:
+    """A call that waits for its turn."""
+
+    index: int
+    key: str
+    longest: int
+    """Its cost in characters."""
+    turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class FairWorkers:
+    """A pool of threads for one event loop, whose turns are shared fairly by clients and their users."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(threads, name)
+        self._free = threads
+        self._queue = FairQueue[_Job]()
+        self._submitted = 0
+
+    async def run(self, key: str, characters: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function on one of the threads when it is the turn of this queue key; QueueFullError.
+
+        A call that is cancelled before its turn is never made; later it goes on, and holds its thread until it ends.
+        """
+        waiting = sum(job.longest for job in self._queue)
+        if waiting + characters > _MOST_WAITING and self._queue.count(client_of(key)):
+            raise QueueFullError("too much text waits to be read: try again later", 5.0)
+        job = _Job(self._submitted, key, characters)
+        self._submitted += 1
+        self._queue.push(job)
+        self._give_turns()
+        try:
+            await job.turn
+        except asyncio.CancelledError:
+            if job in self._queue:
+                self._queue.remove(job)
+            else:
+                self._ended()
+            raise
+        loop, call = asyncio.get_running_loop(), self._pool.submit(function, *arguments)
+
+        def ended(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._ended)
+
+        call.add_done_callback(ended)
+        return await asyncio.wrap_future(call)
+
+    def _ended(self) -> None:
+        self._free += 1
+        self._give_turns()
+
+    def _give_turns(self) -> None:
+        while self._free and self._queue:
+            self._free -= 1
+            self._queue.pop().turn.set_result(None)
+
+
 @dataclass
 class ServerContext:
     """The state of one server that its routes share."""
@@ -86,8 +153,8 @@ class ServerContext:
     started: int = field(default_factory=lambda: int(time.time()))
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
-    _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
-    _large_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
+    _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
+    _large_workers: FairWorkers = field(default_factory=lambda: FairWorkers(1, "tokenize-large"))
 
     @property
     def engine(self) -> ServedEngine:
@@ -121,13 +188,25 @@ class ServerContext:
             message = f"there is no model {name[:100]!r} here: write {served}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
-    async def in_worker(self, function: Callable[..., T], *arguments: Any, characters: int = 0) -> T:
+    def seconds_left(self, received: float) -> float | None:
+        """How long a request that came at this time (`time.monotonic`) may still take; None = as long as it takes."""
+        most = self.settings.request_seconds
+        return None if most is None else max(0.0, received + most - time.monotonic())
+
+    async def in_worker(
+        self, function: Callable[..., T], *arguments: Any, characters: int = 0, info: RequestInfo | None = None
+    ) -> T:
         """Run a slow function (templates, tokenizing) on a worker thread, beside the event loop.
 
-        Texts of many `characters` have a thread of their own, so that short ones never wait for them.
+        Texts of many `characters` have a thread of their own, so that short ones never wait for them. Clients take
+        turns: `info` says whose request it is. ApiError 504 when that has taken too long, QueueFullError.
         """
         workers = self._workers if characters <= _LARGE else self._large_workers
-        return await asyncio.get_running_loop().run_in_executor(workers, function, *arguments)
+        client, left = ("", None) if info is None else (info.client, self.seconds_left(info.received))
+        try:
+            return await asyncio.wait_for(workers.run(client, characters, function, *arguments), left)
+        except asyncio.TimeoutError:
+            raise too_late() from None
 
     async def check_grammar(self, grammar: GrammarSpec | None, client: str) -> None:
         """Compile a client's grammar, which the engine then reuses; RequestError, UsageError, QueueFullError."""
@@ -147,7 +226,7 @@ class RequestInfo:
     """The digest of the client's key, or its address where no keys are needed."""
 
     def queue_key(self, user: str | None) -> str:
-        """The queue that the request waits in: one for each user of a client."""
+        """The queue that the request waits in: one for each user of a client, who share what the client gets."""
         return f"{self.client}/{user or ''}"
 
 

@@ -7,14 +7,16 @@ stop strings, reports to the observer, and raises what ended a sequence that was
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
+from eyas.engine.fair_queue import client_of
 from eyas.errors import CacheMemoryError, PassMemoryError, RequestError
 from eyas.serve.api.encode import EncodedRequest
 from eyas.serve.choice_output import ChoiceOutput, OutputDelta
 from eyas.serve.context import ServerContext
 from eyas.serve.engine_thread import RequestHandle
-from eyas.serve.http.errors import ApiError, unavailable
+from eyas.serve.http.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
 from eyas.types import Chunk, Stats
 
@@ -59,14 +61,18 @@ class Generation:
     ) -> Generation:
         """Hand the sequences to the engine; ApiError 400 if there are too many, and all of `EngineThread.submit`.
 
-        `received` is when the request arrived (`time.monotonic`).
+        `received` is when the request arrived (`time.monotonic`), from which on its time counts. Where there are API
+        keys, each has prefixes of its own.
         """
         count, most = len(request.sequences), context.settings.max_choices
         if count > most:
             message = f"{count} answers are requested at once; a request may have at most {most}"
             raise ApiError(400, message, code="too_many_choices", param="n")
+        salt = client_of(queue_key) if context.settings.api_keys else ""
         handle = await context.thread.submit(
-            request.sequences, deadline=context.settings.request_seconds, queue_key=queue_key
+            [replace(sequence, cache_salt=salt) for sequence in request.sequences],
+            deadline=context.seconds_left(received),
+            queue_key=queue_key,
         )
         clocks = []
         for sequence in request.sequences:
@@ -142,7 +148,7 @@ class Generation:
 def _failure(output: ChoiceOutput) -> ApiError | None:
     """The error to answer with if the sequence was ended by something other than the model, a limit or a stop."""
     if output.finish_reason == "deadline":
-        return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
+        return too_late()
     if output.finish_reason == "cancelled":
         return unavailable("the server cancelled the request: it is going down")
     blamed, _, why = (output.error or "").partition(": ")

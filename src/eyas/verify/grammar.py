@@ -29,12 +29,12 @@ Small models would fill a longer gap with blanks until their answer is cut.
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
+    "step_max_items": 10_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""llguidance's own limits, or lower ones: a step of a sane grammar needs a hundredth of them."""
+"""llguidance's own limits, or lower ones: a step of a sane grammar needs a twentieth of them."""
 JSON_KINDS = ("json_schema", "json_object")
 """The kinds of grammars whose white space can be chosen."""
 _KEPT = 64

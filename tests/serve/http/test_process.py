@@ -108,6 +108,29 @@ def test_a_server_is_ready_drains_when_told_to_end_and_ends_well(pair: Pair, tmp
         assert answers[0].json()["choices"] == expected.json()["choices"]
 
 
+def test_a_second_signal_ends_it_at_once_and_says_nothing(pair: Pair, tmp_path: Path) -> None:
+    with process("--model", pair.model, log=tmp_path / "log") as server:
+        server.ready()
+        failed: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                server.complete(240)
+            except httpx.HTTPError as error:
+                failed.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while asking.is_alive() and not httpx.get(f"{server.url}/stats").json()["running"]:
+            time.sleep(0.005)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(5) == 0
+        asking.join(20)
+        assert "Traceback" not in server.said
+
+
 LOADS_FOR_EVER = """
 import importlib, time
 serve = importlib.import_module("eyas.cli.serve.serve")

@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +15,11 @@ import pytest
 
 from eyas.errors import UsageError
 from eyas.serve.context import ServeSettings
-from eyas.serve.http.run import check_certificate
+from eyas.serve.http.run import tls_context
 
 from ...pairs import Pair
+from ..fakes import FakeEngine
+from ..live import live
 from .test_process import process
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, isn't here")
@@ -76,8 +79,27 @@ def test_certificates_that_cannot_be_used_are_refused(files: Files, case: str) -
     choose, message = WRONG[case]
     certificate, key = choose(files)
     with pytest.raises(UsageError, match=message):
-        check_certificate(ServeSettings(model_names=("m",), ssl_certfile=certificate, ssl_keyfile=key))
+        tls_context(ServeSettings(model_names=("m",), ssl_certfile=certificate, ssl_keyfile=key))
 
 
 def test_certificate_and_key_may_be_one_file(files: Files) -> None:
-    check_certificate(ServeSettings(model_names=("m",), ssl_certfile=files.both))
+    tls_context(ServeSettings(model_names=("m",), ssl_certfile=files.both))
+
+
+def test_connections_without_a_handshake_keep_nobody_out(files: Files) -> None:
+    settings = {"ssl_certfile": files.both, "max_connections": 6, "header_seconds": 60.0}
+    trust = ssl.create_default_context(cafile=str(files.certificate))
+    with live(FakeEngine(), **settings) as server, ExitStack() as silent:
+        held = [silent.enter_context(server.connect()) for _ in range(30)]
+        url = f"https://127.0.0.1:{server.port}/health"
+        assert httpx.get(url, verify=trust, timeout=20).status_code == 200
+        held[0].settimeout(10)
+        with suppress(ConnectionResetError):
+            assert held[0].recv(1) == b"", "the oldest is closed"
+
+
+def test_a_handshake_has_the_time_that_headers_have(files: Files) -> None:
+    with live(FakeEngine(), ssl_certfile=files.both, header_seconds=0.3) as server, server.connect() as silent:
+        silent.settimeout(20)
+        with suppress(ConnectionResetError):
+            assert silent.recv(1) == b""

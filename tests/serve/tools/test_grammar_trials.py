@@ -45,6 +45,12 @@ def test_hostile_grammars_break_nothing(trials: GrammarTrials) -> None:
     trials.compile(pairs.tokenizer(), GrammarSpec("regex", "a+"))
 
 
+def test_a_grammar_that_becomes_too_slow_to_follow_is_refused(trials: GrammarTrials) -> None:
+    ambiguous = GrammarSpec("lark", 'start: e\ne: e e e | e e | e "+" e | "a" | "b"')
+    with pytest.raises(RequestError, match=r"ambiguous or large|reaches a limit|longer than"):
+        trials.compile(pairs.tokenizer(), ambiguous)
+
+
 def test_bad_grammars_are_told_as_ever(trials: GrammarTrials) -> None:
     with pytest.raises(RequestError, match="unclosed"):
         trials.compile(pairs.tokenizer(), GrammarSpec("regex", "(a"))

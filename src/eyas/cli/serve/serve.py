@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass, field, replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -65,6 +67,10 @@ class ServerOptions:
     allow_host: Annotated[
         list[str],
         Option(help="A name that clients may call the server by, *.DOMAIN for all in it, * for any; may be repeated."),
+    ] = field(default_factory=list)
+    trusted_proxy: Annotated[
+        list[str],
+        Option(help="An address or network whose X-Forwarded-For says who the client is, * for any; may be repeated."),
     ] = field(default_factory=list)
     max_connections: Annotated[
         int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
@@ -140,9 +146,10 @@ def serve(
     tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
+    sys.setswitchinterval(0.0005)  # the engine wants Python's lock after every kernel, also while answers are written
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
-        from eyas.serve.http.run import bind, check_certificate, run_server
+        from eyas.serve.http.run import bind, run_server, tls_context
         from eyas.serve.observe.logs import Logs, log_listening
         from eyas.serve.observe.metrics import Metrics
         from eyas.serve.observe.stderr import open_stderr
@@ -154,7 +161,7 @@ def serve(
 
     open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
-    check_certificate(settings)
+    tls_context(settings)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
     observer = Observers([metrics, logs, gauges])
@@ -235,7 +242,8 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         drain_seconds=server.drain_seconds,
         allowed_origins=tuple(server.allow_origin),
         host=server.host,
-        allowed_hosts=tuple(server.allow_host),
+        allowed_hosts=tuple(map(_checked_host, server.allow_host)),
+        trusted_proxies=tuple(map(_checked_proxy, server.trusted_proxy)),
         parse_special_tokens=server.parse_special_tokens,
         max_connections=server.max_connections,
         idle_seconds=server.idle_seconds,
@@ -244,6 +252,21 @@ def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOp
         ssl_keyfile=server.ssl_keyfile,
         seed=server.seed,
     )
+
+
+def _checked_host(name: str) -> str:
+    """The name, which may be `*.DOMAIN` or `*`. Raises UsageError for stars elsewhere, which would match nothing."""
+    if name != "*" and (not name or "*" in name.removeprefix("*.") or name == "*."):
+        raise UsageError(f"--allow-host {name}: write NAME, *.DOMAIN for all names in a domain, or * for any")
+    return name
+
+
+def _checked_proxy(address: str) -> str:
+    """The address or network. Raises UsageError for anything else but `*`."""
+    try:
+        return address if address == "*" else str(ip_network(address))
+    except ValueError as error:
+        raise UsageError(f"--trusted-proxy {address}: write an address, a network such as 10.0.0.0/8, or *") from error
 
 
 def _checked_root_path(path: str) -> str:

@@ -7,9 +7,11 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import bad_word_ids, chat_prompt, check_size, encode_request
+from eyas.serve.api.encode import bad_word_ids, characters_in, chat_prompt, check_size, encode_request
 from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from eyas.serve.api.schema.messages import tool_schemas
+from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
@@ -32,17 +34,29 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
 
 
+async def read_bad_words(
+    body: GenerationRequest, context: ServerContext, info: RequestInfo
+) -> tuple[tuple[int, ...], ...]:
+    """The body's bad words as `bad_word_ids` makes them."""
+    words = body.bad_words or ()
+    if not words:
+        return ()
+    size = 2 * characters_in(words)  # each is cut into tokens twice
+    return await context.in_worker(bad_word_ids, context.engine.tokenizer, words, characters=size, info=info)
+
+
 async def start_chat(
     body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str
 ) -> tuple[Generation, Calling | None]:
     """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools."""
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
+    size = sum(message.characters for message in body.messages)
+    size += characters_in(tool_schemas(body.tools), body.chat_template_kwargs)
+    check_size(tokenizer, size, context.max_model_len)
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
     await context.check_grammar(grammar, info.client)
-    size = sum(message.characters for message in body.messages)
-    check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
         partial(
             chat_prompt,
@@ -55,8 +69,9 @@ async def start_chat(
             continue_final_message=bool(body.continue_final_message),
         ),
         characters=size,
+        info=info,
     )
-    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
+    bad_words = await read_bad_words(body, context, info)
     request = encode_request(
         body,
         [prompt],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import bad_word_ids, check_size, completion_prompt, encode_request
+from eyas.serve.api.chat import read_bad_words
+from eyas.serve.api.encode import check_size, completion_prompt, encode_request
 from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import CompletionResponseWriter
 from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
@@ -37,8 +38,8 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     for prompt in body.prompts:
         size = len(prompt) if isinstance(prompt, str) else 0
         check_size(tokenizer, size, context.max_model_len)
-        prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size))
-    bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
+        prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size, info=info))
+    bad_words = await read_bad_words(body, context, info)
     request = encode_request(
         body,
         prompts,
@@ -54,7 +55,9 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     echoes: list[Echo] = []
     score_all = bool(body.echo) and body.logprobs is not None
     for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
-        echo = await context.in_worker(Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens))
+        echo = await context.in_worker(
+            Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens), info=info
+        )
         echoes += [echo] * request.n
     generation = await Generation.start(
         context,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -92,6 +92,21 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...],
         if len(spaced) == len(first) and spaced[0] != first[0]:
             found.append(spaced)
     return tuple(found)
+
+
+def characters_in(*values: Any) -> int:
+    """The characters of all texts in JSON values, names of fields included."""
+    count, left = 0, list(values)
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            count += len(value)
+        elif isinstance(value, Mapping):
+            left += value.keys()
+            left += value.values()
+        elif isinstance(value, list | tuple):
+            left += value
+    return count
 
 
 def check_size(tokenizer: Any, characters: int, context: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +14,8 @@ from eyas.types import PromptLogprobs
 
 _LEAST = -9999.0
 """OpenAI's value for impossible tokens: JSON has no infinity."""
+_AT_ONCE, _REST_SECONDS = 100, 0.01
+"""Prompt tokens that are written in a row, which takes some 5 ms, and the rest after them."""
 
 
 class TokenTexts:
@@ -94,9 +97,14 @@ def echoed_logprobs(
 def prompt_logprobs(
     token_texts: TokenTexts, scored: Sequence[PromptLogprobs], alternatives: int
 ) -> list[dict[str, Any] | None]:
-    """The field `prompt_logprobs` in vLLM's form: by token id, the prompt's token and the best ones in its place."""
+    """The field `prompt_logprobs` in vLLM's form: by token id, the prompt's token and the best ones in its place.
+
+    A long prompt's is made on a worker thread, with rests in which Python's lock is free for everybody else.
+    """
     entries: list[dict[str, Any] | None] = [None]
     for each in scored:
+        if len(entries) % _AT_ONCE == 0:
+            time.sleep(_REST_SECONDS)
         ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top[:alternatives], start=1)]
         entry: dict[str, Any] = {}
         for token, value, rank in ((each.token_id, each.logprob, each.rank), *ranked):

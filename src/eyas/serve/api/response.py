@@ -26,6 +26,8 @@ from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
 
 Json = dict[str, Any]
+_MOST_SCORED = 64
+"""Positions whose log-probabilities are written on the event loop; more are written beside it."""
 Part = TextPiece | CallPiece
 
 
@@ -107,10 +109,13 @@ class ResponseWriter(ABC):
             return {"choices": choices} | self.common_fields()
 
         request = self.generation.request
-        if request.sequences[0].params.prompt_logprobs is None:
+        positions = sum(map(len, scored))
+        if request.sequences[0].params.prompt_logprobs is not None:
+            positions += request.n * request.prompt_tokens
+        if positions > _MOST_SCORED:  # there may be a million log-probabilities
+            fields = await self._in_worker(generated, characters=64 * positions)
+        else:
             fields = generated()
-        else:  # long prompts have a million log-probabilities
-            fields = await self._in_worker(generated, characters=64 * request.prompt_tokens)
         return (
             self._head
             | {"object": self.object_name}

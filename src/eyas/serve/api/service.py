@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import eyas
-from eyas.serve.api.encode import chat_prompt, check_token_ids
+from eyas.serve.api.encode import characters_in, chat_prompt, check_token_ids
 from eyas.serve.api.schema.messages import tool_schemas
 from eyas.serve.api.schema.response import READING, WITH_BODY, error_responses
 from eyas.serve.api.schema.service import (
@@ -23,7 +23,7 @@ from eyas.serve.api.schema.service import (
     TokenizeResponse,
     VersionResponse,
 )
-from eyas.serve.context import Context, ServerContext
+from eyas.serve.context import Context, Info, ServerContext
 from eyas.serve.http.errors import ApiError
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
@@ -56,7 +56,7 @@ def _model_card(context: ServerContext, name: str) -> dict[str, Any]:
     response_model_exclude_none=True,
     responses=error_responses(*WITH_BODY),
 )
-async def tokenize(body: TokenizeRequest, context: Context) -> Any:
+async def tokenize(body: TokenizeRequest, context: Context, info: Info) -> Any:
     """Tokenize a text, or a chat up to where the answer begins."""
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
@@ -78,19 +78,21 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Any:
         return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
 
     size = len(body.prompt or "") + sum(message.characters for message in body.messages or ())
+    size += characters_in(tool_schemas(body.tools))
     if size > MOST_TO_TOKENIZE:
         message = f"the messages have {size} characters, at most {MOST_TO_TOKENIZE} are cut into tokens at once"
         raise ApiError(400, message, code="too_long", param="messages")
-    ids, texts = await context.in_worker(encode, characters=size)
+    ids, texts = await context.in_worker(encode, characters=size, info=info)
     return {"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": texts}
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=error_responses(*WITH_BODY))
-async def detokenize(body: DetokenizeRequest, context: Context) -> Any:
+async def detokenize(body: DetokenizeRequest, context: Context, info: Info) -> Any:
     """Turn token ids into their text."""
     context.check_model(body.model)
     check_token_ids(body.tokens, context.engine.target.vocab_size, "tokens")
-    return {"prompt": await context.in_worker(required(context.engine.tokenizer).decode, body.tokens)}
+    decode, size = required(context.engine.tokenizer).decode, 4 * len(body.tokens)
+    return {"prompt": await context.in_worker(decode, body.tokens, characters=size, info=info)}
 
 
 @router.head("/health", include_in_schema=False)

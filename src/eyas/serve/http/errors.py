@@ -69,6 +69,11 @@ class ApiError(Exception):
         await self.response(scope)(scope, receive, send)
 
 
+def too_late() -> ApiError:
+    """An error 504: the request has taken longer than any may."""
+    return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
+
+
 def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
     """An error 503: the request may be sent again later, after `retry_after` seconds."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": _seconds(retry_after)})

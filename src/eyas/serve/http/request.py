@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -106,12 +106,16 @@ class _Gunzip:
 
 async def _drop(receive: Receive) -> None:
     """Read on for a while, so that the client can finish sending and read the answer."""
-    dropped, until = 0, time.monotonic() + _LINGER_SECONDS
-    while dropped < _LINGER_BYTES and time.monotonic() < until:
-        message = await receive()
-        dropped += len(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
+
+    async def read_on() -> None:
+        dropped, more = 0, True
+        while more and dropped < _LINGER_BYTES:
+            message = await receive()
+            dropped += len(message.get("body", b""))
+            more = message["type"] == "http.request" and message.get("more_body", False)
+
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(read_on(), _LINGER_SECONDS)
 
 
 class JsonRoute(APIRoute):

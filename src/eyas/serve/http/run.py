@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
@@ -75,20 +75,25 @@ def connection_limit(wanted: int | None) -> int:
     return min(wanted or _MOST_CONNECTIONS, room)
 
 
-def check_certificate(settings: ServeSettings) -> None:
-    """Raise UsageError unless the certificate and its key, if there are any, can be read and belong together."""
+def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
+    """What HTTPS is served with; None = HTTP.
+
+    UsageError unless the certificate and its key, if there are any, can be read and belong together.
+    """
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
         if key is not None:
             raise UsageError(f"--ssl-keyfile {key} needs its certificate: give --ssl-certfile, too")
-        return
+        return None
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:  # an encrypted key would be asked for on the terminal: no password opens none
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+        made.load_cert_chain(certificate, key, password="")
     except OSError as error:
         files = f"--ssl-certfile {certificate}" + ("" if key is None else f" --ssl-keyfile {key}")
         raise UsageError(
             f"{files}: no certificate and unencrypted key in PEM that belong together ({error.strerror or error})"
         ) from error
+    return made
 
 
 def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
@@ -114,9 +119,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, thread: EngineThread, settings: ServeSettings) -> None:
         waiting = WaitingConnections(connection_limit(settings.max_connections), settings.header_seconds)
+        certificate = tls_context(settings)
+
+        def connection(**given: Any) -> asyncio.Protocol:
+            made = HttpConnection(waiting, **given)
+            return made if certificate is None else TlsHandshake(made, waiting, certificate)
+
         config = uvicorn.Config(
             app,
-            http=lambda **given: HttpConnection(waiting, **given),  # type: ignore[arg-type]  # what makes a protocol
+            http=connection,  # type: ignore[arg-type]  # what makes a protocol
             ws="none",
             loop="asyncio",
             backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts as many in a row
@@ -126,8 +137,8 @@ class Server(uvicorn.Server):
             lifespan="off",
             timeout_keep_alive=settings.idle_seconds,  # type: ignore[arg-type]  # fractions are fine
             timeout_graceful_shutdown=_LINGER_SECONDS,
-            ssl_certfile=settings.ssl_certfile,
-            ssl_keyfile=settings.ssl_keyfile,
+            proxy_headers=bool(settings.trusted_proxies),
+            forwarded_allow_ips=list(settings.trusted_proxies),
         )
         super().__init__(config)
         self._thread, self._settings = thread, settings
@@ -136,7 +147,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         if self._ending:
-            self.should_exit = self.force_exit = True
+            os._exit(0)  # at once: there is nothing to lose, and requests that are torn apart would fill the log
         self._ending = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -177,10 +188,10 @@ class WaitingConnections:
     def __init__(self, most: int, header_seconds: float) -> None:
         """At most `most` connections; `header_seconds` is how long a client may take for a request's headers."""
         self.most, self.header_seconds = most, header_seconds
-        self._open: set[HttpConnection] = set()
-        self._waiting: dict[HttpConnection, None] = {}
+        self._open: set[Connection] = set()
+        self._waiting: dict[Connection, None] = {}
 
-    def add(self, connection: HttpConnection) -> None:
+    def add(self, connection: Connection) -> None:
         """Count a new connection. Where there are too many, the one that has waited longest is closed."""
         self._open.add(connection)
         self._waiting[connection] = None
@@ -195,17 +206,72 @@ class WaitingConnections:
             log.warning("closed a connection that sent no request: %d are open, the most there may be", self.most)
             oldest.transport.abort()  # a client that reads nothing would hold it open
 
-    def note(self, connection: HttpConnection, waits: bool) -> None:
+    def note(self, connection: Connection, waits: bool) -> None:
         """Note whether a connection waits for its client."""
         if not waits:
             self._waiting.pop(connection, None)
         elif connection in self._open:
             self._waiting.setdefault(connection)
 
-    def remove(self, connection: HttpConnection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
+
+
+class Connection(Protocol):
+    """What counts as an open connection."""
+
+    transport: asyncio.Transport
+
+    def refuse(self, error: ApiError) -> None:
+        """Close the connection, with this answer if it can be sent."""
+
+
+class TlsHandshake(asyncio.Protocol):
+    """A connection until its TLS handshake is done, which counts as one that sends no request.
+
+    asyncio's own TLS servers tell nobody of a connection before its handshake, so nothing could bound those.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, http: HttpConnection, waiting: WaitingConnections, context: ssl.SSLContext) -> None:
+        """`http` is what the connection becomes."""
+        self._http, self._waiting, self._context = http, waiting, context
+        self._upgrade: asyncio.Task[None] | None = None
+        self._early = b""  # what comes with the end of the handshake
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()  # what the client sends is for the handshake
+        self._waiting.add(self)
+        self._upgrade = asyncio.get_running_loop().create_task(self._shake_hands())
+
+    def refuse(self, error: ApiError) -> None:  # noqa: ARG002  # nothing can be said yet
+        self.transport.abort()
+        if self._upgrade is not None:
+            self._upgrade.cancel()
+
+    async def _shake_hands(self) -> None:
+        try:
+            shaken = asyncio.get_running_loop().start_tls(self.transport, self, self._context, server_side=True)
+            encrypted = await asyncio.wait_for(shaken, self._waiting.header_seconds)
+        except (OSError, asyncio.TimeoutError):  # ssl.SSLError is an OSError
+            self.transport.abort()
+        else:
+            self._waiting.remove(self)
+            if encrypted is not None and not encrypted.is_closing():
+                encrypted.set_protocol(self._http)
+                self._http.connection_made(encrypted)
+                if self._early:
+                    self._http.data_received(self._early)
+        finally:
+            self._waiting.remove(self)
 
 
 class HttpConnection(H11Protocol):

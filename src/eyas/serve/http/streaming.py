@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from itertools import chain, repeat
 from typing import Any, Protocol
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from eyas.serve.http.errors import as_api_error
@@ -18,6 +19,10 @@ from eyas.serve.http.request import disconnected
 
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream."""
+_SECONDS_AT_ONCE = 0.005
+"""How long the event loop writes JSON before others have their turn."""
+_LEVELS, _VALUES_AT_ONCE = 4, 32
+"""Levels of a document that are written value by value, and values of lists further in that are written together."""
 
 
 class GeneratedResponse(Protocol):
@@ -39,7 +44,43 @@ async def respond(
     """
     if stream:
         return EventStream(generated.events(), write_seconds, typed)
-    return JSONResponse(await generated.full())
+    return Response(await encoded(await generated.full()), media_type="application/json")
+
+
+async def encoded(value: Any) -> bytes:
+    """The JSON of a value, made in pieces between which other requests have their turn."""
+    pieces, loop = [], asyncio.get_running_loop()
+    until = loop.time() + _SECONDS_AT_ONCE
+    for piece in _json_pieces(value):
+        pieces.append(piece)
+        if loop.time() > until:
+            await asyncio.sleep(0)
+            until = loop.time() + _SECONDS_AT_ONCE
+    return "".join(pieces).encode()
+
+
+def _json_pieces(value: Any, depth: int = 0) -> Iterator[str]:
+    """The JSON of a value in pieces: its outer levels one by one, long lists further in a few values at a time."""
+    if isinstance(value, dict) and value and depth < _LEVELS:
+        for start, (name, each) in zip(chain("{", repeat(",")), value.items(), strict=False):
+            yield f"{start}{_json(name)}:"
+            yield from _json_pieces(each, depth + 1)
+        yield "}"
+    elif isinstance(value, list) and value and depth < _LEVELS:
+        for start, each in zip(chain("[", repeat(",")), value, strict=False):
+            yield start
+            yield from _json_pieces(each, depth + 1)
+        yield "]"
+    elif isinstance(value, list) and len(value) > _VALUES_AT_ONCE:
+        for at in range(0, len(value), _VALUES_AT_ONCE):
+            yield ("," if at else "[") + _json(value[at : at + _VALUES_AT_ONCE])[1:-1]
+        yield "]"
+    else:
+        yield _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class EventStream(Response):
@@ -84,4 +125,4 @@ class EventStream(Response):
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(value).encode() + b"\n\n"

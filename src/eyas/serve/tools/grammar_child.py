@@ -1,7 +1,8 @@
 """The child process in which `GrammarTrials` compiles grammars: `python -m eyas.serve.tools.grammar_child`.
 
 It reads lines of JSON, {"vocabulary": tokenizer.json, "end": id} first, then {"source": ..., "limits": ...}, and
-answers each with an empty line when it is done. Whatever a grammar does to this process, the server lives.
+answers each with a line when it is done: why the grammar can't be followed, or nothing. Whatever a grammar does to
+this process, the server lives.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import os
 import random
 import sys
 import threading
+import time
 from typing import Any
 
 _STACK = 4 << 20
 """Stack of the compiling thread in bytes: half of a server thread's, so what compiles here compiles there."""
 _MEMORY = 8 << 30
 """Most address space of the process, in bytes."""
-_STEPS = 16
-"""How many tokens are drawn from a compiled grammar."""
+_STEPS = 512
+"""How many tokens are drawn from a compiled grammar: what is ambiguous costs more with every one."""
+_SECONDS_PER_STEP, _LEAST_SECONDS = 0.005, 0.25
+"""Processor time that a token may take on average, once this much has been used; others in a round wait for it."""
 
 
 def _answer_lines() -> None:
@@ -26,25 +30,34 @@ def _answer_lines() -> None:
 
     tokenizer: Any = None
     for line in sys.stdin:
-        message = json.loads(line)
+        message, problem = json.loads(line), ""
         if "vocabulary" in message:
             tokenizer = llguidance.LLTokenizer(message["vocabulary"], eos_token=message["end"])
         else:
-            _try(llguidance, tokenizer, message["source"], message["limits"])
-        sys.stdout.write("\n")
+            problem = _try(llguidance, tokenizer, message["source"], message["limits"])
+        sys.stdout.write(f"{problem}\n")
         sys.stdout.flush()
 
 
-def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> None:
-    """Compile a grammar and draw a few tokens from it."""
+def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> str:
+    """Compile a grammar and draw some tokens from it; returns why it can't be followed.
+
+    What is wrong with it from the beginning is left to whoever compiles it next, who says it better.
+    """
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=library.LLParserLimits(**limits))
-    draw = random.Random(0)
-    for _ in range(_STEPS):
+    draw, began = random.Random(0), time.thread_time()
+    for step in range(_STEPS):
         mask = matcher.compute_bitmask()
-        legal = [8 * at + bit for at, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
-        if matcher.is_error() or matcher.is_stopped() or not legal:
-            return
+        legal = [8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1]
+        if matcher.is_error():
+            return "it reaches a limit after a few tokens" if step else ""
+        if matcher.is_stopped() or not legal:
+            return ""
         matcher.consume_token(draw.choice(legal))
+        used = time.thread_time() - began
+        if used > max(_LEAST_SECONDS, _SECONDS_PER_STEP * (step + 1)):
+            return f"it is ambiguous or large: a token takes {1000 * used / (step + 1):.0f} ms"
+    return ""
 
 
 def _limit_memory() -> None:

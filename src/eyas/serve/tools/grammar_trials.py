@@ -120,13 +120,16 @@ class GrammarChild:
         return self._process is not None and self._process.poll() is None
 
     def compile(self, tokenizer: Any, source: str, seconds: float) -> None:
-        """Compile a grammar in llguidance's syntax; RequestError if that takes longer or breaks the process.
+        """Compile a grammar in llguidance's syntax and try it out.
 
-        Whether the grammar is a good one isn't said.
+        RequestError if that takes longer, breaks the process, or shows that it can't be followed for long.
         """
         if not self.running:
             self._start(tokenizer)
-        if not self._send({"source": source, "limits": LIMITS}, seconds):
+        problem = self._send({"source": source, "limits": LIMITS}, seconds)
+        if problem:
+            raise RequestError(f"the grammar can't be used: {problem}; make it simpler")
+        if problem is None:
             why = f"compiling it takes longer than {seconds:g} seconds" if self.running else "it breaks the compiler"
             self.close()
             raise RequestError(f"the grammar can't be used: {why}; make it simpler")
@@ -149,12 +152,12 @@ class GrammarChild:
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
-        if not self._send(vocabulary, _START_SECONDS):
+        if self._send(vocabulary, _START_SECONDS) is None:
             self.close()
             raise RequestError("grammars can't be tried out: the process for it doesn't start")
 
-    def _send(self, message: dict[str, Any], seconds: float) -> bool:
-        """Send a line to the child and wait for its answer; False if none comes in time."""
+    def _send(self, message: dict[str, Any], seconds: float) -> str | None:
+        """Send a line to the child and wait for its answer; None if none comes in time."""
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -162,14 +165,14 @@ class GrammarChild:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return False
+            return None
         with selectors.DefaultSelector() as selector:  # a server with many connections has numbers beyond select's
             selector.register(self._process.stdout, selectors.EVENT_READ)
             ready = selector.select(seconds)
-        answered = bool(ready) and self._process.stdout.readline() == "\n"
-        if not answered and ready:  # its output was closed: it is ending
+        answer = self._process.stdout.readline() if ready else ""
+        if ready and not answer:  # its output was closed: it is ending
             self._process.wait()
-        return answered
+        return answer.strip() if answer else None
 
 
 def _environment() -> dict[str, str]:

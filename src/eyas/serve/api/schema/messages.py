@@ -91,9 +91,12 @@ class RequestMessage(RequestModel):
 
     @property
     def characters(self) -> int:
-        """Length of the content in characters."""
+        """Length of all that the template may show, in characters."""
         content = self.content or ""
-        return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+        parts = [content] if isinstance(content, str) else [part.text for part in content]
+        calls = [call.function for call in self.tool_calls or ()]
+        parts += [text for call in calls for text in (call.name, call.arguments)]
+        return sum(map(len, (*parts, self.name or "", self.reasoning_content or "", self.reasoning or "")))
 
     def as_message(self) -> Message:
         """The message for chat templates. Raises ValidationError if its fields don't fit its role."""

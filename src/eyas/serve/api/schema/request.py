@@ -52,6 +52,18 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 """Validation stops at the first bad id: a body may hold millions."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+def _no_empty_stops(value: Any) -> Any:
+    """Say it plainly; left to the union, the error would be that a list is no text."""
+    if value == "" or (isinstance(value, list) and "" in value):
+        raise ValueError("a stop string has at least one character: leave empty ones out")
+    return value
+
+
+Stop = Annotated[
+    StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)], BeforeValidator(_no_empty_stops)
+]
 BiasKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[Finite, Field(ge=-100, le=100)]
 
@@ -117,7 +129,7 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
 
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = Field(default=None, description="the text ends with what stopped it")
@@ -139,7 +151,7 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputs | None = None
 
     user: Name | None = Field(
-        default=None, description="requests of one user queue behind each other; users share slots fairly"
+        default=None, description="requests of one user queue behind each other; users share what their client gets"
     )
     store: OnlyFalse | None = None
     service_tier: Literal["auto", "default"] | None = None

@@ -1,0 +1,188 @@
+"""A polite client's latency beside one greedy client that stays within the protocol.
+
+    python -m benchmarks.torture.serve_fair [--seconds 6] [--output FILE.json] [-- options of eyas serve]
+
+Both have an API key. The polite one asks for 8 tokens, again and again: first alone, then beside each attack. Fails
+if beside one its median is more than `--most` times its median alone, or any answer takes more than `--worst` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+
+from benchmarks.torture.attacks import HEAD, body
+from benchmarks.torture.verdict import conclude
+from eyas.bench.serving.servers import ServerProcess, eyas_server
+
+GREEDY, POLITE = "greedy", "polite"
+Ask = Callable[[int], tuple[str, bytes]]
+LONG, TEXT = [9] * 1900, "b c " * 1_700_000
+HELLO = {"role": "user", "content": "a"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": TEXT})}}
+TOOL = {"type": "function", "function": {"name": "f", "description": TEXT}}
+
+
+def _encoded(content: dict[str, Any]) -> tuple[str, bytes]:
+    path = "/v1/chat/completions" if "messages" in content else "/v1/completions"
+    return path, json.dumps(content).encode()
+
+
+def _always(content: dict[str, Any]) -> Ask:
+    """The same body every time, written once: the polite client asks from this process, too."""
+    made = _encoded(content)
+    return lambda _: made
+
+
+def _many_users(number: int) -> tuple[str, bytes]:
+    return _encoded(body(user=str(number), max_tokens=64, ignore_eos=True))
+
+
+ATTACKS: dict[str, tuple[int, Ask]] = {
+    "64 answers to one long prompt": (2, _always(body(prompt=LONG, n=64, max_tokens=16))),
+    "100 times the same long prompt": (100, _always(body(prompt=LONG, max_tokens=16))),
+    "tool arguments of 7 MB": (
+        8,
+        _always({"model": "m", "messages": [HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}),
+    ),
+    "a tool's description of 7 MB": (8, _always({"model": "m", "messages": [HELLO], "tools": [TOOL]})),
+    "long texts": (32, _always(body(prompt=TEXT[:100_000]))),
+    "many bad words": (32, _always(body(bad_words=[f"{number} " + TEXT[:240] for number in range(256)]))),
+    "1,400 users": (1400, _many_users),
+    "70 ordinary requests": (70, _always(body(max_tokens=400, ignore_eos=True))),
+    "an ambiguous grammar": (
+        16,
+        _always(body(max_tokens=400, guided_grammar='start: e\ne: e e | e "+" e | "a" | "b"')),
+    ),
+    "48 prompts, prompt_logprobs 20": (2, _always(body(prompt=[LONG[:500]] * 48, max_tokens=1, prompt_logprobs=20))),
+}
+"""How many requests at once, and the path and body of the nth."""
+
+
+async def flood(http: httpx.AsyncClient, width: int, ask: Ask, statuses: Counter[str]) -> None:
+    """Keep `width` requests going, until this is cancelled."""
+    numbers, json_body = count(), {"Content-Type": "application/json"}
+
+    async def one() -> None:
+        while True:
+            path, content = ask(next(numbers))
+            try:
+                status = str((await http.post(path, content=content, headers=json_body)).status_code)
+            except httpx.HTTPError as error:
+                status = type(error).__name__
+            statuses[status] += 1
+            if status != "200":
+                await asyncio.sleep(0.2)
+
+    await asyncio.gather(*(one() for _ in range(width)))
+
+
+async def silent_bodies(server: ServerProcess, statuses: Counter[str]) -> None:
+    """Keep 64 connections that announce a body above the limit and send nothing, until this is cancelled."""
+    head = HEAD.replace(b"/v1/completions", b"/health").replace(b"Length: 2", b"Length: 999999999")
+
+    async def one() -> None:
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(head)
+            began = time.monotonic()
+            with suppress(OSError):
+                await reader.read()
+            writer.close()
+            statuses["ended within 30 s" if time.monotonic() - began < 30 else "kept open"] += 1
+
+    await asyncio.gather(*(one() for _ in range(64)))
+
+
+async def behave(http: httpx.AsyncClient, seconds: float) -> list[float]:
+    """The seconds that each answer of 8 tokens takes. Raises on anything but 200."""
+    taken: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(taken) < 5:
+        began = time.monotonic()
+        (await http.post("/v1/completions", json=body(seed=len(taken), temperature=0.8))).raise_for_status()
+        taken.append(time.monotonic() - began)
+        await asyncio.sleep(0.02)
+    return taken
+
+
+def _client(server: ServerProcess, key: str) -> httpx.AsyncClient:
+    limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
+    return httpx.AsyncClient(base_url=server.root, timeout=120, limits=limits, headers=headers, trust_env=False)
+
+
+async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[str, Any]:
+    """What the polite client's answers take alone and beside each attack."""
+    results: dict[str, Any] = {}
+
+    def note(name: str, taken: list[float], statuses: Counter[str]) -> None:
+        results[name] = {
+            "answers": len(taken),
+            "median_seconds": round(median(taken), 4),
+            "worst_seconds": round(max(taken), 3),
+            "statuses": dict(statuses),
+        }
+        print(name, results[name], flush=True)
+
+    async with _client(server, POLITE) as polite:
+        await behave(polite, 1.0)
+        note("alone", await behave(polite, seconds), Counter())
+
+        async def beside(name: str, attack: Awaitable[None], statuses: Counter[str]) -> None:
+            running = asyncio.ensure_future(attack)
+            await asyncio.sleep(0.5)
+            taken = await behave(polite, seconds)
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            note(name, taken, statuses)
+            while httpx.get(f"{server.root}/load").json()["server_load"]:
+                await asyncio.sleep(0.1)
+
+        for name, (width, ask) in ATTACKS.items():
+            if only in name:
+                async with _client(server, GREEDY) as greedy:
+                    statuses: Counter[str] = Counter()
+                    await beside(name, flood(greedy, width, ask, statuses), statuses)
+        if only in "bodies above the limit":
+            statuses = Counter()
+            await beside("bodies above the limit", silent_bodies(server, statuses), statuses)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=6.0, help="how long the polite client asks beside each")
+    parser.add_argument("--most", type=float, default=3.0)
+    parser.add_argument("--worst", type=float, default=1.0)
+    parser.add_argument("--only", default="", help="only attacks with this in their name")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
+    options = parser.parse_args()
+    keys = ["--api-key", GREEDY, "--api-key", POLITE]
+    with eyas_server("fair", [*options.serve, *keys, "--served-model-name", "m"]) as server:
+        results = asyncio.run(attack_all(server, options.seconds, options.only))
+        log = server.log_tail(10**6)
+    alone = results["alone"]["median_seconds"]
+    held = {
+        f"{name}: median at most {options.most:g} x alone, worst {options.worst:g} s": (
+            found["median_seconds"] <= options.most * alone and found["worst_seconds"] <= options.worst
+        )
+        for name, found in results.items()
+    }
+    conclude({"attacks": results}, held | {"no traceback": "Traceback" not in log}, options.output)
+
+
+if __name__ == "__main__":
+    main()

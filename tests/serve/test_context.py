@@ -1,0 +1,68 @@
+"""Slow functions beside the event loop: clients take turns, and what nobody waits for isn't begun."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from eyas.errors import QueueFullError
+from eyas.serve.context import FairWorkers
+
+from .conftest import run
+
+
+def test_a_newcomer_waits_for_one_call_of_a_greedy_client_not_for_all() -> None:
+    made: list[str] = []
+
+    async def work() -> None:
+        workers = FairWorkers(1, "test")
+        greedy = [workers.run(f"greedy/{number}", 100, made.append, "greedy") for number in range(20)]
+        waiting = [asyncio.ensure_future(each) for each in greedy]
+        await asyncio.sleep(0)
+        await workers.run("polite", 100, made.append, "polite")
+        await asyncio.gather(*waiting)
+
+    run(work())
+    assert made.index("polite") <= 2
+    assert len(made) == 21
+
+
+def test_a_call_that_nobody_waits_for_is_not_made_and_one_that_runs_holds_its_thread() -> None:
+    made: list[int] = []
+    go = threading.Event()
+
+    async def work() -> None:
+        workers = FairWorkers(1, "test")
+        running = asyncio.ensure_future(workers.run("a", 1, go.wait, 30))
+        waiting = [asyncio.ensure_future(workers.run("a", 1, made.append, number)) for number in range(5)]
+        await asyncio.sleep(0.01)
+        for task in (running, *waiting[:4]):
+            task.cancel()
+        await asyncio.gather(running, *waiting[:4], return_exceptions=True)
+        await asyncio.sleep(0.01)
+        assert not made, "the thread is still busy"
+        go.set()
+        await waiting[4]
+        await workers.run("b", 1, made.append, 9)
+
+    run(work())
+    assert made == [4, 9]
+
+
+def test_too_much_waiting_text_is_refused_but_everyone_may_bring_some() -> None:
+    go = threading.Event()
+
+    async def work() -> None:
+        workers = FairWorkers(1, "test")
+        tasks = [asyncio.ensure_future(workers.run("a", 20 << 20, go.wait, 30)) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(QueueFullError, match="too much text"):
+            await workers.run("a/b", 20 << 20, go.wait)
+        tasks.append(asyncio.ensure_future(workers.run("c", 20 << 20, go.wait, 30)))
+        await asyncio.sleep(0.01)
+        go.set()
+        await asyncio.gather(*tasks)
+
+    run(work())
