@@ -6,8 +6,9 @@ Routes get the two as parameters, `context: Context` and `info: Info`, from Fast
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 _LARGE = 1 << 18
 """Characters of a large text, which takes a tenth of a second or more to tokenize."""
 
@@ -86,6 +88,8 @@ class ServerContext:
     started: int = field(default_factory=lambda: int(time.time()))
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
+    _ignored: set[str] = field(default_factory=set)
+    """The fields that the log has named as ignored."""
     _workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2, "tokenize"))
     _large_workers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "tokenize-large"))
 
@@ -120,6 +124,13 @@ class ServerContext:
             served = ", ".join(self.settings.model_names)
             message = f"there is no model {name[:100]!r} here: write {served}"
             raise ApiError(404, message, code="model_not_found", param="model")
+
+    def log_ignored(self, fields: Iterable[tuple[str, str]]) -> None:
+        """Log fields of a request that change nothing, with the reasons; each field once."""
+        for name, why in fields:
+            if name not in self._ignored:
+                self._ignored.add(name)
+                log.info("a field is accepted and ignored", extra={"fields": {"field": name, "reason": why}})
 
     async def in_worker(self, function: Callable[..., T], *arguments: Any, characters: int = 0) -> T:
         """Run a slow function (templates, tokenizing) on a worker thread, beside the event loop.

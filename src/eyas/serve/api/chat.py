@@ -7,9 +7,10 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import bad_word_ids, chat_prompt, check_size, encode_request
+from eyas.serve.api.encode import bad_word_ids, chat_prompt, check_size, encode_request, template_settings
 from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from eyas.serve.api.schema.request import ignored_fields
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
@@ -27,6 +28,7 @@ PATH = "/v1/chat/completions"
 @router.post(PATH, responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))
 async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
     """Answer a chat, all at once or as a stream."""
+    context.log_ignored(ignored_fields(body))
     generation, tools = await start_chat(body, context, info, endpoint=PATH)
     writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
@@ -41,6 +43,8 @@ async def start_chat(
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
     await context.check_grammar(grammar, info.client)
+    variables, unread = template_settings(tokenizer, body, tools.schemas if tools else ())
+    context.log_ignored(unread)
     size = sum(message.characters for message in body.messages)
     check_size(tokenizer, size, context.max_model_len)
     prompt = await context.in_worker(
@@ -49,7 +53,7 @@ async def start_chat(
             tokenizer,
             body.messages,
             tools.schemas if tools else (),
-            body.chat_template_kwargs,
+            variables,
             parse_special_tokens=context.settings.parse_special_tokens,
             add_generation_prompt=body.add_generation_prompt is not False,
             continue_final_message=bool(body.continue_final_message),

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from eyas.errors import RequestError
+from eyas.serve.api.schema.chat import ChatCompletionRequest
 from eyas.serve.api.schema.messages import RequestMessage
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.http.errors import ApiError
@@ -18,6 +19,8 @@ from eyas.types import GrammarSpec, Request, SamplingParams
 _SAMPLING = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos".split()
 )
+_FOR_TEMPLATES = ("reasoning_effort", "enable_thinking")
+"""Fields of chats that some templates read as variables."""
 _JAVASCRIPT_SAFE = 2**53
 """Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
 _SHRINKING = 4
@@ -69,6 +72,22 @@ def chat_prompt(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
+
+
+def template_settings(
+    tokenizer: Any, body: ChatCompletionRequest, tools: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The variables for a chat's template, and the fields that would be some but that it doesn't read, with a reason.
+
+    What `chat_template_kwargs` sets goes before the fields that clients set for every model.
+    """
+    given = {name: value for name in _FOR_TEMPLATES if (value := getattr(body, name)) is not None}
+    if not given:
+        return dict(body.chat_template_kwargs or {}), []
+    readable = template_variables(tokenizer, tools)
+    unread = [(name, "this model's chat template doesn't read it") for name in given if name not in readable]
+    read = {name: value for name, value in given.items() if name in readable}
+    return read | (body.chat_template_kwargs or {}), unread
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
