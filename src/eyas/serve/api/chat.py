@@ -35,31 +35,18 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
 
 
 async def start_chat(
-    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str
+    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str, shorten: bool = False
 ) -> tuple[Generation, Calling | None]:
-    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools."""
+    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools.
+
+    `shorten`: where `max_tokens` don't fit the context, an answer may have as many tokens as do.
+    """
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
     await context.check_grammar(grammar, info.client)
-    variables, unread = template_settings(tokenizer, body, tools.schemas if tools else ())
-    context.log_ignored(unread)
-    size = sum(message.characters for message in body.messages)
-    check_size(tokenizer, size, context.max_model_len)
-    prompt = await context.in_worker(
-        partial(
-            chat_prompt,
-            tokenizer,
-            body.messages,
-            tools.schemas if tools else (),
-            variables,
-            parse_special_tokens=context.settings.parse_special_tokens,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-        ),
-        characters=size,
-    )
+    prompt = await read_chat(body, context, tools)
     bad_words = await context.in_worker(bad_word_ids, tokenizer, body.bad_words or ())
     request = encode_request(
         body,
@@ -73,6 +60,7 @@ async def start_chat(
         default_seed=context.settings.seed,
         grammar=grammar,
         chat=True,
+        shorten=shorten,
     )
     kept = tools.special_tokens if tools else frozenset()
     generation = await Generation.start(
@@ -85,3 +73,25 @@ async def start_chat(
         received=info.received,
     )
     return generation, tools
+
+
+async def read_chat(body: ChatCompletionRequest, context: ServerContext, tools: Calling | None) -> tuple[int, ...]:
+    """The token ids of a chat up to where the answer begins; ApiError 400 if it is far too long."""
+    tokenizer = required(context.engine.tokenizer)
+    variables, unread = template_settings(tokenizer, body, tools.schemas if tools else ())
+    context.log_ignored(unread)
+    size = sum(message.characters for message in body.messages)
+    check_size(tokenizer, size, context.max_model_len)
+    return await context.in_worker(
+        partial(
+            chat_prompt,
+            tokenizer,
+            body.messages,
+            tools.schemas if tools else (),
+            variables,
+            parse_special_tokens=context.settings.parse_special_tokens,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        ),
+        characters=size,
+    )

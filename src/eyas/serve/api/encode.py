@@ -143,11 +143,14 @@ def encode_request(
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: GrammarSpec | None = None,
     chat: bool = False,
+    shorten: bool = False,
 ) -> EncodedRequest:
     """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
 
     `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
     the body as `bad_word_ids` makes them. A body without a seed gets `default_seed`, or one that is drawn.
+
+    `shorten`: where `max_tokens` don't fit, the answer may have as many tokens as do.
     """
     seed = default_seed if body.seed is None else body.seed
     if seed is None:
@@ -155,7 +158,7 @@ def encode_request(
     n = body.n or 1
     sequences: list[Request] = []
     for prompt in prompts:
-        answer_tokens = _answer_tokens(len(prompt), max_tokens, context)
+        answer_tokens = _answer_tokens(len(prompt), max_tokens, context, shorten)
         for choice in range(n):
             sequences.append(
                 Request(
@@ -195,7 +198,7 @@ def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) 
     )
 
 
-def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> int:
+def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None, shorten: bool) -> int:
     """How many tokens the answer to a prompt of so many tokens may have."""
     if prompt == 0:
         raise RequestError("the prompt is empty: give it at least one token")
@@ -204,9 +207,9 @@ def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> 
             raise RequestError("this model's context is unlimited: set max_tokens")
         return max_tokens
     room = context - prompt
-    if room >= (1 if max_tokens is None else max_tokens):
-        return room if max_tokens is None else max_tokens
-    wanted = "" if max_tokens is None else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
+    if room >= (1 if max_tokens is None or shorten else max_tokens):
+        return room if max_tokens is None else min(room, max_tokens)
+    wanted = "" if max_tokens is None or shorten else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
     raise ApiError(
         400,
         f"the context holds {context} tokens; the prompt has {prompt}{wanted}: shorten the prompt or lower max_tokens",

@@ -61,6 +61,11 @@ NOT_SERVED: dict[str, str] = {
     "function_call": _TOOLS,
     "functions": _TOOLS,
     "moderation": "nothing is moderated",
+    "compaction": "the context isn't shortened here",
+    "container": "there are no containers: offer a tool",
+    "fallbacks": "there is one model here",
+    "mcp_servers": "the server calls no tools itself: offer them as tools",
+    "thread": _STATELESS,
     "truncation": "prompts are never shortened: leave it out or send disabled",
     "web_search_options": "there is no search: offer one as a tool",
     **dict.fromkeys(_OFF, _SAMPLER),
@@ -155,7 +160,7 @@ class CacheMarks(RequestModel):
 
 
 class IgnoredFields(CacheMarks):
-    """What clients of OpenAI, OpenRouter, llama.cpp and vLLM send, and what changes nothing here."""
+    """What clients of OpenAI, OpenRouter, llama.cpp and vLLM send with a body, and what changes nothing here."""
 
     store: Annotated[Any, _UNSTORED] = None
     metadata: Annotated[Any, _UNSTORED] = None
@@ -189,6 +194,13 @@ class IgnoredFields(CacheMarks):
     dynatemp_exponent: Annotated[Any, _SWITCHED_OFF] = None
     repeat_last_n: Annotated[Any, _SWITCHED_OFF] = None
     xtc_threshold: Annotated[Any, _SWITCHED_OFF] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_off_of_fields_not_served(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if name not in NOT_SERVED or not _is_off(name, value)}
 
 
 class EyasOptions(RequestModel):
@@ -257,13 +269,6 @@ class SamplingFields(IgnoredFields):
         default=None, description="requests of one user queue behind each other; users share slots fairly"
     )
     eyas: EyasOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_is_off_of_fields_not_served(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if name not in NOT_SERVED or not _is_off(name, value)}
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
