@@ -209,7 +209,9 @@ def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None, sho
     room = context - prompt
     if room >= (1 if max_tokens is None or shorten else max_tokens):
         return room if max_tokens is None else min(room, max_tokens)
-    wanted = "" if max_tokens is None or shorten else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
+    wanted = (
+        "" if max_tokens is None or shorten else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
+    )
     raise ApiError(
         400,
         f"the context holds {context} tokens; the prompt has {prompt}{wanted}: shorten the prompt or lower max_tokens",
