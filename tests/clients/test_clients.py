@@ -1,4 +1,4 @@
-"""Nine client libraries, unmodified, against `eyas serve` with the demo pair (`make clients`)."""
+"""Ten client libraries, unmodified, against `eyas serve` with the demo pair (`make clients`)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from eyas.assets import DEMO_TARGET
 
 from .environments import FOLDER, HERE, VERSIONS, python_of
 
+OF_CLIENTS = ("PYTHON", "EYAS", "OPENAI", "ANTHROPIC")
+"""How variables begin that would change what a client does."""
 INSIDE = HERE / "inside"
 PAGE = HERE.parents[1] / "docs" / "serve.md"
 
@@ -67,7 +69,7 @@ def test_client(client: str, url: str, tmp_path: Path) -> None:
     if python is None:
         pytest.skip(f"{FOLDER.name}/{client} isn't there, or has other versions: `make clients` makes it")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "EYAS", "OPENAI"))},
+        **{name: value for name, value in os.environ.items() if not name.startswith(OF_CLIENTS)},
         "EYAS_URL": url, "EYAS_TOKENIZER": str(DEMO_TARGET), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(tmp_path),
     }  # fmt: skip

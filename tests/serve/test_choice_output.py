@@ -26,7 +26,8 @@ def test_any_text_in_any_pieces_is_cut_by_the_definition(text: str, stops: list[
     matcher, shown, stopped, left = StopStrings(stops), "", False, text
     while left and not stopped:
         size = data.draw(st.integers(1, len(left)))
-        piece, stopped = matcher.push(left[:size])
+        piece, stop = matcher.push(left[:size])
+        stopped = stop is not None
         shown, left = shown + piece, left[size:]
         assert not any(stop in shown for stop in stops)
     if not stopped:

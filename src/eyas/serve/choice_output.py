@@ -63,6 +63,8 @@ class ChoiceOutput:
         self.prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
         """Those of the prompt's tokens but the first, from the first chunk on, if they were requested."""
         self.finish_reason: str | None = None
+        self.stop_string: str | None = None
+        """The stop string that ended the output, if one did."""
         self.stats: Stats | None = None
         """The sequence's statistics; None until the engine has ended it."""
         self.error: str | None = None
@@ -108,8 +110,8 @@ class ChoiceOutput:
         self._detokenized += len(text)
         cut = self._stops.push(text)
         self._emit(cut.text, delta)
-        if cut.stopped:
-            self.finish_reason = "stop"
+        if cut.stop is not None:
+            self.finish_reason, self.stop_string = "stop", cut.stop
 
     def _emit(self, text: str, delta: OutputDelta) -> None:
         delta.text += text
@@ -119,10 +121,10 @@ class ChoiceOutput:
 
 
 class CutText(NamedTuple):
-    """Text that may be emitted, and whether a stop string ends it."""
+    """Text that may be emitted, and the stop string that ends it."""
 
     text: str
-    stopped: bool
+    stop: str | None = None
 
 
 class StopStrings:
@@ -140,16 +142,16 @@ class StopStrings:
     def push(self, piece: str) -> CutText:
         """Add a piece and return the text up to where a stop string may begin, or begins."""
         if not self._patterns:
-            return CutText(piece, False)
+            return CutText(piece)
         text = self._held + piece
         for end, character in enumerate(piece, start=len(self._held) + 1):
-            complete = [len(pattern.text) for pattern in self._patterns if pattern.step(character)]
+            complete = [pattern.text for pattern in self._patterns if pattern.step(character)]
             if complete:
-                self._held = ""
-                return CutText(text[: end if self._included else end - max(complete)], True)
+                self._held, longest = "", max(complete, key=len)
+                return CutText(text[: end if self._included else end - len(longest)], longest)
         kept = len(text) - max(pattern.matched for pattern in self._patterns)
         self._held = text[kept:]
-        return CutText(text[:kept], False)
+        return CutText(text[:kept])
 
     def finish(self) -> str:
         """Return what was held back, at the end of the text."""

@@ -6,8 +6,9 @@ Routes get the two as parameters, `context: Context` and `info: Info`, from Fast
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ _LARGE = 1 << 16
 
 _MOST_WAITING = 32 << 20
 """The most characters that wait; beyond it a client with any waiting is refused."""
+
+log = logging.getLogger(__name__)
 
 
 class ServeSettings(StrictModel):
@@ -153,6 +156,8 @@ class ServerContext:
     started: int = field(default_factory=lambda: int(time.time()))
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
+    _ignored: set[str] = field(default_factory=set)
+    """The fields that the log has named as ignored."""
     _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
     _large_workers: FairWorkers = field(default_factory=lambda: FairWorkers(1, "tokenize-large"))
 
@@ -192,6 +197,13 @@ class ServerContext:
         """How long a request that came at this time (`time.monotonic`) may still take; None = as long as it takes."""
         most = self.settings.request_seconds
         return None if most is None else max(0.0, received + most - time.monotonic())
+
+    def log_ignored(self, fields: Iterable[tuple[str, str]]) -> None:
+        """Log fields of a request that change nothing, with the reasons; each field once."""
+        for name, why in fields:
+            if name not in self._ignored:
+                self._ignored.add(name)
+                log.info("a field is accepted and ignored", extra={"fields": {"field": name, "reason": why}})
 
     async def in_worker(
         self, function: Callable[..., T], *arguments: Any, characters: int = 0, info: RequestInfo | None = None

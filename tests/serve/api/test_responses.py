@@ -206,12 +206,10 @@ def test_an_answer_is_parsed_into_a_model() -> None:
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "aren't stored"),
         ({"conversation": "conv_1"}, "conversation", "aren't stored"),
-        ({"store": True}, "store", "nothing is stored"),
         ({"background": True}, "background", "no background responses"),
         ({"background": 0}, "background", "no background responses"),
-        ({"store": 0}, "store", "nothing is stored"),
         ({"truncation": "auto"}, "truncation", "never shortened"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "chat template"),
+        ({"reasoning": {"effort": 3}}, "reasoning", "string"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "function"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "item_reference"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input_image"),

@@ -61,6 +61,10 @@ def test_whatever_is_made_up_is_answered_as_documented(case: Any) -> None:
     [
         ("/v1/completions", {"model": "tiny", "prompt": "a", "stream": True}),
         ("/v1/responses", {"model": "tiny", "input": "a", "stream": True}),
+        (
+            "/v1/messages",
+            {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "stream": True},
+        ),
         ("/v1/chat/completions", {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "stream": True}),
     ],
 )

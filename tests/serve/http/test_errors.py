@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.request import NOT_SERVED
+from eyas.serve.api.schema.request import NEUTRAL, NOT_SERVED
 from eyas.serve.api.schema.response import ErrorBody
 from eyas.serve.engine_thread import EngineStoppedError
 from eyas.serve.http.errors import as_api_error
@@ -47,7 +47,7 @@ def test_unknown_fields_inside_others_are_named_with_their_path(ask: Ask) -> Non
     message = {"role": "user", "content": "x", "cache-control": 1}
     assert error(ask(CHAT, messages=[message]), 400)["param"] == "messages[0].cache-control"
     assert error(ask(CHAT, messages=HELLO, eyas={"a b\n": 1}), 400)["param"] == 'eyas."a b\\n"'
-    assert error(ask(CHAT, messages=HELLO, metadata={"a-b": 1}), 400)["param"] == "metadata.a-b"
+    assert error(ask(CHAT, messages=HELLO, structured_outputs={"a-b": 1}), 400)["param"] == "structured_outputs.a-b"
     assert error(ask(CHAT, messages=[{"content": "x"}]), 400)["param"] == "messages[0].role"
 
 
@@ -76,10 +76,11 @@ def test_fields_of_openai_that_are_not_served_are_refused_with_a_reason_unless_n
     assert found["code"] == "unsupported_parameter"
     assert found["param"] == field
     assert NOT_SERVED[field] in found["message"]
-    assert ask(CHAT, messages=HELLO, **{field: None}).status_code == 200
+    for value in (None, NEUTRAL.get(field)):
+        assert ask(CHAT, messages=HELLO, **{field: value}).status_code == 200
 
 
-NEUTRAL: dict[str, Any] = {
+NOTHING_ASKED: dict[str, Any] = {
     "n": 1,
     "store": False,
     "service_tier": "auto",
@@ -98,7 +99,7 @@ NEUTRAL: dict[str, Any] = {
 
 
 def test_neutral_values_of_known_fields_are_taken(ask: Ask) -> None:
-    assert ask(CHAT, messages=HELLO, **NEUTRAL).status_code == 200
+    assert ask(CHAT, messages=HELLO, **NOTHING_ASKED).status_code == 200
 
 
 def test_messages_that_clients_send_back_are_taken(ask: Ask) -> None:

@@ -7,11 +7,18 @@ from functools import partial
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from eyas.serve.api.encode import bad_word_ids, characters_in, chat_prompt, check_size, encode_request
+from eyas.serve.api.encode import (
+    bad_word_ids,
+    characters_in,
+    chat_prompt,
+    check_size,
+    encode_request,
+    template_settings,
+)
 from eyas.serve.api.response import ChatResponseWriter
 from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
 from eyas.serve.api.schema.messages import tool_schemas
-from eyas.serve.api.schema.request import GenerationRequest
+from eyas.serve.api.schema.request import GenerationRequest, ignored_fields
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
@@ -29,6 +36,7 @@ PATH = "/v1/chat/completions"
 @router.post(PATH, responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))
 async def create_chat_completion(body: ChatCompletionRequest, context: Context, info: Info) -> Response:
     """Answer a chat, all at once or as a stream."""
+    context.log_ignored(ignored_fields(body))
     generation, tools = await start_chat(body, context, info, endpoint=PATH)
     writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
@@ -46,31 +54,19 @@ async def read_bad_words(
 
 
 async def start_chat(
-    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str
+    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str, shorten: bool = False
 ) -> tuple[Generation, Calling | None]:
-    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools."""
+    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools.
+
+    `shorten`: where `max_tokens` don't fit the context, an answer may have as many tokens as do.
+    """
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
-    size = sum(message.characters for message in body.messages)
-    size += characters_in(tool_schemas(body.tools), body.chat_template_kwargs)
-    check_size(tokenizer, size, context.max_model_len)
+    size_of(body, context)
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
     await context.check_grammar(grammar, info.client)
-    prompt = await context.in_worker(
-        partial(
-            chat_prompt,
-            tokenizer,
-            body.messages,
-            tools.schemas if tools else (),
-            body.chat_template_kwargs,
-            parse_special_tokens=context.settings.parse_special_tokens,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-        ),
-        characters=size,
-        info=info,
-    )
+    prompt = await read_chat(body, context, info, tools)
     bad_words = await read_bad_words(body, context, info)
     request = encode_request(
         body,
@@ -84,6 +80,7 @@ async def start_chat(
         default_seed=context.settings.seed,
         grammar=grammar,
         chat=True,
+        shorten=shorten,
     )
     kept = tools.special_tokens if tools else frozenset()
     generation = await Generation.start(
@@ -96,3 +93,34 @@ async def start_chat(
         received=info.received,
     )
     return generation, tools
+
+
+def size_of(body: ChatCompletionRequest, context: ServerContext) -> int:
+    """The characters of a chat and its tools; ApiError 400 if they are far too many."""
+    size = sum(message.characters for message in body.messages)
+    size += characters_in(tool_schemas(body.tools), body.chat_template_kwargs)
+    check_size(required(context.engine.tokenizer), size, context.max_model_len)
+    return size
+
+
+async def read_chat(
+    body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, tools: Calling | None
+) -> tuple[int, ...]:
+    """The token ids of a chat up to where the answer begins; ApiError 400 if it is far too long."""
+    tokenizer = required(context.engine.tokenizer)
+    variables, unread = template_settings(tokenizer, body, tools.schemas if tools else ())
+    context.log_ignored(unread)
+    return await context.in_worker(
+        partial(
+            chat_prompt,
+            tokenizer,
+            body.messages,
+            tools.schemas if tools else (),
+            variables,
+            parse_special_tokens=context.settings.parse_special_tokens,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+        ),
+        characters=size_of(body, context),
+        info=info,
+    )

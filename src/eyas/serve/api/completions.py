@@ -10,6 +10,7 @@ from eyas.serve.api.encode import check_size, completion_prompt, encode_request
 from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import CompletionResponseWriter
 from eyas.serve.api.schema.completions import CompletionChunk, CompletionRequest, CompletionResponse
+from eyas.serve.api.schema.request import ignored_fields
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.choice_output import ChoiceOutput
 from eyas.serve.context import Context, Info
@@ -29,6 +30,7 @@ DEFAULT_TOKENS = 16
 async def create_completion(body: CompletionRequest, context: Context, info: Info) -> Response:
     """Continue one prompt or several, all at once or as a stream."""
     context.check_model(body.model)
+    context.log_ignored(ignored_fields(body))
     tokenizer = context.engine.tokenizer
     if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
         required(tokenizer)

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from eyas.errors import RequestError
+from eyas.serve.api.schema.chat import ChatCompletionRequest
 from eyas.serve.api.schema.messages import RequestMessage
 from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.http.errors import ApiError
@@ -18,6 +19,8 @@ from eyas.types import GrammarSpec, Request, SamplingParams
 _SAMPLING = (
     "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty min_tokens ignore_eos".split()
 )
+_FOR_TEMPLATES = ("reasoning_effort", "enable_thinking")
+"""Fields of chats that some templates read as variables."""
 _JAVASCRIPT_SAFE = 2**53
 """Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
 _SHRINKING = 4
@@ -69,6 +72,22 @@ def chat_prompt(
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
     )
+
+
+def template_settings(
+    tokenizer: Any, body: ChatCompletionRequest, tools: Sequence[dict[str, Any]]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The variables for a chat's template, and the fields that would be some but that it doesn't read, with a reason.
+
+    What `chat_template_kwargs` sets goes before the fields that clients set for every model.
+    """
+    given = {name: value for name in _FOR_TEMPLATES if (value := getattr(body, name)) is not None}
+    if not given:
+        return dict(body.chat_template_kwargs or {}), []
+    readable = template_variables(tokenizer, tools)
+    unread = [(name, "this model's chat template doesn't read it") for name in given if name not in readable]
+    read = {name: value for name, value in given.items() if name in readable}
+    return read | (body.chat_template_kwargs or {}), unread
 
 
 def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -139,11 +158,14 @@ def encode_request(
     bad_words: tuple[tuple[int, ...], ...] = (),
     grammar: GrammarSpec | None = None,
     chat: bool = False,
+    shorten: bool = False,
 ) -> EncodedRequest:
     """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
 
     `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
     the body as `bad_word_ids` makes them. A body without a seed gets `default_seed`, or one that is drawn.
+
+    `shorten`: where `max_tokens` don't fit, the answer may have as many tokens as do.
     """
     seed = default_seed if body.seed is None else body.seed
     if seed is None:
@@ -151,7 +173,7 @@ def encode_request(
     n = body.n or 1
     sequences: list[Request] = []
     for prompt in prompts:
-        answer_tokens = _answer_tokens(len(prompt), max_tokens, context)
+        answer_tokens = _answer_tokens(len(prompt), max_tokens, context, shorten)
         for choice in range(n):
             sequences.append(
                 Request(
@@ -191,7 +213,7 @@ def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) 
     )
 
 
-def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> int:
+def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None, shorten: bool) -> int:
     """How many tokens the answer to a prompt of so many tokens may have."""
     if prompt == 0:
         raise RequestError("the prompt is empty: give it at least one token")
@@ -200,9 +222,11 @@ def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None) -> 
             raise RequestError("this model's context is unlimited: set max_tokens")
         return max_tokens
     room = context - prompt
-    if room >= (1 if max_tokens is None else max_tokens):
-        return room if max_tokens is None else max_tokens
-    wanted = "" if max_tokens is None else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
+    if room >= (1 if max_tokens is None or shorten else max_tokens):
+        return room if max_tokens is None else min(room, max_tokens)
+    wanted = (
+        "" if max_tokens is None or shorten else f", and {max_tokens} more are requested: {prompt + max_tokens} in all"
+    )
     raise ApiError(
         400,
         f"the context holds {context} tokens; the prompt has {prompt}{wanted}: shorten the prompt or lower max_tokens",

@@ -11,7 +11,6 @@ from typing import Any
 from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.response import ChatResponseWriter, Json
 from eyas.serve.api.schema.responses import ResponsesRequest
-from eyas.serve.choice_output import ScoredToken
 from eyas.serve.context import ServerContext
 from eyas.serve.generation import Generation
 from eyas.serve.http.errors import as_api_error
@@ -20,7 +19,7 @@ from eyas.serve.tools.parser import CallPiece
 
 
 class OutputItemsWriter(ChatResponseWriter):
-    """Writes text and tool calls as items. Space before the first text is held back until it is known to be text."""
+    """Writes text and tool calls as items."""
 
     def __init__(
         self,
@@ -34,7 +33,6 @@ class OutputItemsWriter(ChatResponseWriter):
         self._body = body
         self._items: list[Json] = []
         self._open = False  # whether the last item is still growing
-        self._space, self._scored = "", list[ScoredToken]()
         self._events = 0
 
     async def full(self) -> Json:
@@ -59,11 +57,9 @@ class OutputItemsWriter(ChatResponseWriter):
         try:
             for kind in ("response.created", "response.in_progress"):
                 yield self._event(kind, response=self._response("in_progress"))
-            async for step in self.generation:
-                self._scored += step.delta.scored
-                for part in self.parse(0, step.delta.text, step.last):
-                    for event in self._call(part) if isinstance(part, CallPiece) else self._text(part.text):
-                        yield event
+            async for part in self.shown_parts():
+                for event in self._call(part) if isinstance(part, CallPiece) else self._text(part.text):
+                    yield event
             reason = self.generation.outputs[0].finish_reason
             status = "incomplete" if reason == "length" else "completed"
             for event in self._end(status):
@@ -75,12 +71,8 @@ class OutputItemsWriter(ChatResponseWriter):
             self.generation.close()
 
     def _text(self, text: str) -> Iterator[Json]:
-        """Add text to the open message, or to a new one unless there is nothing but space so far."""
+        """Add text to the open message, or to a new one."""
         if not (self._open and self._items[-1]["type"] == "message"):
-            text, self._space = self._space + text, ""
-            if not text.strip():
-                self._space = text
-                return
             yield from self._begin_message()
         logprobs = self._take_logprobs()
         part = self._items[-1]["content"][0]
@@ -96,7 +88,7 @@ class OutputItemsWriter(ChatResponseWriter):
 
     def _call(self, piece: CallPiece) -> Iterator[Json]:
         """Begin a call, or add to the arguments of the open one."""
-        self._space, self._scored = "", []
+        self.unwritten = []
         if piece.name is not None:
             call = {"id": self._id("fc"), "type": "function_call", "call_id": piece.id, "name": piece.name}
             yield from self._begin(call, arguments="")
@@ -115,7 +107,6 @@ class OutputItemsWriter(ChatResponseWriter):
         """End the last item; an answer has at least one."""
         if not self._items:
             yield from self._begin_message()
-            self._items[-1]["content"][0]["text"] = self._space
         yield from self._close(status)
 
     def _close(self, status: str) -> Iterator[Json]:
@@ -136,7 +127,7 @@ class OutputItemsWriter(ChatResponseWriter):
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _take_logprobs(self) -> list[Json]:
-        scored, self._scored = self._scored, []
+        scored, self.unwritten = self.unwritten, []
         entries: list[Json] = chat_logprobs(self.token_texts, scored)["content"] if scored else []
         return entries
 

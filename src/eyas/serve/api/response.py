@@ -196,6 +196,8 @@ class ChatResponseWriter(ResponseWriter):
     ) -> None:
         super().__init__(context, body, generation, response_id)
         self._tools = tools
+        self.unwritten: list[ScoredToken] = []
+        """Tokens that `shown_parts` has read, and whose log-probabilities are still to be written."""
         self._parsers = [] if tools is None else [ToolCallParser(tools.style) for _ in generation.outputs]
 
     def first_fields(self, choice_index: int) -> Json | None:  # noqa: ARG002  # all begin alike
@@ -209,6 +211,21 @@ class ChatResponseWriter(ResponseWriter):
         if not self._tools.parallel and parser.calls > 1:
             self.generation.stop(choice_index)
         return [part for part in parts if self._shows(part, self._tools)]
+
+    async def shown_parts(self) -> AsyncGenerator[Part, None]:
+        """The parts of the only choice; space is held back until text follows, and dropped before calls."""
+        space, in_text, shown = "", False, False
+        async for step in self.generation:
+            self.unwritten += step.delta.scored
+            for part in self.parse(0, step.delta.text, step.last):
+                in_text = isinstance(part, TextPiece) and (in_text or bool(part.text.strip()))
+                if isinstance(part, TextPiece) and not in_text:
+                    space += part.text
+                    continue
+                yield TextPiece(space + part.text) if isinstance(part, TextPiece) else part
+                space, shown = "", True
+        if space and not shown:
+            yield TextPiece(space)
 
     @staticmethod
     def _shows(part: Part, tools: Calling) -> bool:

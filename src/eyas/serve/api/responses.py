@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from eyas.serve.api.chat import start_chat
 from eyas.serve.api.items import OutputItemsWriter
+from eyas.serve.api.schema.request import ignored_fields
 from eyas.serve.api.schema.response import generation_responses
 from eyas.serve.api.schema.responses import ResponseEvent, ResponseObject, ResponsesRequest
 from eyas.serve.context import Context, Info
@@ -23,6 +24,7 @@ _PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_for
 @router.post(PATH, responses=generation_responses(ResponseObject, ResponseEvent))
 async def create_response(body: ResponsesRequest, context: Context, info: Info) -> Response:
     """Answer a conversation, all at once or as a stream."""
+    context.log_ignored(ignored_fields(body))
     try:
         generation, tools = await start_chat(body.as_chat(), context, info, endpoint=PATH)
     except ApiError as error:

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
 from eyas.errors import EyasError
-from eyas.serve.api import chat, completions, responses, service
+from eyas.serve.api import chat, completions, messages, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.errors import ApiError, as_api_error, error_code, handle
@@ -32,7 +32,7 @@ from eyas.serve.observe.observer import Observer, Observers
 from eyas.serve.playground.gauges import Gauges
 from eyas.serve.playground.page import playground
 
-_ROUTERS = (chat.router, completions.router, responses.router, service.router)
+_ROUTERS = (chat.router, completions.router, responses.router, messages.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """The paths of the API: the only ones that become labels of metrics."""
 OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})
@@ -226,9 +226,10 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 class ApiKeyMiddleware:
-    """ASGI middleware: 401 without a known key in `Authorization: Bearer KEY`; no keys = open to everyone.
+    """ASGI middleware: 401 without a known key in `Authorization: Bearer KEY` or `x-api-key`.
 
-    Keys are compared in constant time. The beginning of the key's digest is left in the scope's state as `key`.
+    Without keys it is open to everyone. Keys are compared in constant time. The beginning of the key's digest is left
+    in the scope's state as `key`.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -239,7 +240,10 @@ class ApiKeyMiddleware:
         if scope["type"] != "http" or not self._digests or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if b"x-api-key" in headers and b"authorization" not in headers:  # as Anthropic's clients send it
+            scheme, key = b"bearer", headers[b"x-api-key"]
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):

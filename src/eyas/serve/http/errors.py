@@ -1,5 +1,7 @@
 """Errors as clients of OpenAI expect them: a status, and `{"error": {"message", "type", "param", "code"}}`.
 
+Under `/v1/messages` they are as clients of Anthropic expect them: `{"type": "error", "error": {"type", "message"}}`.
+
 `as_api_error` makes one of whatever was raised. Exceptions that nobody expected say nothing about themselves.
 """
 
@@ -33,6 +35,39 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+ANTHROPIC = "/v1/messages"
+"""The path of Anthropic's API, whose errors have another form."""
+_ANTHROPIC_TYPES = {
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""Types that Anthropic calls otherwise than OpenAI does."""
+_NO_EMBEDDINGS = "eyas generates text: embeddings and scores need another server"
+_TEXT_ONLY = "eyas generates text: it serves neither images nor sound"
+_STATELESS = "nothing is stored here: send the whole conversation to /v1/responses or /v1/chat/completions"
+_NO_BATCHES = "there are no batches: send the requests at once, they are decoded together"
+_NO_ROUTES = {
+    "/v1/embeddings": _NO_EMBEDDINGS,
+    "/v1/rerank": _NO_EMBEDDINGS,
+    "/v1/score": _NO_EMBEDDINGS,
+    "/v1/audio": _TEXT_ONLY,
+    "/v1/images": _TEXT_ONLY,
+    "/v1/videos": _TEXT_ONLY,
+    "/v1/realtime": _TEXT_ONLY,
+    "/v1/moderations": "nothing is moderated",
+    "/v1/responses": _STATELESS,
+    "/v1/conversations": _STATELESS,
+    "/v1/assistants": _STATELESS,
+    "/v1/threads": _STATELESS,
+    "/v1/files": _STATELESS,
+    "/v1/vector_stores": _STATELESS,
+    "/v1/batches": _NO_BATCHES,
+    "/v1/messages/batches": _NO_BATCHES,
+    "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target as it is",
+}
+"""Routes of OpenAI's and Anthropic's APIs that are not served -> why; what is under them isn't either."""
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _PLAIN_NAME = re.compile(r"[\w-]+")
 
@@ -59,9 +94,19 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The JSON body of the error response in Anthropic's form."""
+        kind = _ANTHROPIC_TYPES.get(self.status, self.body["error"]["type"])
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
     def response(self, scope: Scope) -> JSONResponse:
         """Make the response; the scope keeps its code for `error_code`."""
-        scope.setdefault("state", {})["error_code"] = self.code or self.body["error"]["type"]
+        state, path = scope.setdefault("state", {}), scope["path"]
+        state["error_code"] = self.code or self.body["error"]["type"]
+        if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
+            body = self.anthropic_body | {"request_id": state.get("request_id")}
+            return JSONResponse(body, self.status, self.headers)
         return JSONResponse(self.body, self.status, self.headers)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,6 +199,11 @@ def _http_message(error: HTTPException) -> str:
 
 async def handle(request: Request, error: Exception) -> JSONResponse:
     """Answer a request with the exception it raised: the app's only exception handler."""
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        path = request.scope["path"]
+        why = next((_NO_ROUTES[route] for route in _NO_ROUTES if f"{path}/".startswith(f"{route}/")), None)
+        if why is not None:
+            error = ApiError(404, f"{path[:100]} is not served: {why}", code="not_served")
     return as_api_error(error).response(request.scope)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from eyas.serve.api.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
-from eyas.serve.api.schema.request import GenerationRequest, Name, RequestModel
+from eyas.serve.api.schema.request import GenerationRequest, Ignored, Name, RequestModel
 from eyas.serve.api.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
 MOST_MESSAGES = 4096
@@ -63,6 +63,9 @@ class ChatCompletionRequest(GenerationRequest):
         default=None, description="go on with the last message; needs add_generation_prompt: false"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    reasoning_effort: Name | None = Field(default=None, description="for the chat template, if it reads it")
+    enable_thinking: bool | None = Field(default=None, description="for the chat template, if it reads it")
+    reasoning: Annotated[Any, Ignored("send reasoning_effort or chat_template_kwargs")] = None
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     safety_identifier: Name | None = Field(default=None, description="used like user")
 

@@ -8,16 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from eyas.serve.api.schema.request import RequestModel
+from eyas.serve.api.schema.request import CacheMarks, Ignored, RequestModel
 from eyas.serve.api.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
 _NULL_WHEN_SENT_BACK = ("audio", "function_call", "refusal")
 """Fields that assistant messages of OpenAI's clients have, taken as long as they are null."""
-ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+_UNSEEN = Ignored("it came with an earlier answer, and the model doesn't see it")
 
 
-class TextPart(RequestModel):
+class TextPart(CacheMarks):
     """A part of a message's content; only text is served."""
 
     type: Literal["text"]
@@ -57,7 +58,7 @@ class RequestToolCall(RequestModel):
         return ToolCall(id=self.id, function=FunctionCall(name=self.function.name, arguments=arguments))
 
 
-class RequestMessage(RequestModel):
+class RequestMessage(CacheMarks):
     """A message of the chat so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -65,10 +66,8 @@ class RequestMessage(RequestModel):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(default=None, description="vLLM's newer name of reasoning_content")
-    annotations: list[Any] | None = Field(default=None, description="of an answer sent back; the model doesn't see it")
-    provider_specific_fields: dict[str, Any] | None = Field(
-        default=None, description="what litellm adds to an answer that it sends back; the model doesn't see it"
-    )
+    annotations: Annotated[list[Any] | None, _UNSEEN] = None
+    provider_specific_fields: Annotated[dict[str, Any] | None, _UNSEEN] = None
     tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
 
@@ -122,7 +121,7 @@ class FunctionDefinition(RequestModel):
     strict: bool | None = None
 
 
-class Tool(RequestModel):
+class Tool(CacheMarks):
     """A tool that the assistant may call; only functions are served."""
 
     type: Literal["function"]
@@ -131,7 +130,8 @@ class Tool(RequestModel):
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     """The tools as chat templates take them."""
-    return [tool.model_dump(mode="json", exclude_none=True) for tool in tools or ()]
+    marks = set(CacheMarks.model_fields)
+    return [tool.model_dump(mode="json", exclude_none=True, exclude=marks) for tool in tools or ()]
 
 
 class NamedFunction(RequestModel):

@@ -1,19 +1,49 @@
 """What request bodies have in common, and the fields that chat and text completions share.
 
-Bodies are read strictly: an unknown field is an error, and so is text where a number belongs. Fields of OpenAI's API
-that are not served are refused with the reason (`NOT_SERVED`), unless they are null, their default.
+Bodies are read strictly: an unknown field is an error, and so is text where a number belongs. Fields of other APIs that
+would change the answer are refused with the reason (`NOT_SERVED`), unless they are null or have the value in `NEUTRAL`.
+Those that change nothing (`Ignored`) are taken with any value, and named in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    model_validator,
+)
 
 _TEXT_ONLY = "eyas serves text"
 _STATELESS = "responses aren't stored: send the earlier items as input"
 _TOOLS = "write tools and tool_choice instead"
+
+_SAMPLER = "this sampler isn't served: leave it out, or send the value that turns it off"
+_OFF: dict[str, float | bool] = {
+    "dry_multiplier": 0,
+    "dynatemp_range": 0,
+    "early_stopping": False,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "length_penalty": 1,
+    "mirostat": 0,
+    "mirostat_mode": 0,
+    "tfs_z": 1,
+    "top_a": 0,
+    "top_n_sigma": -1,
+    "typ_p": 1,
+    "typical_p": 1,
+    "use_beam_search": False,
+    "xtc_probability": 0,
+}
+"""Samplers of llama.cpp, vLLM and others -> the value that turns them off."""
 
 NOT_SERVED: dict[str, str] = {
     "audio": _TEXT_ONLY,
@@ -22,26 +52,28 @@ NOT_SERVED: dict[str, str] = {
     "best_of": "answers aren't ranked: ask for n of them",
     "context_management": "the context isn't shortened here",
     "conversation": _STATELESS,
-    "max_tool_calls": "there are no built-in tools",
+    "json_schema": "write response_format instead",
+    "grammar": "write structured_outputs.grammar, in llguidance's dialect, instead",
+    "n_predict": "write max_tokens instead",
     "previous_response_id": _STATELESS,
-    "reasoning": "the chat template decides, through chat_template_kwargs",
+    "repeat_penalty": "write repetition_penalty, which is over the whole text, instead",
     "suffix": "text is only continued, never filled in",
     "function_call": _TOOLS,
     "functions": _TOOLS,
-    "metadata": "nothing is stored: leave it out or send {}",
     "moderation": "nothing is moderated",
-    "prediction": "a drafter guesses ahead already",
-    "prompt_cache_key": "shared prefixes are found by themselves",
-    "prompt_cache_retention": "shared prefixes are found by themselves",
-    "prompt_cache_options": "shared prefixes are found by themselves",
-    "reasoning_effort": "the chat template decides, through chat_template_kwargs",
-    "service_tier": "there is one tier: leave it out or send auto or default",
-    "store": "nothing is stored: leave it out or send false",
+    "compaction": "the context isn't shortened here",
+    "container": "there are no containers: offer a tool",
+    "fallbacks": "there is one model here",
+    "mcp_servers": "the server calls no tools itself: offer them as tools",
+    "thread": _STATELESS,
     "truncation": "prompts are never shortened: leave it out or send disabled",
-    "verbosity": "models here have no such setting",
     "web_search_options": "there is no search: offer one as a tool",
+    **dict.fromkeys(_OFF, _SAMPLER),
 }
-"""Fields of OpenAI's API that this server does not serve, and why."""
+"""Fields of OpenAI's and other APIs that would change the answer and are not served, and why."""
+
+NEUTRAL: dict[str, float | bool | str] = {**_OFF, "suffix": "", "repeat_penalty": 1}
+"""Values of such fields that change nothing, and are taken."""
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
@@ -78,15 +110,109 @@ OnlyFalse = Annotated[Literal[False], BeforeValidator(_only_false)]
 Name = Annotated[str, StringConstraints(max_length=256)]
 
 
+def _is_off(name: str, value: Any) -> bool:
+    """Whether a field that isn't served is null, or has its neutral value."""
+    return value is None or (name in NEUTRAL and bool(value == NEUTRAL[name]))
+
+
 def why_not_served(location: Sequence[str | int]) -> str | None:
     """Why the field at a location in the body isn't served; None if it is, or if OpenAI's API doesn't have it."""
     return NOT_SERVED.get(str(location[0])) if location else None
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """Marks a field that clients send and that changes nothing here, and says why: any value is taken."""
+
+    why: str
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Say so in `/openapi.json`."""
+        return {**handler(schema), "description": f"accepted and ignored: {self.why}"}
 
 
 class RequestModel(BaseModel):
     """A request body or a part of one, frozen and read strictly."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The paths of fields in a body that were sent and are ignored, without indices, each with the reason."""
+    if isinstance(value, list) and value and isinstance(value[0], RequestModel):
+        for each in value:
+            yield from ignored_fields(each, path)
+    if not isinstance(value, RequestModel):
+        return
+    for name in sorted(value.model_fields_set):
+        inside, field = getattr(value, name), type(value).model_fields[name]
+        here = f"{path}.{name}".removeprefix(".")
+        why = next((mark.why for mark in field.metadata if isinstance(mark, Ignored)), None)
+        if why is None:
+            yield from ignored_fields(inside, here)
+        elif inside is not None:
+            yield here, why
+
+
+_PREFIXES = Ignored("shared prefixes are found by themselves")
+_UNSTORED = Ignored("nothing is stored")
+_SLOTS = Ignored("the scheduler gives out slots")
+_MEASURED = Ignored("usage.eyas has the counts and times")
+_THINKING = Ignored("thinking is part of the text, and the chat template decides about it")
+_SWITCHED_OFF = Ignored("the sampler that it belongs to is off")
+_ROUTING = Ignored("there is one model here, and no other provider")
+UNPADDED = Ignored("events aren't padded")
+
+
+class CacheMarks(RequestModel):
+    """Marks of where a prompt should be cached, which agents put into messages and tools."""
+
+    cache_control: Annotated[Any, _PREFIXES] = None
+    prompt_cache_breakpoint: Annotated[Any, _PREFIXES] = None
+
+
+class IgnoredFields(CacheMarks):
+    """What clients of OpenAI, OpenRouter, llama.cpp and vLLM send with a body, and what changes nothing here."""
+
+    store: Annotated[Any, _UNSTORED] = None
+    metadata: Annotated[Any, _UNSTORED] = None
+    client_metadata: Annotated[Any, _UNSTORED] = None
+    session_id: Annotated[Any, _UNSTORED] = None
+    service_tier: Annotated[Any, Ignored("there is one tier")] = None
+    prompt_cache_key: Annotated[Any, _PREFIXES] = None
+    prompt_cache_retention: Annotated[Any, _PREFIXES] = None
+    prompt_cache_options: Annotated[Any, _PREFIXES] = None
+    cache_prompt: Annotated[Any, _PREFIXES] = None
+    n_cache_reuse: Annotated[Any, _PREFIXES] = None
+    id_slot: Annotated[Any, _SLOTS] = None
+    slot_id: Annotated[Any, _SLOTS] = None
+    timings_per_token: Annotated[Any, _MEASURED] = None
+    return_progress: Annotated[Any, _MEASURED] = None
+    usage: Annotated[Any, _MEASURED] = None
+    prediction: Annotated[Any, Ignored("a drafter guesses ahead already")] = None
+    verbosity: Annotated[Any, Ignored("models here have no such setting")] = None
+    max_tool_calls: Annotated[Any, Ignored("there are no built-in tools")] = None
+    include_reasoning: Annotated[Any, _THINKING] = None
+    reasoning_format: Annotated[Any, _THINKING] = None
+    keep_alive: Annotated[Any, Ignored("the model stays loaded")] = None
+    provider: Annotated[Any, _ROUTING] = None
+    route: Annotated[Any, _ROUTING] = None
+    mirostat_eta: Annotated[Any, _SWITCHED_OFF] = None
+    mirostat_tau: Annotated[Any, _SWITCHED_OFF] = None
+    dry_allowed_length: Annotated[Any, _SWITCHED_OFF] = None
+    dry_base: Annotated[Any, _SWITCHED_OFF] = None
+    dry_penalty_last_n: Annotated[Any, _SWITCHED_OFF] = None
+    dry_sequence_breakers: Annotated[Any, _SWITCHED_OFF] = None
+    dynatemp_exponent: Annotated[Any, _SWITCHED_OFF] = None
+    repeat_last_n: Annotated[Any, _SWITCHED_OFF] = None
+    xtc_threshold: Annotated[Any, _SWITCHED_OFF] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_is_off_of_fields_not_served(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if name not in NOT_SERVED or not _is_off(name, value)}
 
 
 class EyasOptions(RequestModel):
@@ -103,6 +229,7 @@ class StreamOptions(RequestModel):
     continuous_usage_stats: bool | None = Field(
         default=None, description="every chunk has the usage of its choice so far; needs include_usage"
     )
+    include_obfuscation: Annotated[Any, UNPADDED] = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> StreamOptions:
@@ -122,7 +249,7 @@ class StructuredOutputs(RequestModel):
     whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(IgnoredFields):
     """The fields of every request that generates; the defaults are OpenAI's: temperature 1, the rest off."""
 
     model: Name
@@ -153,17 +280,7 @@ class SamplingFields(RequestModel):
     user: Name | None = Field(
         default=None, description="requests of one user queue behind each other; users share what their client gets"
     )
-    store: OnlyFalse | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=0)] | None = None
     eyas: EyasOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls_of_fields_not_served(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None or name not in NOT_SERVED}
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

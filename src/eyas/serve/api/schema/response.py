@@ -127,15 +127,17 @@ class StreamChunk(ResponseHead):
     eyas: EyasResponse | None = None
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def error_responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:
     """Document the error responses of a route."""
     every = sorted({*EVERYWHERE, *statuses})
-    return {status: {"model": ErrorBody, "description": _DESCRIPTIONS[status]} for status in every}
+    return {status: {"model": body, "description": _DESCRIPTIONS[status]} for status in every}
 
 
-def generation_responses(full: type[BaseModel], chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def generation_responses(
+    full: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody
+) -> dict[int | str, dict[str, Any]]:
     """Document the responses of a route that generates: a full response, a stream of chunks, or an error."""
     data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event's is `[DONE]`"}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     success = {"model": full, "content": {"text/event-stream": {"itemSchema": event}}}
-    return {200: success, **error_responses(*WITH_BODY, 429, 504)}
+    return {200: success, **error_responses(*WITH_BODY, 429, 504, body=error)}

@@ -29,9 +29,20 @@ from eyas.serve.api.schema.messages import (
     Tool,
     ToolName,
 )
-from eyas.serve.api.schema.request import Name, OnlyFalse, RequestModel, SamplingFields
+from eyas.serve.api.schema.request import (
+    UNPADDED,
+    CacheMarks,
+    Ignored,
+    IgnoredFields,
+    Name,
+    OnlyFalse,
+    RequestModel,
+    SamplingFields,
+)
 from eyas.serve.api.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
 
+_NO_SUMMARY = Ignored("there are no reasoning items: thinking is part of the text")
+_FUNCTION = set(FunctionDefinition.model_fields)
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _ITEMS = ("message", "function_call", "function_call_output")
 
@@ -58,7 +69,7 @@ def _check_parts(content: Any) -> Any:
     return content
 
 
-class ItemPart(RequestModel):
+class ItemPart(CacheMarks):
     """A part of an item's content. What an answer had beside its text isn't shown to the model."""
 
     type: Literal["input_text", "output_text"]
@@ -116,7 +127,7 @@ Item = Annotated[
 Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
 
 
-class FunctionTool(RequestModel):
+class FunctionTool(CacheMarks):
     """A function that the assistant may call; other types of tools are not served."""
 
     type: Literal["function"]
@@ -142,13 +153,23 @@ class JsonSchemaTextFormat(JsonSchema):
 class TextOptions(RequestModel):
     """The form of the answer's text."""
 
+    verbosity: Annotated[Any, Ignored("models here have no such setting")] = None
     format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaTextFormat | None, Field(discriminator="type")] = None
 
 
 class ResponseStreamOptions(RequestModel):
     """Options of a streamed response; nothing is padded here."""
 
-    include_obfuscation: OnlyFalse | None = None
+    include_obfuscation: Annotated[Any, UNPADDED] = None
+
+
+class Reasoning(RequestModel):
+    """How a model should think, where its chat template lets that be set; nothing is summarized."""
+
+    effort: Name | None = Field(default=None, description="for the chat template, if it reads reasoning_effort")
+    summary: Annotated[Any, _NO_SUMMARY] = None
+    generate_summary: Annotated[Any, _NO_SUMMARY] = None
+    context: Annotated[Any, _NO_SUMMARY] = None
 
 
 class ResponsesRequest(SamplingFields):
@@ -167,6 +188,7 @@ class ResponsesRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
     safety_identifier: Name | None = Field(default=None, description="used like user")
+    reasoning: Reasoning | None = None
     stream_options: ResponseStreamOptions | None = None
     truncation: Literal["disabled"] | None = None
     background: OnlyFalse | None = None
@@ -188,16 +210,18 @@ class ResponsesRequest(SamplingFields):
 
     def as_chat(self) -> ChatCompletionRequest:
         """The same request to the chat API."""
-        shared = set(SamplingFields.model_fields) | {"parallel_tool_calls", "chat_template_kwargs", "safety_identifier"}
+        shared = set(SamplingFields.model_fields) - set(IgnoredFields.model_fields)
+        shared |= {"parallel_tool_calls", "chat_template_kwargs", "safety_identifier"}
         return ChatCompletionRequest(
             **{name: getattr(self, name) for name in shared},
             messages=self._messages(),
             max_completion_tokens=self.max_output_tokens,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             logprobs=self.with_logprobs or None,
             top_logprobs=self.top_logprobs if self.with_logprobs else None,
             response_format=self._response_format(),
             tools=[
-                Tool(type=tool.type, function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
+                Tool(type=tool.type, function=FunctionDefinition(**tool.model_dump(include=_FUNCTION)))
                 for tool in self.tools or ()
             ]
             or None,

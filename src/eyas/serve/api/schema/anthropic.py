@@ -1,0 +1,291 @@
+"""Request, response and events of `POST /v1/messages` and its `count_tokens`: Anthropic's Messages API.
+
+A request is a chat in other words: `MessagesRequest.as_chat` says it as one, and it is answered as one.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+
+from eyas.serve.api.schema.blocks import (
+    DROPPED,
+    ELSEWHERE,
+    AnthropicMessage,
+    AnthropicText,
+    check_blocks,
+    joined_text,
+)
+from eyas.serve.api.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
+from eyas.serve.api.schema.messages import (
+    FunctionDefinition,
+    NamedFunction,
+    NamedToolChoice,
+    RequestMessage,
+    Tool,
+    ToolName,
+)
+from eyas.serve.api.schema.request import (
+    MOST_STOPS,
+    CacheMarks,
+    EyasOptions,
+    Finite,
+    Ignored,
+    IgnoredFields,
+    Name,
+    RequestModel,
+    StopString,
+)
+from eyas.serve.api.schema.response import EyasResponse, ResponseModel, SpeculationUsage
+
+_LONGEST_USER = 256
+
+
+def _check_tools(tools: Any) -> Any:
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise ValueError(
+                f"tools of type {kind[:50]!r} run at Anthropic: define one of your own, with an input_schema"
+            )
+    return tools
+
+
+class AnthropicTool(CacheMarks):
+    """A tool of the client's own; Anthropic's are not served."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    eager_input_streaming: Annotated[Any, Ignored("inputs are streamed as they are written")] = None
+    input_examples: Annotated[Any, Ignored("chat templates have no place for them")] = None
+    defer_loading: Annotated[Any, Ignored("there is no tool search: every tool is shown")] = None
+    allowed_callers: Annotated[Any, ELSEWHERE] = None
+
+    def as_tool(self) -> Tool:
+        """The tool as the chat API has it."""
+        function = FunctionDefinition(
+            name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
+        )
+        return Tool(type="function", function=function)
+
+
+class AnthropicToolChoice(RequestModel):
+    """Whether tools may, must or can't be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _a_name_for_a_tool(self) -> AnthropicToolChoice:
+        if (self.name is not None) != (self.type == "tool"):
+            raise ValueError("tool_choice has a name if, and only if, its type is tool")
+        return self
+
+    def as_choice(self) -> Literal["none", "auto", "required"] | NamedToolChoice:
+        """The choice as the chat API has it."""
+        if self.name is not None:
+            return NamedToolChoice(type="function", function=NamedFunction(name=self.name))
+        return "required" if self.type == "any" else "none" if self.type == "none" else "auto"
+
+
+class Thinking(RequestModel):
+    """Whether the model should think, where its chat template lets that be set (`enable_thinking`)."""
+
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    budget_tokens: Annotated[Any, Ignored("thinking is part of the text, and counts as it does")] = None
+    display: Annotated[Any, Ignored("thinking is part of the text")] = None
+
+
+class OutputFormat(RequestModel):
+    """A JSON schema that the answer satisfies."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestModel):
+    """The form of the answer, and the effort, where the chat template reads one (`reasoning_effort`)."""
+
+    effort: Name | None = None
+    format: OutputFormat | None = None
+    task_budget: Annotated[Any, ELSEWHERE] = None
+
+
+class ThinkingEdit(RequestModel):
+    """Which earlier thinking is removed: here all of it is."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Annotated[Any, DROPPED] = None
+
+
+class ContextEdits(RequestModel):
+    """What is removed from the conversation before the model reads it; only thinking is."""
+
+    edits: list[ThinkingEdit] | None = None
+
+
+class RequestMetadata(RequestModel):
+    """Who is asking."""
+
+    user_id: Annotated[str, Field(max_length=4 * _LONGEST_USER)] | None = Field(
+        default=None, description="requests of one user queue behind each other; users share slots fairly"
+    )
+
+
+class Conversation(IgnoredFields):
+    """What is read before an answer begins."""
+
+    model: Name
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+    system: Annotated[str | list[AnthropicText], BeforeValidator(check_blocks)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS), BeforeValidator(_check_tools)] | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: ContextEdits | None = None
+    metadata: RequestMetadata | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    diagnostics: Annotated[Any, ELSEWHERE] = None
+    inference_geo: Annotated[Any, ELSEWHERE] = None
+    speed: Annotated[Any, ELSEWHERE] = None
+    user_profile_id: Annotated[Any, ELSEWHERE] = None
+    workspace_id: Annotated[Any, ELSEWHERE] = None
+
+    @model_validator(mode="after")
+    def _a_choice_needs_tools(self) -> Conversation:
+        if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not self.tools:
+            raise ValueError("tool_choice needs tools")
+        return self
+
+    def as_chat(self, **further: Any) -> ChatCompletionRequest:
+        """The same request to the chat API; an assistant's message at the end is the beginning of the answer."""
+        system = [] if self.system is None else [RequestMessage(role="system", content=joined_text(self.system))]
+        messages = [*system, *(each for message in self.messages for each in message.as_messages())]
+        begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
+        output = self.output_config or OutputConfig()
+        choice = self.tool_choice
+        schema = JsonSchema(name="answer", schema=output.format.schema_) if output.format else None
+        return ChatCompletionRequest(
+            model=self.model,
+            messages=messages,
+            add_generation_prompt=False if begun else None,
+            continue_final_message=begun or None,
+            tools=[tool.as_tool() for tool in self.tools or ()] or None,
+            tool_choice=None if choice is None else choice.as_choice(),
+            parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+            response_format=None if schema is None else JsonSchemaFormat(type="json_schema", json_schema=schema),
+            reasoning_effort=output.effort,
+            enable_thinking=None if self.thinking is None else self.thinking.type != "disabled",
+            chat_template_kwargs=self.chat_template_kwargs,
+            **further,
+        )
+
+
+class MessagesRequest(Conversation):
+    """A conversation to answer, with Anthropic's fields, and `seed` and `eyas` besides."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    """More than the context leaves is taken: the answer then ends with `model_context_window_exceeded`."""
+    stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    eyas: EyasOptions | None = None
+
+    @model_validator(mode="after")
+    def _no_trace(self) -> MessagesRequest:
+        if self.eyas is not None and self.eyas.trace:
+            raise ValueError("eyas.trace is only served by chat and text completions")
+        return self
+
+    def as_chat(self, **further: Any) -> ChatCompletionRequest:
+        """The same request to the chat API."""
+        user = self.metadata.user_id if self.metadata else None
+        sampling = {name: getattr(self, name) for name in ("stream", "temperature", "top_k", "top_p", "seed", "eyas")}
+        return super().as_chat(
+            max_completion_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            user=user and user[:_LONGEST_USER],
+            **sampling,
+            **further,
+        )
+
+
+class AnswerText(ResponseModel):
+    """Text of the answer; there are never citations."""
+
+    type: Literal["text"] = "text"
+    text: str
+    citations: None = None
+
+
+class AnswerToolUse(ResponseModel):
+    """A call of the answer; of one that was cut off, `input` is what had been written."""
+
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class MessagesUsage(ResponseModel):
+    """Tokens read and generated: the whole prompt is `input_tokens` and `cache_read_input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    eyas: SpeculationUsage
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class MessageResponse(ResponseModel):
+    """An answer."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[AnswerText | AnswerToolUse]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+    eyas: EyasResponse
+
+
+class MessageEvent(ResponseModel):
+    """One event of a streamed answer; its further fields depend on its type, as in Anthropic's API."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: str
+
+
+class TokenCount(ResponseModel):
+    """How many tokens a conversation has, up to where the answer begins."""
+
+    input_tokens: int
+
+
+class AnthropicErrorDetail(ResponseModel):
+    """A type for programs and a message for people."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(ResponseModel):
+    """The body of an error response of these routes."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+    request_id: str
