@@ -21,8 +21,9 @@ from eyas.types import EngineState
 
 WORDS = ["The", " eagle", " sees", " its", " prey", " from", " afar", ",", " and", " dives", ".\n", "```", "py", "\nx"]
 MARKDOWN = [
-    "# Su", "ms\n\n", "Add **", "both", "** [num", "bers](https://example.org/a_b)", ":\n\n| a | b |\n|---|--:|\n", "| 1 | 2 |\n\n",
-    "```python\ndef add", "(a, b):\n    return", " a + b  # <sum>\n", "```\n\n1. one\n2. ", "two &amp; *three*\n",
+    "# Su", "ms\n\n", "Add **", "both", "** [num", "bers](https://example.org/a_b)", ":\n\n| a | b |\n|---|--:|\n",
+    "| 1 | 2 |\n\n", "```python\ndef add", "(a, b):\n    return", " a + b  # <sum>\n",
+    "```\n\n1. one\n2. ", "two &amp; *three*\n",
 ]  # fmt: skip
 HOSTILE = ["<img src=x", " onerror=\"document.body.id='taken'\">", "<script>", "document.body.id='taken'", "</script>"]
 
