@@ -26,7 +26,9 @@ const gauges = new LoadGauges(settings, (stats) => {
 /** The name in a model's id, which may be the path of its folder. */
 function modelName(id) {
   const cached = id.match(/models--([^/]+)\/snapshots\//); // a folder of the Hub's cache
-  return cached ? cached[1].replaceAll("--", "/") : id.split("/").filter(Boolean).at(-1) ?? id;
+  if (cached) return cached[1].replaceAll("--", "/");
+  if (/^[\w.-]+\/[\w.-]+$/.test(id) && !id.startsWith(".")) return id; // a name on the Hub
+  return id.split("/").filter(Boolean).at(-1) ?? id;
 }
 
 /** Find out which model is served; ask the user for the API key if one is needed. */
