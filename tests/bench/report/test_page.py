@@ -64,7 +64,7 @@ def test_a_page_of_everything() -> None:
             "Plots", [Image(plot(), 'what "it" shows'), Json("all", {"a": ["é<", 1]}), pairs({"k": 1.23456, "z": None})]
         ),
     ]
-    page = render("Drafter <x>", ["lead"], sections)
+    page = render("Drafter <x>", [Text("lead")], sections)
     checker = checked(page)
     for words in ("a <b> c", "<i>", "First & foremost", "é<", "1.235", "Drafter <x>", "lead"):
         assert words in checker.text

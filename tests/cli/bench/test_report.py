@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
-from eyas.cli.bench.report import _lead
+from eyas.bench.report.page import render
+from eyas.bench.report.sections import headline
 from eyas.files import write_json
 
 from ...bench.offline.candidates import candidate
@@ -75,7 +77,14 @@ def test_everything(run: Run, trained: Path, pair: Pair, tmp_path: Path) -> None
     text = page(run, trained, "--chats", chats, "--chats", answered)
     picked = json.loads((trained / "bench" / "checkpoints.json").read_text())
     grown = json.loads((trained / "bench" / "trees.json").read_text())
-    for words in ("too long", "made by me", picked["reason"], grown["reason"], f"{grown['pick']}:", "Draft trees"):
+    for words in (
+        "too long",
+        "made by me",
+        picked["reason"],
+        grown["reason"],
+        f"draft tree {grown['pick']} is",
+        "Draft trees",
+    ):
         assert words in text
 
 
@@ -88,9 +97,31 @@ def test_what_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_checkpoint_slower_than_plain_is_not_called_one_to_serve() -> None:
-    def lead(seconds: float) -> str:
-        return _lead({"ranked": [candidate("step-1", 2.0, 2.0, seconds=seconds).as_dict()]}, None)[0]
+def measured(name: str, length: float, seconds: float) -> dict[str, Any]:
+    return {"pick": name, "drafter": "run/pick", "ranked": [candidate(name, length, length, seconds=seconds).as_dict()]}
 
-    assert lead(5.0).startswith("step-1 is the checkpoint to serve: 2.00 tokens a pass and 2.00 times")
-    assert lead(11.0).startswith("step-1 is the best checkpoint, but not one to serve yet: 2.00 tokens a pass and 0.91")
+
+def lead(*reports: dict[str, Any] | None) -> str:
+    return checked(render("A drafter", headline(*reports, "models/target", Path("run/pick")), [])).text
+
+
+def test_a_checkpoint_slower_than_plain_is_not_called_one_to_serve() -> None:
+    fast, slow = (lead(measured("step-1", 2.0, seconds), None) for seconds in (5.0, 11.0))
+    assert "step-1 is the drafter to serve: 2.00 tokens a pass and 2.00 times" in fast
+    assert "eyas serve models/target --draft-model run/pick\n" in fast + "\n"
+    assert "step-1 is not one to serve yet: 2.00 tokens a pass and 0.91 times" in slow
+    assert "--draft-model" not in slow
+
+
+def test_the_headline_speaks_of_one_measurement() -> None:
+    """A checkpoint that is slow with the default tree and fast with the best one is one to serve, and nothing else."""
+    text = lead(measured("step-1", 2.0, 11.0), measured("chain:1", 1.8, 5.0))
+    assert "step-1 with the draft tree chain:1 is the drafter to serve: 1.80 tokens a pass and 2.00 times" in text
+    assert "not one to serve" not in text
+    assert "0.91" not in text
+    assert "eyas serve models/target --draft-model run/pick --tree chain:1" in text
+    for tile in ("Speedup2.00x", "Accept length1.80", "Tokens/s20.0", "Lossless2 of 2"):
+        assert tile in text.replace("\n", "")
+    slow = lead(measured("step-1", 2.0, 5.0), measured("chain:1", 1.8, 11.0))
+    assert "step-1 with the draft tree chain:1 is not one to serve yet" in slow
+    assert "2.00 times" not in slow

@@ -20,14 +20,22 @@ from eyas.serve.playground.page import playground
 from eyas.types import EngineState
 
 WORDS = ["The", " eagle", " sees", " its", " prey", " from", " afar", ",", " and", " dives", ".\n", "```", "py", "\nx"]
+MARKDOWN = [
+    "# Su", "ms\n\n", "Add **", "both", "** [num", "bers](https://example.org/a_b)", ":\n\n| a | b |\n|---|--:|\n",
+    "| 1 | 2 |\n\n", "```python\ndef add", "(a, b):\n    return", " a + b  # <sum>\n",
+    "```\n\n1. one\n2. ", "two &amp; *three*\n",
+]  # fmt: skip
 HOSTILE = ["<img src=x", " onerror=\"document.body.id='taken'\">", "<script>", "document.body.id='taken'", "</script>"]
 
 
 class FakeServer:
     """What it was asked, and whether a client went away."""
 
-    def __init__(self, key: str = "", pause: float = 0.0) -> None:
-        self.key, self.pause = key, pause
+    def __init__(self, key: str = "", pause: float = 0.0, model: str = "fake-model") -> None:
+        self.key, self.pause, self.model = key, pause, model
+        self.written: list[str] = []
+        """What it answers to "write"."""
+        self.drafts = True
         self.bodies: list[dict[str, Any]] = []
         self.left = threading.Event()
         self.polls = 0
@@ -43,7 +51,7 @@ class FakeServer:
         return True
 
     async def models(self, request: Request) -> Response:
-        return self.refused(request) or JSONResponse({"object": "list", "data": [{"id": "fake-model"}]})
+        return self.refused(request) or JSONResponse({"object": "list", "data": [{"id": self.model}]})
 
     def refused(self, request: Request) -> Response | None:
         if self.key and request.headers.get("authorization") != f"Bearer {self.key}":
@@ -64,21 +72,30 @@ class FakeServer:
         return StreamingResponse(self.stream(body, said), media_type="text/event-stream")
 
     async def stream(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
-        words = {"hostile": HOSTILE, "endless": WORDS * 1000}.get(said, WORDS)[: body["max_tokens"]]
-        rounds = 3 if body["eyas"]["speculate"] else 0
-        done = 0
+        canned = {"hostile": HOSTILE, "endless": WORDS * 1000, "markdown": MARKDOWN, "write": self.written}
+        if body.get("continue_final_message"):
+            canned = {said: [" And", " so", " on", "."]}
+        words = canned.get(said, WORDS)[: body["max_tokens"]]
+        cut = len(words) < len(canned.get(said, WORDS))
+        rounds = 3 if body["eyas"]["speculate"] and self.drafts else 0
+        done = passes = accepted = 0
         try:
             while done < len(words):
                 taken = words[done : done + rounds + 1]
                 end = done + len(taken) == len(words)
-                yield _event(_choice(taken, len(taken) - 1, rounds > 0, "stop" if end else None))
+                yield _event(_choice(taken, len(taken) - 1, rounds > 0, ("length" if cut else "stop") if end else None))
                 done += len(taken)
+                passes, accepted = passes + 1, accepted + len(taken) - 1
                 if said == "lost" and done > 4:
                     return
                 if said == "broken" and done > 4:
                     yield _event({}, error={"message": "the engine stopped", "type": "server_error", "code": 500})
                     return
                 await asyncio.sleep(0.05 if said == "endless" else self.pause * (1 + 3 * (rounds == 0)))
+            if body["stream_options"]["include_usage"]:
+                # as the engine counts: the last draft was accepted further than the answer goes
+                told = {"target_passes": passes, "accept_length": 1 + (accepted + bool(rounds)) / max(passes, 1)}
+                yield _event({}, usage={"completion_tokens": len(words), "eyas": told})
             yield "data: [DONE]\n\n"
         finally:
             if done < len(words):

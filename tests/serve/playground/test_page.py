@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -17,23 +18,61 @@ from eyas.serve.playground.page import page, playground
 
 HERE = Path(room.__file__).parent
 SCRIPTS = sorted((HERE / "script").glob("*.js"))
+LIBRARIES = sorted((HERE / "libraries").glob("*.js"))
+
+
+class Inline(HTMLParser):
+    """Collects what is inside of style and script elements, as a browser reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: dict[str, list[str]] = {"style": [], "script": []}
+        self.open = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:  # noqa: ARG002
+        if tag in self.texts:
+            self.open = tag
+            self.texts[tag].append("")
+
+    def handle_endtag(self, tag: str) -> None:  # noqa: ARG002
+        self.open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts[self.open][-1] += data
 
 
 def test_the_policy_names_what_the_document_holds() -> None:
     html, policy = page()
-    for tag, rule in (("style", "style-src"), ("script", "script-src")):
-        (text,) = re.findall(f"<{tag}[^>]*>(.*?)</{tag}>", html, re.DOTALL)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{rule} 'sha256-{digest}'" in policy
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    inside = Inline()
+    inside.feed(html)
+    for tag, count in (("style", 1), ("script", len(LIBRARIES) + 1)):
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in inside.texts[tag]]
+        assert rules[f"{tag}-src"] == " ".join(f"'sha256-{digest}'" for digest in digests)
+        assert len(digests) == count
     assert "unsafe" not in policy
-    assert "default-src 'none'" in policy
+    assert rules["default-src"] == "'none'"
+    assert (rules["require-trusted-types-for"], rules["trusted-types"]) == ("'script'", "dompurify")
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
     html = page().html
+    for path in LIBRARIES:  # they may speak of addresses; the policy lets them load nothing
+        html = html.replace(path.read_text(encoding="utf-8"), "")
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", html)
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html)
     assert not re.search(r"url\(|@import", html)
+
+
+@pytest.mark.parametrize("path", LIBRARIES, ids=lambda path: path.name)
+def test_libraries_are_those_released_and_licensed(path: Path) -> None:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert f"| `{path.name}` |" in (told := (path.parent / "README.md").read_text(encoding="utf-8"))
+    assert f"`{digest}`" in told
+    assert (path.parent / f"{path.name.split('.')[0]}.LICENSE").stat().st_size > 1000
+    assert "<!--" not in re.sub("<!--.*?>", "", text := path.read_text(encoding="utf-8"))  # nothing hides its end
+    assert "</script" not in text.lower()
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

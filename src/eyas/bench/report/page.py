@@ -67,7 +67,23 @@ class Json:
         return json.dumps(self.value, indent=2, ensure_ascii=False)
 
 
-Block = Text | DataTable | Image | Json
+@dataclass(frozen=True)
+class Tiles:
+    """Figures to see first. `values`: (what it is, the figure, what it is measured against or by)."""
+
+    kind: ClassVar[str] = "tiles"
+    values: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line to copy."""
+
+    kind: ClassVar[str] = "command"
+    line: str
+
+
+Block = Text | DataTable | Image | Json | Tiles | Command
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,8 @@ class Section:
     blocks: Sequence[Block]
 
 
-def render(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The HTML of a report: title, the sentences that sum it up, sections."""
+def render(title: str, lead: Sequence[Block], sections: Sequence[Section]) -> str:
+    """The HTML of a report: title, the blocks that sum it up, sections."""
     loader = PackageLoader("eyas.bench.report", package_path=".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.get_template("page.html.j2")

@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from eyas.bench.offline.candidates import Candidate, doubt
 from eyas.bench.offline.checkpoints import METRICS, TrainingRun
-from eyas.bench.report.figures import checkpoint_figure, training_figure, tree_figure
-from eyas.bench.report.page import Block, DataTable, Image, Json, Section, Text, cell, pairs
+from eyas.bench.report.figures import (
+    checkpoint_figure,
+    methods_figure,
+    serve_figure,
+    training_figure,
+    tree_figure,
+)
+from eyas.bench.report.page import (
+    Block,
+    Command,
+    DataTable,
+    Image,
+    Json,
+    Section,
+    Text,
+    Tiles,
+    cell,
+    pairs,
+)
 from eyas.runtime import busy
 
 Report = Mapping[str, Any]
+
+
+def headline(checkpoints: Report | None, trees: Report | None, target: str, drafter: Path) -> list[Block]:
+    """What the report comes to: one verdict, its figures, and the command that serves what was measured.
+
+    All of it speaks of one measurement: the best draft tree's, or the best checkpoint's where no trees were compared.
+    """
+    report = checkpoints if trees is None else trees
+    if report is None:
+        return [Text("Nothing was measured on real tasks yet: run `eyas bench checkpoints`.")]
+    best = Candidate.from_dict(report["ranked"][0])
+    doubted = doubt(best)
+    name = checkpoints["pick"] if checkpoints is not None else Path(report["drafter"]).name
+    tree = "" if trees is None else f" with the draft tree {best.name}"
+    role = "is the drafter to serve" if doubted is None else "is not one to serve yet"
+    speedup, length = best.mean("speedup"), best.mean("accept_length")
+    answers = sum(score.answers for score in best.tasks.values())
+    same = sum(score.same for score in best.tasks.values())
+    tiles = (
+        ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
+        ("Accept length", f"{length:.2f}", "tokens a pass of the target"),
+        ("Tokens/s", f"{best.mean('tokens_per_second'):.1f}", f"on {', '.join(best.tasks)}"),
+        ("Lossless", f"{same} of {answers}", "answers equal to plain decoding's"),
+    )
+    command = ["eyas", "serve", target]
+    if doubted is None:
+        command += ["--draft-model", str(drafter), *(("--tree", best.name) if trees is not None else ())]
+    return [
+        Text(
+            f"{name}{tree} {role}: {length:.2f} tokens a pass and {speedup:.2f} times the speed of plain decoding, "
+            f"mean over {', '.join(best.tasks)}."
+        ),
+        Tiles(tiles),
+        *([] if doubted is None else [Text(f"{doubted}.")]),
+        Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
+        Command(shlex.join(command)),
+    ]
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:
@@ -163,6 +220,51 @@ def tree_section(report: Report) -> Section:
             ),
             *_warning(report),
             DataTable(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
+        ],
+    )
+
+
+def methods_section(report: Report) -> Section:
+    """The methods compared: speedup, accept length, and how often each position of a draft was accepted."""
+    rows = [
+        (
+            line["method"], line["task"], f"{line['temperature']:g}", f"{line['speedup']:.2f}x",
+            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+            " / ".join(f"{rate:.0%}" for rate in line["by_position"]),
+        )
+        for line in report["lines"]
+        if line["speedup"] is not None
+    ]  # fmt: skip
+    headers = ("method", "prompts", "T", "speedup", "accept length", "accepted by position")
+    return Section(
+        "Methods and acceptance by position",
+        [
+            Image(methods_figure(report), "Speedup, accept length and acceptance by draft position of each method."),
+            DataTable(headers, rows, caption="speedup over plain decoding; share of drafts accepted at each position"),
+            *_warning(report),
+        ],
+    )
+
+
+def concurrency_section(report: Report) -> Section:
+    """The served drafter under load: throughput and waiting by the number of clients."""
+    rows = [
+        (
+            f"{line['load']['level']:g}", line["side"], f"{line['tokens_per_second_median']:.1f}",
+            f"{line['ratio_median']:.2f}x",
+            f"{line['ttft_ms']['p50']:.0f}" if line["ttft_ms"] else "",
+            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+        )
+        for line in report["lines"]
+    ]  # fmt: skip
+    load = "clients at once" if report["lines"][0]["load"]["kind"] == "closed" else "requests a second"
+    headers = (load, "side", "tokens/s", f"ratio to {report['baseline']}", "first token p50 (ms)", "accept length")
+    return Section(
+        "Concurrency",
+        [
+            Image(serve_figure(report), "Throughput, ratios, latencies and accept length by load."),
+            DataTable(headers, rows, caption="medians of the rounds"),
+            *_warning(report),
         ],
     )
 

@@ -37,18 +37,23 @@ def report(
 ) -> None:
     """Write an HTML report of a training run.
 
-    One file that loads nothing: data, store, training, checkpoints, trees, provenance. It holds what is there: run
-    `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it.
+    One file that loads nothing: data, store, training, checkpoints, trees, methods, concurrency, provenance. It holds
+    what is there: run `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it, and write
+    the JSON of `bench methods` and `bench serve` to RUN/bench/methods.json and RUN/bench/serve.json.
     """
     check_output(output)
-    drafter = _drafter(run)
+    folder = _drafter(run)
+    drafter = _read(folder / "config.json")
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.checkpoints import TrainingRun
     from eyas.bench.report.page import render
     from eyas.bench.report.sections import (
         WORDS,
         checkpoint_section,
+        concurrency_section,
         data_section,
+        headline,
+        methods_section,
         provenance_section,
         trained_section,
         training_section,
@@ -63,7 +68,7 @@ def report(
     grown = _optional(trees or run / "bench" / "trees.json")
     sections = [trained_section(trained, drafter)]
     if chats:
-        sections.append(data_section([(folder.name, read_report(folder)) for folder in chats]))
+        sections.append(data_section([(each.name, read_report(each)) for each in chats]))
     kept = store or (Path(trained.recipe["store"]) if trained.recipe.get("store") else None)
     if kept is not None:
         sections += _store(kept)
@@ -72,6 +77,10 @@ def report(
         sections.append(checkpoint_section(trained, checkpoints))
     if grown is not None:
         sections.append(tree_section(grown))
+    for name, section in (("methods", methods_section), ("serve", concurrency_section)):
+        measured = _optional(run / "bench" / f"{name}.json")
+        if measured is not None:
+            sections.append(section(measured))
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
     if accuracy is not None:
@@ -80,7 +89,8 @@ def report(
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
-    write_text(output, render(_title(trained, drafter), _lead(checkpoints, grown), sections))
+    target = drafter.get("eyas", {}).get("target") or trained.recipe.get("target") or "TARGET"
+    write_text(output, render(_title(trained, drafter), headline(checkpoints, grown, target, folder), sections))
     note(f"wrote {output}")
 
 
@@ -91,34 +101,11 @@ def _title(run: TrainingRun, drafter: Any) -> str:
     return f"{kind or 'A'} drafter for {Path(target).name if target else 'a target'}"
 
 
-def _lead(checkpoints: Any, trees: Any) -> list[str]:
-    """The sentences that sum the report up."""
-    from eyas.bench.offline.candidates import Candidate, doubt
-
-    lines = []
-    if checkpoints is not None:
-        best = checkpoints["ranked"][0]
-        doubted = doubt(Candidate.from_dict(best))
-        role = "is the checkpoint to serve" if doubted is None else "is the best checkpoint, but not one to serve yet"
-        lines.append(
-            f"{best['name']} {role}: {best['mean']['accept_length']:.2f} tokens a pass and "
-            f"{best['mean']['speedup']:.2f} times the speed of plain decoding, mean over {', '.join(best['tasks'])}."
-        )
-    if trees is not None:
-        best = trees["ranked"][0]
-        lines.append(
-            f"With its best draft tree, {best['name']}: {best['mean']['accept_length']:.2f} tokens a pass, "
-            f"{best['mean']['tokens_per_second']:.0f} tokens/s, {best['mean']['speedup']:.2f} times plain decoding."
-        )
-    return lines or ["Nothing was measured on real tasks yet."]
-
-
-def _drafter(run: Path) -> Any:
-    """The config.json of the picked, the best, or the last drafter. DataError if there is none."""
+def _drafter(run: Path) -> Path:
+    """The folder of the picked, the best, or the last drafter. DataError if there is none."""
     for name in ("pick", "best", "drafter"):
-        path = run / name / "config.json"
-        if path.is_file():
-            return _read(path)
+        if (run / name / "config.json").is_file():
+            return run / name
     raise DataError(f"{run} holds no drafter yet: training writes best/ and drafter/")
 
 

@@ -1,7 +1,8 @@
 """The playground's routes, and its page: style and scripts in one document that loads nothing else.
 
 The scripts are ES modules, joined into one in the order of `_SCRIPTS`: their `import` lines and `export` words are
-removed. The Content-Security-Policy allows this style and this script by their hashes, and no other.
+removed. The libraries that they use come before them, as released. The Content-Security-Policy allows this style and
+these scripts by their hashes, and no other; markup can be made of text only by DOMPurify.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from fastapi.responses import HTMLResponse
 from eyas.serve.playground.gauges import Gauges
 
 _HERE = Path(__file__).parent
-_SCRIPTS = ("dom", "stream", "settings", "answer", "tree", "rounds", "chat", "race", "gauges", "main")
+_LIBRARIES = ("purify.min", "marked.umd", "highlight.min")
+_SCRIPTS = (
+    "dom", "look", "stream", "settings", "markdown", "answer", "tree", "rounds", "turn", "history", "chat", "race",
+    "gauges", "main",
+)  # fmt: skip
 _MODULE_WORDS = re.compile(r"^import .*;\n|^export (?=\w)", re.MULTILINE)
 
 
@@ -34,24 +39,32 @@ class Page(NamedTuple):
 @cache
 def page() -> Page:
     """Build the page from its sources, once."""
-    style = (_HERE / "style.css").read_text(encoding="utf-8")
-    script = "\n".join(
-        _MODULE_WORDS.sub("", (_HERE / "script" / f"{name}.js").read_text(encoding="utf-8")) for name in _SCRIPTS
-    )
-    frame = (_HERE / "page.html").read_text(encoding="utf-8")
-    before, after_style = frame.split("{{style}}")
-    between, after = after_style.split("{{script}}")
+    style = _read("style.css")
+    libraries = [_read(f"libraries/{name}.js") for name in _LIBRARIES]
+    script = "\n".join(_MODULE_WORDS.sub("", _read(f"script/{name}.js")) for name in _SCRIPTS)
+    parts = {
+        "{{style}}": style,
+        "{{libraries}}": "\n".join(f"<script>{text}</script>" for text in libraries),
+        "{{script}}": script,
+    }
+    html = re.sub("|".join(map(re.escape, parts)), lambda found: parts[found[0]], _read("page.html"))
     policy = {
         "default-src": "'none'",
         "style-src": _hash(style),
-        "script-src": _hash(script),
+        "script-src": " ".join(map(_hash, (*libraries, script))),
+        "require-trusted-types-for": "'script'",
+        "trusted-types": "dompurify",
         "connect-src": "'self'",
         "img-src": "data:",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    return Page(before + style + between + script + after, "; ".join(" ".join(pair) for pair in policy.items()))
+    return Page(html, "; ".join(" ".join(pair) for pair in policy.items()))
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,8 +1,9 @@
-// The chat: messages, the answer while it is streamed, stopping it, and errors.
+// The chat: a conversation, the answer while it is streamed, stopping it, and answering again.
 
-import { Answer } from "./answer.js";
-import { announce, byId, el, plural } from "./dom.js";
+import { announce, byId, el } from "./dom.js";
+import { History, messages } from "./history.js";
 import { streamJson } from "./stream.js";
+import { Turn } from "./turn.js";
 
 const EXAMPLES = [
   "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many clips did she sell altogether?",
@@ -10,21 +11,36 @@ const EXAMPLES = [
   "What does this function do?\n\ndef f(n):\n    return n if n < 2 else f(n - 1) + f(n - 2)",
 ];
 
-const ENDINGS = {
-  length: "cut off at the token limit",
-  cancelled: "cancelled by the server",
-  deadline: "cut off at the server's time limit",
-  error: "ended by an error",
-};
-
 export class Chat {
   constructor(settings, rounds) {
     this.settings = settings;
     this.rounds = rounds;
-    this.messages = [];
     this.abort = null;
     this.box = byId("message");
     this.transcript = byId("transcript");
+    this.place = byId("turns");
+    this.welcome = byId("welcome");
+    this.following = true; // the reader is at the end
+    this.does = {
+      look: (answer, round) => this.rounds.show(answer, round),
+      again: (turn) => this.again(turn),
+      more: (turn) => !this.busy && this.run(turn, turn.resume(), { continuing: true }),
+      edit: (turn, text) => this.edit(turn, text),
+    };
+    this.history = new History(settings, {
+      open: (chat) => this.show(chat),
+      gone: (id) => id === this.chat.id && this.clear(),
+    });
+    this.listen();
+    for (const text of EXAMPLES) {
+      const example = el("button", { type: "button", className: "example", textContent: text });
+      example.addEventListener("click", () => this.send(text));
+      byId("examples").append(el("li", {}, example));
+    }
+    this.show(this.history.last ?? fresh());
+  }
+
+  listen() {
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send(this.box.value);
@@ -37,11 +53,13 @@ export class Chat {
     this.box.addEventListener("input", () => this.fit());
     byId("stop").addEventListener("click", () => this.stop());
     byId("clear").addEventListener("click", () => this.clear());
-    for (const text of EXAMPLES) {
-      const button = el("button", { type: "button", className: "example", textContent: text });
-      button.addEventListener("click", () => this.send(text));
-      byId("examples").append(el("li", {}, button));
-    }
+    byId("system-line").addEventListener("click", () => this.settings.open("", "system"));
+    window.addEventListener("pagehide", () => this.busy && this.history.save(this.chat));
+    this.transcript.addEventListener("scroll", () => {
+      const view = this.transcript;
+      this.following = view.scrollHeight - view.scrollTop - view.clientHeight < 60;
+    });
+    new ResizeObserver(() => this.follow()).observe(this.place);
   }
 
   get busy() {
@@ -58,72 +76,102 @@ export class Chat {
   }
 
   clear() {
-    this.stop();
-    this.messages = [];
-    this.rounds.clear();
-    this.transcript.replaceChildren(byId("welcome") ?? this.welcome);
-    byId("clear").hidden = true;
+    this.show(fresh());
     announce("New conversation");
     this.box.focus();
+  }
+
+  /** Show a conversation, and go on with it. */
+  show(chat) {
+    this.stop();
+    this.rounds.clear();
+    this.chat = { ...chat, turns: chat.turns.map((turn) => Turn.from(turn, this.does)) };
+    this.history.last = chat.id;
+    this.place.replaceChildren(...this.chat.turns.map((turn) => turn.element));
+    this.dress();
+    this.follow(true);
+  }
+
+  /** Show what depends on whether there is a conversation, and on the settings. */
+  dress() {
+    const begun = this.chat.turns.length > 0;
+    this.welcome.hidden = begun;
+    byId("clear").hidden = !begun;
+    const system = this.settings.values.system.trim();
+    byId("system-line").hidden = !system;
+    byId("system-line").textContent = `System prompt: ${system}`;
   }
 
   /** Send a message and stream the answer below it. A failed turn stays visible but is not sent again. */
   async send(text) {
     if (this.busy || !text.trim()) return;
-    this.welcome ??= byId("welcome");
-    this.welcome.remove();
     this.box.value = "";
     this.fit();
-    byId("clear").hidden = false;
-    const turn = el("article", { className: "turn" }, el("div", { className: "said", textContent: text }));
-    this.transcript.append(turn);
-    await this.answer(turn, text);
+    const turn = new Turn(text, this.does);
+    this.chat.turns.push(turn);
+    this.place.append(turn.element);
+    this.dress();
+    await this.run(turn, turn.begin());
   }
 
-  async answer(turn, text) {
-    const messages = [...this.messages, { role: "user", content: text }];
-    const history = this.messages;
-    const answer = new Answer(turn, (shown, index) => this.rounds.show(shown, index));
-    this.working(new AbortController());
+  /** Answer a message anew, with the next seed if there was an answer. */
+  again(turn) {
+    if (this.busy) return;
+    if (turn.text) turn.attempt += 1;
+    this.cut(turn);
+    this.run(turn, turn.begin());
+  }
+
+  /** Answer a changed message, as if what came after had never been; false while another answer is being written. */
+  edit(turn, text) {
+    if (this.busy) return false;
+    Object.assign(turn, { question: text, attempt: 0 });
+    this.cut(turn);
+    this.run(turn, turn.begin());
+    return true;
+  }
+
+  /** Drop what came after a turn. */
+  cut(turn) {
+    const { turns } = this.chat;
+    for (const later of turns.splice(turns.indexOf(turn) + 1)) later.element.remove();
+    this.rounds.clear();
+  }
+
+  async run(turn, answer, changes = {}) {
+    const { chat } = this;
+    const earlier = messages(chat.turns.slice(0, chat.turns.indexOf(turn)));
+    const sent = [...earlier, { role: "user", content: turn.question }];
+    if (changes.continuing) sent.push({ role: "assistant", content: turn.text });
+    const seed = (this.settings.values.seed + turn.attempt) % Number.MAX_SAFE_INTEGER;
+    const abort = new AbortController();
+    this.working(abort);
+    this.history.save(chat);
     this.follow(true);
     announce("Answering");
-    let ending = "";
-    let failure = null;
+    let [ending, failure, usage] = ["", null, null];
     try {
-      const events = streamJson("v1/chat/completions", this.settings.body(messages), this.settings.key, this.abort.signal);
-      for await (const event of events) {
+      const body = this.settings.body(sent, { seed, ...changes });
+      for await (const event of streamJson("v1/chat/completions", body, this.settings.key, abort.signal)) {
+        usage = event.usage ?? usage;
         const choice = event.choices?.[0];
         if (!choice) continue;
         answer.add(choice);
-        if (choice.finish_reason) ending = ENDINGS[choice.finish_reason] ?? "";
+        ending = choice.finish_reason ?? ending;
         this.rounds.grown(answer);
-        this.follow();
       }
     } catch (error) {
       if (error.name === "AbortError") ending = "stopped";
       else failure = error;
     }
-    this.working(null);
-    answer.finish();
-    if (history === this.messages && answer.text) this.messages = [...messages, { role: "assistant", content: answer.text }];
-    if (answer.text || !failure) turn.append(el("p", { className: "figures-line", textContent: figures(answer, ending) }));
-    if (failure) this.fail(turn, text, answer, failure);
-    else announce(`Answer complete${ending ? `, ${ending}` : ""}: ${answer.text}`);
+    if (turn.attempt && this.settings.values.temperature === 0) turn.note = "at temperature 0 it stays the same";
+    else if (turn.attempt) turn.note = `seed ${seed}`;
+    turn.finish(ending, failure, usage);
+    if (this.history.has(chat.id)) this.history.save(chat); // it may have been deleted meanwhile
+    if (this.abort === abort) this.working(null);
+    if (failure?.status === 401) this.settings.open(failure.message, "key");
+    else if (!failure) announce(`Answer complete, ${turn.figures()}: ${turn.text}`);
     this.follow();
-  }
-
-  fail(turn, text, answer, error) {
-    const again = el("button", { type: "button", className: "quiet small", textContent: "Try again" });
-    const problem = el("div", { className: "problem", role: "alert" }, el("p", { textContent: error.message }), again);
-    again.addEventListener("click", () => {
-      if (this.busy) return;
-      if (this.messages.at(-1)?.content === answer.text && answer.text) this.messages = this.messages.slice(0, -2);
-      turn.replaceChildren(turn.firstChild);
-      this.answer(turn, text);
-    });
-    if (!answer.text) answer.element.remove();
-    turn.append(problem);
-    if (error.status === 401) this.settings.open(error.message, "key");
   }
 
   working(abort) {
@@ -131,21 +179,19 @@ export class Chat {
     const focused = document.activeElement;
     byId("send").hidden = this.busy;
     byId("stop").hidden = !this.busy;
+    this.place.classList.toggle("working", this.busy);
     if (focused === byId("send") && this.busy) byId("stop").focus();
     if (focused === byId("stop") && !this.busy) this.box.focus();
   }
 
   /** Keep the end visible, unless the reader has scrolled away from it. */
   follow(always = false) {
-    const view = this.transcript;
-    if (always || view.scrollHeight - view.scrollTop - view.clientHeight < 120) view.scrollTop = view.scrollHeight;
+    if (always) this.following = true;
+    if (this.following) this.transcript.scrollTop = this.transcript.scrollHeight;
   }
 }
 
-function figures(answer, ending) {
-  const count = answer.tokens.length;
-  const parts = [plural(count, "token")];
-  if (answer.seconds && count > 1) parts.push(`${(count / answer.seconds).toFixed(0)} tokens/s`);
-  if (answer.acceptLength) parts.push(`${answer.acceptLength.toFixed(2)} tokens a pass`);
-  return [...parts, ending].filter(Boolean).join(" · ");
+function fresh() {
+  const id = `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
+  return { id, turns: [] };
 }

@@ -1,4 +1,4 @@
-// Helpers for DOM elements. Text is only ever set as text, so that nothing a model writes can become markup.
+// Helpers for DOM elements. Text is only ever set as text; what becomes markup goes through markdown.js.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -21,6 +21,47 @@ export function svg(name, attributes = {}, ...children) {
 export function visible(piece) {
   if (piece === "") return "∅";
   return piece.replace(/^ +| +$/g, (spaces) => "·".repeat(spaces.length)).replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍");
+}
+
+/** A quiet button that runs `act` when it is pressed. */
+export function button(text, act, properties = {}) {
+  const made = el("button", { type: "button", className: "quiet small", textContent: text, ...properties });
+  made.addEventListener("click", act);
+  return made;
+}
+
+/** Put a text on the clipboard, and say so on the button that was pressed. */
+export async function copy(text, pressed) {
+  const written = await writeClipboard(text);
+  const before = pressed.dataset.name ?? pressed.textContent;
+  pressed.dataset.name = before;
+  pressed.textContent = written ? "Copied" : "Not copied";
+  setTimeout(() => (pressed.textContent = before), 1500);
+  announce(pressed.textContent);
+}
+
+async function writeClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // plain HTTP from another machine has no clipboard API, or the user refused
+    const box = el("textarea", { value: text, className: "hidden" });
+    const focused = document.activeElement;
+    document.body.append(box);
+    box.select();
+    const written = document.execCommand("copy");
+    box.remove();
+    focused?.focus();
+    return written;
+  }
+}
+
+/** Let the browser save a text as a file. */
+export function saveFile(name, text, type) {
+  const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
 /** Announce a text to screen readers. */

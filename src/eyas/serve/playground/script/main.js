@@ -3,11 +3,13 @@
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { LoadGauges } from "./gauges.js";
+import { Look } from "./look.js";
 import { Race } from "./race.js";
 import { Rounds } from "./rounds.js";
 import { Settings } from "./settings.js";
 import { getJson } from "./stream.js";
 
+new Look();
 const settings = new Settings();
 const rounds = new Rounds();
 const chat = new Chat(settings, rounds);
@@ -17,14 +19,25 @@ const gauges = new LoadGauges(settings, (stats) => {
   race.drafter = stats.speculating;
   race.warning = stats.busy;
   byId("set-speculate").disabled = !stats.speculating;
+  byId("legend").hidden = !stats.speculating;
   if (!settings.model && !keyWanted) connect();
 });
+
+/** The name in a model's id, which may be the path of its folder. */
+function modelName(id) {
+  const cached = id.match(/models--([^/]+)\/snapshots\//); // a folder of the Hub's cache
+  if (cached) return cached[1].replaceAll("--", "/");
+  if (/^[\w.-]+\/[\w.-]+$/.test(id) && !id.startsWith(".")) return id; // a name on the Hub
+  return id.split("/").filter(Boolean).at(-1) ?? id;
+}
+
 /** Find out which model is served; ask the user for the API key if one is needed. */
 async function connect() {
   try {
     const models = await getJson("v1/models", settings.key);
     settings.model = models.data[0].id;
-    byId("model").textContent = settings.model;
+    byId("model").textContent = modelName(settings.model);
+    document.title = `${byId("model").textContent} · eyas`;
     byId("model").title = settings.model;
     keyWanted = false;
   } catch (error) {
@@ -37,6 +50,7 @@ async function connect() {
 settings.onChange = () => {
   if (!settings.model) connect();
   gauges.resume();
+  chat.dress();
 };
 
 const tabs = [byId("tab-chat"), byId("tab-race")];

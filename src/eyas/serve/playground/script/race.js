@@ -71,30 +71,33 @@ export class Race {
 
   async lap(lane, messages, speculate) {
     const view = byId(`lane-${lane}`);
-    const answer = new Answer(view, (shown, index) => this.rounds.show(shown, index));
-    const timer = setInterval(() => this.figures(lane, answer.rounds, (performance.now() - answer.began) / 1000), 100);
+    const answer = new Answer(view, (shown, index) => this.rounds.show(shown, index), { verbatim: true });
+    answer.begin();
+    const timer = setInterval(() => this.figures(lane, answer, (performance.now() - answer.began) / 1000), 100);
+    let usage = null;
     try {
       for await (const event of this.ask(messages, { speculate })) {
+        usage = event.usage ?? usage;
         if (event.choices?.[0]) answer.add(event.choices[0]);
         this.rounds.grown(answer);
         view.scrollTop = view.scrollHeight;
       }
     } finally {
       clearInterval(timer);
-      answer.finish();
-      this.figures(lane, answer.rounds, answer.seconds);
+      answer.finish(usage);
+      this.figures(lane, answer, answer.seconds);
     }
     return answer;
   }
 
-  /** Write the figures above a lane: those of `rounds` (null before the start) after so many seconds. */
-  figures(lane, rounds, seconds) {
-    const count = (rounds ?? []).reduce((sum, round) => sum + round.tokens.length, 0);
+  /** Write the figures above a lane: those of an answer (null before the start), or of its first rounds. */
+  figures(lane, answer, seconds, rounds = answer?.rounds) {
+    const count = (rounds ?? []).reduce((total, round) => total + round.tokens.length, 0);
     const shown = {
       "Tokens/s": count && seconds ? (count / seconds).toFixed(1) : "–",
       Elapsed: rounds ? `${seconds.toFixed(1)} s` : "–",
       Tokens: rounds ? String(count) : "–",
-      "Per pass": count ? (count / rounds.length).toFixed(2) : "–",
+      "Per pass": answer?.perPass(rounds)?.toFixed(2) ?? "–",
     };
     byId(`lane-${lane}-figures`).replaceChildren(
       ...Object.entries(shown).map(([name, value]) => el("div", {}, el("dt", { textContent: name }), el("dd", { textContent: value }))),
@@ -111,7 +114,7 @@ export class Race {
       const now = (performance.now() - began) / 1000;
       for (const [lane, answer] of Object.entries(this.answers)) {
         const seconds = Math.min(now, answer.seconds);
-        this.figures(lane, answer.rewind(seconds), seconds);
+        this.figures(lane, answer, seconds, answer.rewind(seconds));
       }
       if (now < end) requestAnimationFrame(frame);
     };
@@ -125,12 +128,12 @@ export class Race {
     const at = differing >= 0 ? differing : ours.length < theirs.length ? ours.length : -1;
     const ratio = (ours.length * plain.seconds) / (theirs.length * speculative.seconds || 1);
     const sameness = at < 0 ? `Identical: all ${ours.length} tokens.` : `Different from token ${at + 1} on.`;
-    if (at >= 0) [ours[at], theirs[at]].forEach((token) => token?.span.classList.add("differs"));
+    if (at >= 0) [speculative, plain].forEach((answer) => answer.spans(at).forEach((span) => span.classList.add("differs")));
     const speed = `${ratio.toFixed(2)}× ${ratio >= 1 ? "as fast" : "the speed"}`;
     byId("race-result").replaceChildren(
       el("strong", { className: "speedup", textContent: speed }),
       el("span", { className: at < 0 ? "same" : "problem-text", textContent: sameness }),
-      ...this.doubts(ratio, ours.length / (speculative.rounds.length || 1)),
+      ...this.doubts(ratio, speculative.perPass() ?? 1),
     );
   }
 

@@ -53,13 +53,13 @@ export class Rounds {
 
   /** Scroll the tokens of the round into view. */
   reveal() {
-    const { tokens } = this.answer.rounds[this.index];
-    for (const token of [tokens.at(-1), tokens[0]]) token?.span.scrollIntoView({ block: "nearest" });
+    const spans = this.answer.roundSpans(this.index);
+    for (const span of [spans.at(-1), spans[0]]) span?.scrollIntoView({ block: "nearest" });
   }
 
   /** Close the panel where it covers the answers, and move the focus back to the token it was opened from. */
   close() {
-    this.answer?.element.querySelector('[tabindex="0"]')?.focus(); // focusing it shows its round
+    this.answer?.element.querySelector('.tok[tabindex="0"]')?.focus(); // focusing it shows its round
     this.panel.classList.remove("open");
   }
 
@@ -105,7 +105,9 @@ export class Rounds {
     text.replaceChildren(...round.tokens.map((token) => el("span", { className: `chip ${token.drafted ? "drafted" : "own"}`, textContent: visible(token.piece) })));
     const tokens = plural(round.tokens.length, "token");
     if (!round.draft) {
-      byId("round-summary").textContent = `Nothing was drafted: one pass of the model, ${tokens}.`;
+      byId("round-summary").textContent = round.drafted
+        ? `${tokens} in one pass, ${round.accepted} of them drafted. The trees of this answer went when the page was loaded again.`
+        : `Nothing was drafted: one pass of the model, ${tokens}.`;
       box.replaceChildren();
       return;
     }

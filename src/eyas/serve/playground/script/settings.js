@@ -57,13 +57,15 @@ export class Settings {
     this.onChange();
   }
 
-  /** The body of a streamed chat request; `changes` override the settings. */
+  /** The body of a streamed chat request; `changes` override the settings, `continuing` goes on with the last message. */
   body(messages, changes = {}) {
-    const { temperature, topP, seed, maxTokens, system, speculate } = { ...this.values, ...changes };
+    const { temperature, topP, seed, maxTokens, system, speculate, continuing } = { ...this.values, ...changes };
     return {
       model: this.model,
       messages: system.trim() ? [{ role: "system", content: system }, ...messages] : messages,
+      ...(continuing ? { add_generation_prompt: false, continue_final_message: true } : {}),
       stream: true,
+      stream_options: { include_usage: true },
       temperature,
       top_p: topP,
       seed,
