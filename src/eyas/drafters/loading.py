@@ -20,7 +20,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
-from eyas.drafters.in_target.cascade import Cascade, CascadeDrafter
+from eyas.drafters.cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choose, rank, task_score
+from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, UsageError
@@ -206,7 +207,9 @@ class TreeReport:
                 f"{candidate.mean('tokens_per_second'):.1f}",
                 f"{speedup:.2f}x",
                 f"{length:.2f}",
-                f"{speedup / length:.2f}" if length else "",
+                f"{speedup / length:.2f}{' ?' if impossible(candidate.name, speedup, length) else ''}"
+                if length
+                else "",
                 str(done.rung.groups),
             )
         return table

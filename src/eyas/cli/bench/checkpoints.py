@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     MeasuringMaker,
     check_output,
@@ -126,7 +126,7 @@ def checkpoints(
     write_report(content, json, output_)
     if not json:
         console = output()
-        console.print(report.table())
+        show_table(console, report.table())
         console.print(f"Pick: {report.choice.reason}")
         if workers is not None:
             console.print(workers.described)

@@ -10,7 +10,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     MeasuringMaker,
     check_output,
@@ -124,7 +124,7 @@ def trees(
         write_bytes(plot, tree_figure(content))
     if not json:
         console = output()
-        console.print(report.table())
+        show_table(console, report.table())
         if len(sweep.passes) > 1:
             console.print(
                 "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "

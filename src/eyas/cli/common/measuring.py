@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from eyas.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
+    from eyas.bench.offline.report import MethodLine
     from eyas.bench.offline.workers import CrewMeasure, GroupWorker
     from eyas.drafters.base import Drafter
     from eyas.engine import Engine
@@ -168,6 +169,13 @@ def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None
         write_json(path, content)
     if json:
         typer.echo(jsonlib.dumps(content, ensure_ascii=False))
+
+
+def note_impossible(lines: Iterable[MethodLine]) -> None:
+    """Warn of every speedup that can't be true."""
+    for line in lines:
+        if line.impossible is not None:
+            note(f"warning: {line.impossible}")
 
 
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:

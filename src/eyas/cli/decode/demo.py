@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import check_tree
-from eyas.cli.common.display import note, output, quietly_refreshing
+from eyas.cli.common.display import note, output, quietly_refreshing, show_table
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.types import Completion, Request, Stats
@@ -77,7 +77,7 @@ def demo(
     if json:
         typer.echo(jsonlib.dumps(report))
     else:
-        screen.print(_methods_table(report) if methods else _table(report))
+        show_table(screen, _methods_table(report) if methods else _table(report))
         _explain(report)
     broken = dtype == "float32" and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
@@ -106,7 +106,7 @@ def _engines(dtype: str, tree: str) -> dict[str, Engine]:
 def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     """Plain decoding, and every method that the embedded drafters can run, on slots of its own."""
     from eyas.assets import DEMO_TARGET, demo_drafters
-    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees
+    from eyas.bench.offline.methods import MethodOpener, OpenedMethod, all_choices, with_trees, without_drafter
     from eyas.cli.common.build import quiet
     from eyas.engine import load
     from eyas.targets import Target
@@ -114,15 +114,16 @@ def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     quiet()
     plain = load(DEMO_TARGET, dtype=dtype)
     model, native = plain.target.model, plain.target.native
-    choices, missing = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
-    engines = {"plain": plain}
+    choices = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
+    engines, racing = {"plain": plain}, list[OpenedMethod]()
     for choice in with_trees(choices, {} if tree is None else {None: tree}):
         opened, failed = MethodOpener(Target(model, native=native), str(DEMO_TARGET), plain.tokenizer).open([choice])
+        racing += opened
         engines |= {one.choice.name: one.engine for one in opened}
         for name, reason in failed:
             note(f"not in this race: {name}: {reason}")
-    if missing:
-        note(f"not in this race, as the demo has no drafter for them: {', '.join(each.name for each in missing)}")
+    if missing := without_drafter(racing):
+        note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
     return engines
 
 
@@ -240,7 +241,10 @@ def _table(report: dict[str, Any]) -> Any:
 
 
 def _explain(report: dict[str, Any]) -> None:
-    """Say what the figures of a report mean, and what they were taken with."""
+    """Say what the figures of a report mean, what they were taken with, and which of them not to trust."""
+    from eyas.bench.offline.report import impossible
+    from eyas.runtime import busy
+
     console = output()
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
@@ -254,6 +258,12 @@ def _explain(report: dict[str, Any]) -> None:
     console.print(
         f"identical output: every token of {runs} runs was compared. See docs/metrics.md and docs/lossless.md."
     )
+    for row in report["rows"]:
+        name = f"{row['method']} on {row['text']}" if "method" in row else row["text"]
+        if (wrong := impossible(name, row["speedup"], row["accept_length"])) is not None:
+            note(f"warning: {wrong}")
+    if (warning := busy(report["machine"])) is not None:
+        note(f"warning: {warning}")
     if not all(row["identical_output"] for row in report["rows"]):
         console.print(
             "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."

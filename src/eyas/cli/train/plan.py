@@ -11,7 +11,7 @@ from typer import Option
 from eyas.assets import named_target
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
-from eyas.cli.common.display import output
+from eyas.cli.common.display import output, show_table
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
 from eyas.hub import find_model
@@ -124,7 +124,7 @@ def plan(
         reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
     console.print(reason)
     ours = f"--states {states} --final {final}"
-    console.print(_table(plans.storage(layout, work), ours))
+    show_table(console, _table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
     console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
 
