@@ -154,6 +154,8 @@ class MethodComparison:
         return {
             "machine": dict(self.machine),
             "fastest": self.fastest[0],
+            "verdict": self.verdict,
+            "serve": self.fastest_options,
             "settings": dict(self.settings),
             "definitions": list(COMPARISON),
             "methods": [method.as_dict() for method in self.methods],

@@ -139,6 +139,11 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
     }
 
 
+def prompt_options(measuring: MeasureOptions) -> list[str]:
+    """The options that name the same prompt files for another verb."""
+    return [word for path in measuring.prompt_file for word in ("--prompt-file", str(path))]
+
+
 def engines_for(
     target: Target,
     tokenizer: Any,
@@ -189,14 +194,13 @@ def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     return FAILURE if errors else 0
 
 
-def may_write(choice: Selection, force: bool) -> list[str]:
-    """Whether the pick of a choice is written: the errors that say why not; with `force` they are warnings."""
-    if choice.doubt is None:
-        return []
-    if force:
-        note(f"warning: {choice.doubt}")
-        return []
-    return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
+def warn_of(choice: Selection) -> None:
+    """Warn of a pick that isn't certain to be faster than plain decoding, and say what to do with it."""
+    if choice.doubt is not None:
+        note(
+            f"warning: {choice.doubt}. It can be served all the same: `eyas serve` drafts only where that pays. "
+            "`eyas bench methods` tells whether a method without training is faster"
+        )
 
 
 def plain_numbers(text: str, option: str) -> list[float]:

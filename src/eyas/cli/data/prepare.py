@@ -97,6 +97,9 @@ def prepare(
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))
     else:
         _show(report, output_)
+    if model is not None:
+        target = ["--model", model, "--chats", output_]
+        next_step("data", "regenerate", *target, "--output", output_.parent / "answers")
 
 
 def _threshold(text: str) -> str | float | None:

@@ -19,8 +19,8 @@ LENGTH = 4096
 CHATS = 2
 """Chats of full length that fit into an `auto` micro-batch."""
 LEAST_BATCHES = 160
-"""`auto` micro-batches of an epoch at least, if the longest chat allows: with little data, longer ones would leave a few
-dozen steps, which teach next to nothing."""
+"""`auto` micro-batches of an epoch at least, if the longest chat allows: with little data, longer ones would leave a
+few dozen steps, which teach next to nothing."""
 VOCABULARY_STEP = 1024
 """What an `auto` draft vocabulary is a multiple of where the answers have fewer tokens than the target."""
 

@@ -157,8 +157,8 @@ class Outlook:
         yield from self._about_data()
         if target.vocab_size >= _REAL_VOCABULARY and self.vocabulary.covered < _LEAST_COVERED:
             yield (
-                f"a draft vocabulary of {network.draft_vocab_size:,} tokens covers {self.vocabulary.covered:.2%} of the "
-                "answers; the others can't be drafted (set shape.draft_vocab_size to auto, or higher)"
+                f"a draft vocabulary of {network.draft_vocab_size:,} tokens covers {self.vocabulary.covered:.2%} of "
+                "the answers; the others can't be drafted (set shape.draft_vocab_size to auto, or higher)"
             )
         if isinstance(network, TransformerConfig) and network.intermediate_size < mlp_width(target.config) / 2:
             yield (

@@ -189,7 +189,7 @@ class RunLog:
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """At most `most` figures in one line, without those of later steps of the training-time test; what decides first."""
+    """At most `most` figures in one line, without those of later steps of training-time test; what decides first."""
     few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
     few.sort(key=lambda figure: figure[0] != _DECIDES)
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])
