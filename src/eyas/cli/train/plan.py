@@ -158,6 +158,12 @@ def plan(
         f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
         f"plain decoding {_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
     )
+    if gain.low < 1:
+        console.print("below 1x drafting doesn't pay: eyas serve then decodes plainly; more chats help most")
+    console.print(
+        "free: --method ngram and --method suffix need no chats and no training, and are fast where answers repeat "
+        f"what was said. Try them first: eyas bench methods {model} --prompt-file PROMPTS.jsonl"
+    )
     console.print("Assumed:")
     for line in (
         f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {count}",
