@@ -58,8 +58,8 @@ def test_speedup_is_the_median_of_paired_ratios_with_quartiles() -> None:
 
 def test_the_fastest_is_served_and_that_may_be_plain_decoding() -> None:
     found = comparison()
-    assert (found.fastest, found.fastest_options) == (("lookup", 2.0), [])
-    assert found.verdict.startswith("Fastest: lookup, 2.00 times as fast")
+    assert (found.fastest, found.fastest_options) == (("lookup", 2.5), [])
+    assert found.verdict.startswith("Fastest: lookup, 2.50 times as fast")
     ours = replace(found.methods[0], choice=MethodChoice("lookup", "runs/pick", "+suffix"))
     assert replace(found, methods=[ours]).fastest_options == ["--draft-model", "runs/pick", "--method", "+suffix"]
     slower = {key: {**each, "lookup": measured(5.0, 1, [0.8])} for key, each in results().items()}
@@ -89,7 +89,8 @@ def test_the_tables_and_the_json_say_the_same() -> None:
         assert words in text
     report = json.loads(json.dumps(found.as_dict()))
     assert list(report) == [
-        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "errors",
+        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "fastest",
+        "verdict", "serve", "errors",
     ]  # fmt: skip
     line = report["lines"][1]
     assert (line["method"], line["temperature"], line["speedup_quartiles"]) == ("lookup", 0.0, [1.75, 3.25])

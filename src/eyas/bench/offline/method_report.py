@@ -153,9 +153,6 @@ class MethodComparison:
         """The JSON form: figures, and the counts they came from."""
         return {
             "machine": dict(self.machine),
-            "fastest": self.fastest[0],
-            "verdict": self.verdict,
-            "serve": self.fastest_options,
             "settings": dict(self.settings),
             "definitions": list(COMPARISON),
             "methods": [method.as_dict() for method in self.methods],
@@ -167,6 +164,9 @@ class MethodComparison:
                 for name, one in measured.items()
             ],
             "equality": self.equality,
+            "fastest": self.fastest[0],
+            "verdict": self.verdict,
+            "serve": self.fastest_options,
             "errors": list(self.errors),
         }
 

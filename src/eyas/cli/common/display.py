@@ -79,7 +79,8 @@ def output() -> Console:
 
 def show_table(console: Console, table: Table) -> None:
     """Print a table so that nothing of it is cut: on a narrow screen without lines, or as several tables below it."""
-    if console.measure(table).maximum <= console.width:
+    endless = console.options.update(width=100_000)  # what a table needs is cut to what there is
+    if console.measure(table, options=endless).maximum <= console.width:
         console.print(table)
         return
     columns = [_Column(column.header, list(column.cells), column.justify) for column in table.columns]
@@ -93,27 +94,28 @@ def show_table(console: Console, table: Table) -> None:
         rest, title = rest[count:], None
         if not rest:
             return
+        console.print()
 
 
 class _Column(NamedTuple):
-    """A column of text; `least` is the width at which none of its words is broken."""
+    """A column of text."""
 
     header: Any
     cells: list[Any]
     justify: Any
 
     @property
-    def lines(self) -> list[str]:
-        return [line for text in (self.header, *self.cells) for line in str(text).splitlines()]
-
-    @property
     def least(self) -> int:
-        longest = max((len(word) for line in self.lines for word in line.split()), default=1)
-        return longest if self.justify == "right" else min(longest, 24)
+        """The width at which no word of the header and no figure is broken; names may be."""
+        header = max(map(len, str(self.header).split()), default=1)
+        cells = max((len(line) for cell in self.cells for line in str(cell).splitlines()), default=1)
+        return max(header, cells if self.justify == "right" else min(cells, 24))
 
     @property
     def most(self) -> int:
-        return max((len(line) for line in self.lines), default=1)
+        """The width at which nothing is broken."""
+        lines = [line for text in (self.header, *self.cells) for line in str(text).splitlines()]
+        return max(map(len, lines), default=1)
 
 
 def _least(columns: Sequence[_Column]) -> int:
