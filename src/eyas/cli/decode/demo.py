@@ -79,6 +79,7 @@ def demo(
     else:
         show_table(screen, _methods_table(report) if methods else _table(report))
         _explain(report)
+    _warn(report)
     broken = dtype == "float32" and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
 
@@ -241,10 +242,7 @@ def _table(report: dict[str, Any]) -> Any:
 
 
 def _explain(report: dict[str, Any]) -> None:
-    """Say what the figures of a report mean, what they were taken with, and which of them not to trust."""
-    from eyas.bench.offline.report import impossible
-    from eyas.runtime import busy
-
+    """Say what the figures of a report mean, and what they were taken with."""
     console = output()
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
@@ -258,16 +256,23 @@ def _explain(report: dict[str, Any]) -> None:
     console.print(
         f"identical output: every token of {runs} runs was compared. See docs/metrics.md and docs/lossless.md."
     )
+    if not all(row["identical_output"] for row in report["rows"]):
+        console.print(
+            "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."
+        )
+
+
+def _warn(report: dict[str, Any]) -> None:
+    """Say which figures not to trust."""
+    from eyas.bench.offline.report import impossible
+    from eyas.runtime import busy
+
     for row in report["rows"]:
         name = f"{row['method']} on {row['text']}" if "method" in row else row["text"]
         if (wrong := impossible(name, row["speedup"], row["accept_length"])) is not None:
             note(f"warning: {wrong}")
     if (warning := busy(report["machine"])) is not None:
         note(f"warning: {warning}")
-    if not all(row["identical_output"] for row in report["rows"]):
-        console.print(
-            "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."
-        )
 
 
 LEGEND = (
