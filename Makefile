@@ -20,9 +20,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(RUN)/eyas demo
 
-# prepare, regenerate, capture, train, choose checkpoint and tree for the demo target; ends in runs/pipeline/report.html
+# `eyas pipeline` for the demo target: from chats to a drafter and how to serve it; ends in runs/pipeline/report.html
 pipeline: install
-	$(RUN)/python recipes/pipeline.py
+	$(RUN)/eyas pipeline demo stdlib --output runs/pipeline --recipe pipeline --samples 400 --held-out-share 0.1 \
+	  --max-length 400 --max-new-tokens 96 --draft-model demo --measured-tokens 64
 
 # the exported demo drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp

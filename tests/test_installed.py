@@ -38,10 +38,10 @@ SHORT = {
         "drafter.loop.epochs=null", "drafter.loop.steps=2", "drafter.loop.validate_every=2", "drafter.shape.layers=1",
         "drafter.validation.prompts=1", "drafter.validation.max_tokens=8", "drafter.max_length=256",
     ],
-    "bench checkpoints": ["--max-new-tokens", "8", "--repeats", "1", "--limit", "1", "--force"],  # two steps: no use
+    "bench checkpoints": ["--max-new-tokens", "8", "--repeats", "1", "--limit", "1"],  # two steps: no use
     "bench trees": [
         "--max-new-tokens", "8", "--repeats", "1", "--limit", "1", "--tree-depth", "2", "--tree-top-k", "2",
-        "--tree-nodes", "4", "--chain", "2", "--force",
+        "--tree-nodes", "4", "--chain", "2",
     ],
 }  # fmt: skip
 """Verb -> options that make it short."""

@@ -194,6 +194,13 @@ def busy(load: Mapping[str, Any]) -> str | None:
     )
 
 
+def duration(seconds: float) -> str:
+    """Seconds as people say them: in minutes below two hours, else in hours."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def versions() -> dict[str, str]:
     """Versions of eyas, torch and transformers, to be saved with what they computed."""
     found = {}

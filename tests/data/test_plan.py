@@ -11,10 +11,13 @@ from eyas.data.block_plan import BlockPlan, BlockShape, block_parameters
 from eyas.data.devices import Machine, known_machine, this_machine
 from eyas.data.features import FeatureBatch
 from eyas.data.plan import (
+    ACCEPT_LENGTHS,
+    Eagle3Plan,
     ModelSize,
     Workload,
     capture_hours,
     drafter_parameters,
+    expected_lengths,
     model_size,
     plain_speed,
     regeneration_hours,
@@ -165,6 +168,21 @@ def test_speedup_is_an_honest_range() -> None:
     small = speedup(model_size(tiny.build_model("llama").config), 3, 97)  # a drafter half as heavy as its target
     assert small.draft_cost > 0.1
     assert small.high < gain.high
+
+
+def test_the_accept_length_to_expect_follows_the_data() -> None:
+    """Of 400 chats little, of as many as published drafters have learnt from what was published."""
+    few, some, many = (Workload(samples, 250) for samples in (400, 8000, 500_000))
+    assert expected_lengths(ACCEPT_LENGTHS, few) == pytest.approx((1.32, 1.57), abs=0.01)
+    low, high = expected_lengths(ACCEPT_LENGTHS, some)
+    assert 1.6 < low < 2.3 < high < 2.8  # the demo drafter's is 2.3
+    assert expected_lengths(ACCEPT_LENGTHS, many) == ACCEPT_LENGTHS
+    size = model_size(BIG)
+    gains = [Eagle3Plan(size, 3, work).speedup() for work in (few, many)]
+    assert gains[0].low < 1 < gains[0].high < gains[1].low
+    assert gains[1] == speedup(size, 3, 32000)
+    assert "are less than the 50 of published drafters" in Eagle3Plan(size, 3, few).assumed(0.1)[1]
+    assert "accept length 4.24 to 6.74:" in Eagle3Plan(size, 3, many).assumed(0.1)[1]
 
 
 def test_machines() -> None:

@@ -28,6 +28,7 @@ from eyas.cli.drafter.doctor import doctor
 from eyas.cli.drafter.export import export
 from eyas.cli.drafter.inspect import inspect
 from eyas.cli.serve.serve import serve
+from eyas.cli.train.pipeline import pipeline
 from eyas.cli.train.plan import plan
 from eyas.cli.train.sweep import sweep
 from eyas.cli.train.train import train
@@ -42,6 +43,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "doctor": doctor,
     "export": export,
     "plan": plan,
+    "pipeline": pipeline,
     "train": train,
     "sweep": sweep,
 }

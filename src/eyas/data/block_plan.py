@@ -119,17 +119,17 @@ class BlockPlan(NamedTuple):
         found, target = block_parameters(self.target, self.shape), self.target
         cost = (found.fc + found.layers + found.markov + target.head) / (target.body + target.head)
         bound = 1 / (1 + cost)
-        lengths = ACCEPT_LENGTHS[self.shape.kind]
+        lengths = plans.expected_lengths(ACCEPT_LENGTHS[self.shape.kind], self.work)
         low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
         return Speedup(cost, low, high)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
-        low, high = ACCEPT_LENGTHS[self.shape.kind]
         return (
             f"a {self.shape.kind} drafter of the target's widths, {self.shape.layers} layers, with the target's "
             f"embedding and head: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
-            f"accept length {low} to {high}: what DSpark's authors report for Qwen3-4B at temperature 1; "
+            f"{plans.about_lengths(ACCEPT_LENGTHS[self.shape.kind], self.work)}: what DSpark's authors report for "
+            "Qwen3-4B at temperature 1; "
             f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as measured for EAGLE-3",
         )
 
@@ -185,16 +185,16 @@ class PEaglePlan(NamedTuple):
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights once."""
         cost = sum(self._parameters) / (self.target.body + self.target.head)
-        bound = 1 / (1 + cost)
-        low, high = (tau * min(bound, share) for tau, share in zip(plans.ACCEPT_LENGTHS, EFFICIENCIES, strict=True))
+        bound, lengths = 1 / (1 + cost), plans.expected_lengths(plans.ACCEPT_LENGTHS, self.work)
+        low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
         return Speedup(cost, low, high)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
-        low, high = plans.ACCEPT_LENGTHS
         return (
             f"a P-EAGLE drafter of the target's widths, {self.layers} layers, {self.work.draft_vocab} draft tokens, "
             f"with an embedding of its own: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
-            f"accept length {low} to {high}, which is EAGLE-3's: what its authors report for Llama-3.1-8B; "
+            f"{plans.about_lengths(plans.ACCEPT_LENGTHS, self.work)}, which is EAGLE-3's: what its authors report for "
+            "Llama-3.1-8B; "
             f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
         )

@@ -30,6 +30,13 @@ def test_a_single_prompt_tells_nothing_of_the_uncertainty() -> None:
     assert "Next is a, 0.500 lower (one prompt a file: no telling how sure that is)." in reason
 
 
+def test_a_reason_says_what_is_impossible() -> None:
+    true, wrong = candidate("true", 2.0), candidate("wrong", 2.0, seconds=0.1)
+    reason = choose([true, wrong], "accept_length").reason
+    assert "Impossible: wrong, " in reason
+    assert "Impossible: true" not in reason
+
+
 def test_a_single_candidate_is_the_pick() -> None:
     choice = choose([candidate("only", 2.0)], "speedup")
     assert (choice.best.name, choice.ties) == ("only", ())

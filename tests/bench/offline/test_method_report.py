@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from eyas.bench.offline.method_report import COMPARISON, MethodComparison, Quartiles, compared, training_words
 from eyas.bench.offline.methods import MethodChoice, OpenedMethod, Skipped
+from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import MethodResult
 from eyas.bench.report.figures import methods_figure
 from eyas.types import Stats
@@ -54,6 +56,29 @@ def test_speedup_is_the_median_of_paired_ratios_with_quartiles() -> None:
     assert Quartiles.of([1.0]) is None
 
 
+def test_the_fastest_is_served_and_that_may_be_plain_decoding() -> None:
+    found = comparison()
+    assert (found.fastest, found.fastest_options) == (("lookup", 2.5), [])
+    assert found.verdict.startswith("Fastest: lookup, 2.50 times as fast")
+    ours = replace(found.methods[0], choice=MethodChoice("lookup", "runs/pick", "+suffix"))
+    assert replace(found, methods=[ours]).fastest_options == ["--draft-model", "runs/pick", "--method", "+suffix"]
+    slower = {key: {**each, "lookup": measured(5.0, 1, [0.8])} for key, each in results().items()}
+    plain = replace(found, results=slower)
+    assert (plain.fastest, plain.fastest_options) == (("none", 1.0), [])
+    assert "serve without one" in plain.verdict
+
+
+def test_a_speedup_above_the_accept_length_is_called_impossible() -> None:
+    lines = {one.line.task: one.line for one in comparison().lines if one.line.method == "lookup"}
+    assert (lines["maths"].efficiency, lines["mean"].impossible) == (1.25, None)
+    assert str(lines["maths"].impossible).startswith("impossible: lookup on maths, 2.50x at accept length 2.00")
+    assert impossible("x", 7.47, 2.28) is not None
+    assert impossible("x", 2.3, 2.28) is None
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(comparison().table("title"))
+    assert "1.25 ?" in console.export_text()
+
+
 def test_the_tables_and_the_json_say_the_same() -> None:
     found = comparison()
     console = Console(width=200, record=True, file=StringIO())
@@ -64,7 +89,8 @@ def test_the_tables_and_the_json_say_the_same() -> None:
         assert words in text
     report = json.loads(json.dumps(found.as_dict()))
     assert list(report) == [
-        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "errors",
+        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "fastest",
+        "verdict", "serve", "errors",
     ]  # fmt: skip
     line = report["lines"][1]
     assert (line["method"], line["temperature"], line["speedup_quartiles"]) == ("lookup", 0.0, [1.75, 3.25])

@@ -19,8 +19,10 @@ from eyas.bench.offline.methods import (
     named_choices,
     preset_choices,
     with_trees,
+    without_drafter,
 )
 from eyas.drafters.kinds import NAMES as KINDS
+from eyas.drafters.methods import read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.targets import load_target
@@ -30,11 +32,21 @@ from ...pairs import save_drafter, save_target, tokenizer
 
 
 def test_all_are_the_drafters_and_whatever_needs_none() -> None:
-    chosen, skipped = all_choices({"mine": "m", "eagle3": "e"})
+    chosen = all_choices({"mine": "m", "eagle3": "e"})
     assert chosen[:2] == [MethodChoice("mine", "m"), MethodChoice("eagle3", "e")]
     assert {choice.name for choice in chosen[2:]} >= set(WEIGHTLESS)
     assert {"mine+suffix", "eagle3+suffix", "mtp"} <= {choice.name for choice in chosen}
-    assert [each.name for each in skipped] == [k for k in (*KINDS, "draft_model") if k not in ("eagle3", "mtp")]
+    for choice in chosen:
+        if choice.method is not None:
+            read_method(choice.method)  # every one is a method, with no stray file among them
+
+
+def test_a_kind_is_without_a_drafter_unless_one_is_named_so_or_is_one(tmp_path: Path) -> None:
+    target = load_target(save_target(tmp_path / "model"))
+    opener = MethodOpener(target, str(tmp_path / "model"), tokenizer())
+    opened, _ = opener.open([MethodChoice("pick", str(save_drafter(tmp_path / "pick")))])
+    assert opened[0].kind == "eagle3"
+    assert without_drafter(opened) == [kind for kind in (*KINDS, "draft_model") if kind != "eagle3"]
 
 
 def test_a_name_is_a_drafters_a_kind_or_two_of_them() -> None:

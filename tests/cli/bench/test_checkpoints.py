@@ -49,7 +49,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measured(monkeypatch)
-    result = bench("--write", "--force", "--output", tmp_path / "all.json")
+    result = bench("--write", "--output", tmp_path / "all.json")
     assert result.exit_code == 0, result.output
     assert calls == [
         ("maths", "none", "step-000010", "step-000020"),
@@ -79,24 +79,36 @@ def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "run" / "bench" / "checkpoints.svg").read_bytes().startswith(b"<?xml")
 
 
-def test_a_pick_slower_than_plain_is_written_only_by_force(
+def test_a_pick_slower_than_plain_is_warned_of_and_left_to_go_on_with(
     bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "doubt", lambda picked: f"{picked.name} decodes at 0.90 times the speed")
     result = bench("--write")
-    assert result.exit_code == 1
-    assert "error: the pick was not written: step-0000" in result.stderr
-    assert "--force writes it all the same" in result.stderr
+    assert result.exit_code == 0, result.output
+    assert "warning: step-0000" in result.stderr
+    assert "`eyas serve` drafts only where that pays" in result.stderr
     assert "Beware: step-0000" in result.stdout
-    assert not (tmp_path / "run" / "pick").exists()
-    result = bench("--write", "--force")
-    assert (result.exit_code, "warning: step-0000" in result.stderr) == (0, True)
-    assert (tmp_path / "run" / "pick" / "config.json").is_file()
-    shutil.rmtree(tmp_path / "run" / "pick")
-    monkeypatch.setattr(candidates, "doubt", lambda _: None)
-    assert bench("--write").exit_code == 0
-    assert (tmp_path / "run" / "pick" / "config.json").is_file()
-    assert "--force is about --write" in bench("--force").stderr
+    pick = tmp_path / "run" / "pick"
+    assert (pick / "config.json").is_file()
+    maths, code = (f"--prompt-file {tmp_path}/{name}.jsonl" for name in ("maths", "code"))
+    assert f"--draft-model {pick} {maths} {code}\n" in result.stderr
+    following = result.stderr.split("next: eyas ")[1].split()
+    assert following[:2] == ["bench", "methods"]
+
+
+def test_checkpoint_and_tree_are_chosen_together(bench: Run, run: Run, tmp_path: Path) -> None:
+    assert bench().stderr.rstrip().endswith("--write")
+    few = ("--max-new-tokens", 6, "--repeats", 1, "--warmup", 0)
+    result = run("bench", "checkpoints", tmp_path / "run", "--prompt-file", tmp_path / "code.jsonl", *few, "--write")
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "run" / "bench" / "trees.json").read_text())
+    tried = {row["name"] for done in report["passes"] for row in done["candidates"]}
+    assert tried == {"chain:1", "chain:2", "chain:3", "chain:5", "dynamic:3,4,8"}
+    config = json.loads((tmp_path / "run" / "pick" / "config.json").read_text())
+    assert config["default_tree"] == report["pick"]
+    assert f"its default_tree is {report['pick']}" in result.stderr
+    picked = json.loads((tmp_path / "run" / "bench" / "checkpoints.json").read_text())["pick"]
+    assert report["drafter"] == picked
 
 
 def test_what_is_known_is_not_measured_again(bench: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_a_run_alone(run: Run, trained: Path) -> None:
 def test_everything(run: Run, trained: Path, pair: Pair, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": "48/2?"}, {"prompt": "def"}])
     few = ("--prompt-file", rows, "--max-new-tokens", 6, "--repeats", 1, "--warmup", 0)
-    assert run("bench", "checkpoints", trained, *few, "--write", "--force").exit_code == 0
+    assert run("bench", "checkpoints", trained, *few, "--write").exit_code == 0
     pair_options = ("--model", pair.model, "--draft-model", trained / "pick")
     trees = (
         "--tree-depth",

@@ -46,6 +46,9 @@ def whole(run: Run, options: Options, tmp_path_factory: pytest.TempPathFactory) 
     store = tmp_path_factory.mktemp("whole") / "store"
     result = run(*options, store)
     assert result.exit_code == 0, result.output
+    following = result.stderr.splitlines()[-1]
+    assert following.startswith("next: eyas train eagle3 drafter.target=")
+    assert following.endswith(f"drafter.store={store} drafter.output={store.parent / 'eagle3'}")
     return store
 
 

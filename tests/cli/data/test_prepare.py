@@ -22,6 +22,8 @@ def test_tables_for_people_and_json_for_machines(run: Run, pair: Pair, tmp_path:
     for words in ("what was read", "what was written", "answer tokens", "a.jsonl:31", "same prompt as another chat"):
         assert words in done.stdout
     assert f"{tmp_path / 'out'} is complete" in done.stderr
+    named = f"--model {pair.model} --chats {tmp_path / 'out'} --output {tmp_path / 'answers'}"
+    assert done.stderr.splitlines()[-1] == f"next: eyas data regenerate {named}"
     again = run(
         "data", "prepare", f"{file},weight=2", "--model", pair.model, "-o", tmp_path / "out", "--samples", 20, "--json"
     )

@@ -43,6 +43,8 @@ def test_in_process(run: Run, pair: Pair, chats: Path, tmp_path: Path) -> None:
     assert all(chat.tokens for chat in read_chats(output))
     plain = run(*words, tmp_path / "plain.jsonl")
     assert plain.exit_code == 0
+    named = f"--model {pair.model} --chats {tmp_path / 'plain.jsonl'} --output {tmp_path / 'store'}"
+    assert f"next: eyas data capture {named}\n" in plain.stderr
     assert plain.stdout.splitlines()[0].split() == ["4", "chats", "written"]
     assert output.read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
     assert run(*words, output, "--batch-size", 2).exit_code == 0  # nothing left to ask

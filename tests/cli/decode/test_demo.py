@@ -56,6 +56,16 @@ def test_text(demo: Run) -> None:
     assert "frequency penalty" not in demo("--frequency-penalty", 0).stdout
 
 
+def test_figures_that_are_not_to_be_trusted_are_warned_of(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the other verbs that measure do: of a busy machine, and of speedups that can't be."""
+    monkeypatch.setattr("eyas.runtime.busy", lambda _: "the machine was busy (load 9)")
+    monkeypatch.setattr("eyas.bench.offline.report.MOST_EFFICIENT", 0.0)
+    for options in ((), ("--json",)):
+        said = demo(*options).stderr
+        assert "warning: the machine was busy (load 9)" in said
+        assert "warning: impossible: maths, " in said
+
+
 class Shifted:
     """A broken rule that claims to be lossless."""
 

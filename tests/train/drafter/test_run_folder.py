@@ -34,6 +34,18 @@ def test_the_best_is_kept_and_of_equal_ones_the_earliest(tmp_path: Path) -> None
     assert score(run.finish()) == 2.4
 
 
+def test_the_end_says_what_came_out_and_what_is_next(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for step, value in ((10, 1.2), (20, 1.625), (30, 1.5)):
+        run.add(step, drafter(value))
+    came, lies, following = run.summary()
+    assert "decoded accept length 1.50 after the last, 1.62 after the best, step-000020" in came
+    assert str(tmp_path / "best") in lies
+    assert following == f"next: eyas bench checkpoints {tmp_path} --prompt-file PROMPTS.jsonl --write"
+    (tmp_path / "prompts.jsonl").touch()
+    assert run.summary()[-1].endswith(f"--prompt-file {tmp_path}/prompts.jsonl --write")
+
+
 def test_all_stay_by_default(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (5, 10, 15):

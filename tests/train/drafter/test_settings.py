@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -49,7 +50,7 @@ def written(folder: Path, **more: Any) -> DrafterTrainConfig:
     )  # fmt: skip
 
 
-def outlook(config: DrafterTrainConfig, **sizes: Any) -> Outlook:
+def outlook(config: DrafterTrainConfig, covered: float = 0.5, **sizes: Any) -> Outlook:
     """Of a run on 20 rows of 10 tokens each."""
     target = tiny.target()
     draw = torch.Generator().manual_seed(0)
@@ -63,7 +64,7 @@ def outlook(config: DrafterTrainConfig, **sizes: Any) -> Outlook:
     batches = ChatBatches(rows, settled.batch_tokens, settled.max_length, 0)
     loop = resolved(settled.loop, batches.per_epoch, config.output, ALONE)
     size = config.shape.draft_vocabulary(target.vocab_size)
-    vocabulary = DraftVocabulary(torch.arange(size), 0.5, 60)
+    vocabulary = DraftVocabulary(torch.arange(size), covered, 60)
     network = fresh_network(settled.shape, target, vocabulary.ids)
     pretending: Any = Pretending(**sizes)
     return Outlook(config, settled, loop, pretending, network, vocabulary, batches)
@@ -97,7 +98,6 @@ def test_it_says_what_was_chosen_and_by_whom(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("more", "sizes", "words"),
     [
-        ({}, {"vocab_size": 128_256}, "a draft vocabulary of 97 suits a small model: the target has 128,256 tokens"),
         ({"shape": {"intermediate_size": 23}}, {}, "an MLP 23 wide suits a small model: the target's is 48 wide"),
         ({"max_length": 1000}, {"max_length": 131_072}, "chats are cut to 1,000 tokens"),
         ({"max_length": 1000}, {"max_length": None}, "chats are cut to 1,000 tokens"),
@@ -121,6 +121,48 @@ def test_settings_of_another_model_are_warned_of(
     announce(view)
     assert f"warning: {warning}" in capsys.readouterr().err
     assert f"warning: {warning}" in (tmp_path / "settings.txt").read_text()
+
+
+def test_a_draft_vocabulary_is_judged_by_what_it_covers_and_data_by_its_size(tmp_path: Path) -> None:
+    """Of a real vocabulary 97 tokens may be enough; 200 answer tokens never are, and it is said what to expect."""
+    covering, lacking = (outlook(written(tmp_path), share, vocab_size=128_256) for share in (1.0, 0.98))
+    [little] = covering.warnings()
+    assert "200 answer tokens are few: expect an accept length of some" in little
+    assert "--method ngram" in little
+    again, vocabulary = lacking.warnings()
+    assert again == little
+    assert "a draft vocabulary of 97 tokens covers 98.00% of the answers" in vocabulary
+
+
+def test_sizes_follow_the_data(tmp_path: Path) -> None:
+    """Little data leaves steps enough, and no draft tokens that never occur; sizes of the recipe stay."""
+
+    def row(length: int, tokens: range) -> TokenRow:
+        made = np.resize(np.array(tokens), length)
+        return TokenRow(made, np.arange(length) >= length // 2, "r")
+
+    large: Any = Pretending(vocab_size=49_152, max_length=8192)
+    few = [row(length, range(1500)) for length in (200, 300, 400)] * 100
+    settled = sized(written(tmp_path), large, "float32", few)
+    assert settled.batch_tokens == 90_000 // 160
+    assert settled.shape.draft_vocab_size == 1024
+    assert settled.max_length == 4096
+    assert sized(written(tmp_path), large, "float32", few[:30]).batch_tokens == 400
+    many = sized(written(tmp_path), large, "float32", [row(4000, range(40_000))] * 400)
+    assert (many.batch_tokens, many.shape.draft_vocab_size) == (8192, 2048)
+    assert sized(written(tmp_path), large, "float32").shape.draft_vocab_size == 32_000
+    given = sized(written(tmp_path, batch_tokens=77, shape={"draft_vocab_size": 5000}), large, "float32", few)
+    assert (given.batch_tokens, given.shape.draft_vocab_size) == (77, 5000)
+    whole = sized(written(tmp_path, shape={"kind": "eagle1"}), large, "float32", few)
+    assert whole.shape.draft_vocab_size is None
+
+
+def test_a_loop_that_says_auto_is_judged_and_logged_often_enough(tmp_path: Path) -> None:
+    loop = written(tmp_path, loop={"epochs": None, "steps": 33, "log_every": "auto", "validate_every": "auto"}).loop
+    found = resolved(loop, 7, tmp_path, ALONE)
+    assert (found.log_every, found.validate_every) == (1, 7)
+    long = resolved(loop.model_copy(update={"steps": 100_000}), 7, tmp_path, ALONE)
+    assert (long.log_every, long.validate_every) == (50, 1000)
 
 
 def test_chats_that_are_cut_are_warned_of_with_what_helps(tmp_path: Path) -> None:
@@ -151,14 +193,15 @@ def test_a_run_keeps_what_was_resolved(target: Path, chats: Path, tmp_path: Path
     train_drafter(DrafterTrainConfig.model_validate(values))
     kept = yaml.safe_load((tmp_path / "config.yaml").read_text())["drafter"]
     assert kept["target_dtype"] in ("float32", "bfloat16")
-    assert (kept["max_length"], kept["batch_tokens"]) == (256, 512)
+    assert kept["max_length"] == 256
+    assert kept["batch_tokens"] < 512  # the few chats are short
     assert kept["shape"]["draft_vocab_size"] is None
-    assert kept["loop"]["steps"] == 1
+    assert kept["loop"]["steps"] == 16
     assert "epochs" not in kept["loop"]
     assert isinstance(kept["loop"]["bf16"], bool)
-    kept["loop"]["steps"] = 2
+    kept["loop"]["steps"] = 17
     train_drafter(DrafterTrainConfig.model_validate(kept))
-    train_drafter(DrafterTrainConfig.model_validate({**values, "loop": {"steps": 3, "accumulate": 2}}))
+    train_drafter(DrafterTrainConfig.model_validate({**values, "loop": {"steps": 18, "accumulate": 2}}))
 
 
 def test_a_resumed_run_keeps_the_targets_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

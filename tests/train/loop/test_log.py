@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,33 @@ def test_lines_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixtur
         out.record(4, 1.0, {"loss": 0.25, "accuracy_0": 0.5, "accuracy_1": 0.4, "accuracy_12": 0.3})
     assert capsys.readouterr().err == "step 4 loss 0.25 accuracy_0 0.5\n"
     assert lines(tmp_path)[0]["accuracy_12"] == 0.3
+
+
+def test_it_is_said_how_long_it_takes_before_the_first_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
+    console = Console(stderr=True, force_terminal=False)
+    with RunLog(33, 0, writers(tmp_path, 0, None, console), console) as out:
+        for step in range(1, 6):
+            now[0] += 50.0
+            out.advance(step)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "step 2 of 33: 50 s a step, about 26 min left"
+    assert said[-1].endswith("about 23 min left")
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_figure_that_decides_is_seen_on_a_terminal(tmp_path: Path, columns: int) -> None:
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=columns)
+    figures = {f"validation_{name}": 1.25 for name in ("loss", "accuracy_0", "overlap_0", "accept_length")}
+    with RunLog(9, 0, writers(tmp_path, 0, None, console), console) as out:
+        out.record(4, 1.0, {**figures, "decoded_accept_length": 1.75})
+        out.record(5, 1.0, {"loss": 0.25, "accuracy_0": 0.5})
+    (line,) = [line for line in screen.getvalue().splitlines() if "decoded_accept_length 1.75" in line]
+    assert line.index("1.75") < columns
 
 
 def test_wandb_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

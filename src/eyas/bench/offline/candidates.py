@@ -14,6 +14,7 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
+from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
@@ -258,6 +259,9 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
             f"Times are uncertain by {noise:.0%}, from repeats of plain decoding and the machine's other work: the "
             "error bars of speeds are that much wider."
         )
+    for each in (best, *rest):
+        if (wrong := impossible(each.name, each.mean("speedup"), each.mean("accept_length"))) is not None:
+            parts.append(f"{wrong[0].upper()}{wrong[1:]}.")
     if (doubted := doubt(best)) is not None:
         parts.append(f"Beware: {doubted}.")
     return " ".join(parts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median, quantiles
 from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from eyas.bench.offline.methods import OpenedMethod, Skipped
-from eyas.bench.offline.report import DEFINITIONS, MethodLine, line_dict, lines_of, means
+from eyas.bench.offline.report import DEFINITIONS, MEAN, MethodLine, efficiency_cell, line_dict, lines_of, means
 from eyas.bench.offline.runner import PLAIN, MethodResult
 
 Results = Mapping[tuple[float, str], Mapping[str, MethodResult]]
@@ -115,11 +116,38 @@ class MethodComparison:
         differing = dict.fromkeys(
             f"{one.line.method} at T={one.temperature:g} on {one.line.task} ({one.line.same} of {one.line.answers})"
             for one in self.lines
-            if one.line.same != one.line.answers and one.line.task != "mean"
+            if one.line.same != one.line.answers and one.line.task != MEAN
         )
         if not differing:
             return "Every answer of every method is plain decoding's, token for token, in every repeat."
         return f"NOT all answers are plain decoding's: {', '.join(differing)}."
+
+    @cached_property
+    def fastest(self) -> tuple[str, float]:
+        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them."""
+        speedups: dict[str, list[float]] = {PLAIN: [1.0]}
+        for one in self.lines:
+            if one.line.task != MEAN and one.line.method in {each.choice.name for each in self.methods}:
+                speedups.setdefault(one.line.method, []).append(one.line.speedup or 0.0)
+        name = max(speedups, key=lambda method: fmean(speedups[method]))
+        return name, fmean(speedups[name])
+
+    @property
+    def fastest_options(self) -> list[str]:
+        """The options with which `eyas serve` serves it; trees are then sized by the load."""
+        choice = next((each.choice for each in self.methods if each.choice.name == self.fastest[0]), None)
+        if choice is None:
+            return []
+        drafter = [] if choice.source is None else ["--draft-model", choice.source]
+        return [*drafter, *([] if choice.method is None else ["--method", choice.method])]
+
+    @property
+    def verdict(self) -> str:
+        """Which method to serve, in a sentence."""
+        name, speedup = self.fastest
+        if name == PLAIN:
+            return "Fastest: plain decoding. No method was faster here, so serve without one."
+        return f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: figures, and the counts they came from."""
@@ -136,6 +164,9 @@ class MethodComparison:
                 for name, one in measured.items()
             ],
             "equality": self.equality,
+            "fastest": self.fastest[0],
+            "verdict": self.verdict,
+            "serve": self.fastest_options,
             "errors": list(self.errors),
         }
 
@@ -156,7 +187,7 @@ class MethodComparison:
                 "" if line.speedup is None else f"{line.speedup:.2f}x",
                 "" if one.spread is None else f"{one.spread.lower:.2f}-{one.spread.upper:.2f}",
                 "" if line.accept_length is None else f"{line.accept_length:.2f}",
-                "" if line.efficiency is None else f"{line.efficiency:.2f}",
+                efficiency_cell(line),
                 f"{one.draft_share:.0%}",
                 " ".join(f"{rate:.2f}" for rate in line.by_position),
                 f"{line.same}/{line.answers}",

@@ -24,6 +24,8 @@ from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.loading import local_directory, open_drafter
 from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
+from eyas.drafters.network import DraftNetwork
+from eyas.drafters.registry import kind_for
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import CostTable, make_controller
@@ -80,13 +82,18 @@ PRESETS: Mapping[str, Sequence[Seed]] = {"seeds": SEEDS}
 """Name of a preset -> its methods."""
 
 
-def all_choices(drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
-    """Every method: all `drafters` (name -> files) and all methods without weights; and kinds without a drafter."""
+def all_choices(drafters: Mapping[str, str]) -> list[MethodChoice]:
+    """Every method: all `drafters` (name -> files), all methods without weights, and hybrids."""
     chosen = [MethodChoice(name, source) for name, source in drafters.items()]
     chosen += [MethodChoice(name, method=name) for name in WITHOUT_DRAFTER if name not in drafters]
     chosen += [MethodChoice(f"{name}{UNITED}suffix", source, f"{UNITED}suffix") for name, source in drafters.items()]
-    given = {choice.name for choice in chosen}
-    return chosen, [Skipped(kind, _missing(kind)) for kind in (*KINDS, SMALL_LM) if kind not in given]
+    return chosen
+
+
+def without_drafter(opened: Sequence[OpenedMethod]) -> list[str]:
+    """The kinds of drafter of which none was opened, by name or by what its files hold."""
+    found = {one.kind for one in opened} | {one.choice.name for one in opened}
+    return [kind for kind in (*KINDS, SMALL_LM) if kind not in found]
 
 
 def named_choices(methods: Sequence[str], drafters: Mapping[str, str]) -> list[MethodChoice]:
@@ -153,6 +160,12 @@ class OpenedMethod:
     def weigh(self, target: Target) -> None:
         """Find out what the drafter holds now."""
         self.cache = max(self.cache, drafter_bytes(self.drafter, target) - self.weights)
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of draft model that it is; None without one."""
+        network = getattr(self.drafter, "network", None)
+        return kind_for(network.config).name if isinstance(network, DraftNetwork) else None
 
     @cached_property
     def training(self) -> dict[str, Any] | None:

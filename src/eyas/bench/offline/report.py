@@ -25,6 +25,22 @@ DEFINITIONS = (
 )
 
 
+MEAN = "mean"
+"""The task of lines that are means over files."""
+MOST_EFFICIENT = 1.05
+"""Speedup / accept length beyond which a figure can't be true: a pass that verifies costs at least a plain one."""
+
+
+def impossible(name: str, speedup: float | None, accept_length: float | None) -> str | None:
+    """A sentence about a speedup that can't be true; None if it can."""
+    if not speedup or not accept_length or speedup / accept_length <= MOST_EFFICIENT:
+        return None
+    return (
+        f"impossible: {name}, {speedup:.2f}x at accept length {accept_length:.2f}: no pass yields more tokens than its "
+        "accept length, so something else slowed plain decoding down. Measure again, with more --repeats"
+    )
+
+
 @dataclass(frozen=True)
 class MethodLine:
     """The figures of one method on one file, or their mean over files: a line of the table."""
@@ -55,6 +71,13 @@ class MethodLine:
         if self.method == PLAIN or not self.against_plain or self.speedup is None:
             return None
         return self.speedup / self.accept_length if self.accept_length else None
+
+    @property
+    def impossible(self) -> str | None:
+        """A sentence about a speedup that can't be true; None if it can, and for means."""
+        if self.efficiency is None or self.task == MEAN:
+            return None
+        return impossible(f"{self.method} on {self.task}", self.speedup, self.accept_length)
 
 
 def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]:
@@ -88,7 +111,7 @@ def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
         ranges = [name for name in CONTEXT_BUCKETS if all(name in line.by_context for line in mine)]
         made.append(
             MethodLine(
-                "mean",
+                MEAN,
                 method,
                 fmean(line.tokens_per_second for line in mine),
                 _mean([line.speedup for line in mine]),
@@ -131,7 +154,7 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
             f"{line.tokens_per_second:.1f}",
             _cell(line.speedup, "{:.2f}x"),
             _cell(line.accept_length, "{:.2f}"),
-            _cell(line.efficiency, "{:.2f}"),
+            efficiency_cell(line),
             *(
                 (_cell(line.ttft_ms, "{:.1f}"), _cell(line.tpot_ms, "{:.1f}"))
                 if as_client
@@ -147,6 +170,11 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
 def _cell(value: float | None, form: str) -> str:
     """The formatted value; empty for None."""
     return "" if value is None else form.format(value)
+
+
+def efficiency_cell(line: MethodLine) -> str:
+    """The efficiency, with a question mark if it can't be true."""
+    return _cell(line.efficiency, "{:.2f}" if line.impossible is None else "{:.2f} ?")
 
 
 def line_dict(line: MethodLine) -> dict[str, Any]:

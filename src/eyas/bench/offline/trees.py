@@ -17,13 +17,19 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choose, rank, task_score
+from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
-from eyas.engine import Engine
+from eyas.drafters.base import Drafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.load import tree_for
 from eyas.errors import CheckpointError, UsageError
 from eyas.files import write_json
+from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
+FEW = ((3,), (4,), (8,), (1, 2, 3, 5))
+"""Depths, top_ks, nodes and chains (as `grid` takes them) of the few trees that are tried with a new checkpoint."""
 FACTOR = 3
 """A rung keeps one setting in three, and gives each three times the prompts."""
 
@@ -62,6 +68,22 @@ def grid(
     for setting in settings:
         parse_tree(setting.name)  # refuses numbers below 1 by name
     return settings
+
+
+def tree_engines(
+    target: Target,
+    tokenizer: Any,
+    drafter: Drafter,
+    settings: Sequence[TreeSetting],
+    batch_size: int = 1,
+    coupled: bool = True,
+) -> dict[str, Engine]:
+    """What a search measures: plain decoding, and the drafter with every tree."""
+    engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
+    for setting in settings:
+        speculation = Speculation(drafter, tree_for(drafter, parse_tree(setting.name)), coupled)
+        engines[setting.name] = Engine(target, tokenizer, speculation, batch_size=batch_size)
+    return engines
 
 
 class Rung(NamedTuple):
@@ -206,7 +228,9 @@ class TreeReport:
                 f"{candidate.mean('tokens_per_second'):.1f}",
                 f"{speedup:.2f}x",
                 f"{length:.2f}",
-                f"{speedup / length:.2f}" if length else "",
+                f"{speedup / length:.2f}{' ?' if impossible(candidate.name, speedup, length) else ''}"
+                if length
+                else "",
                 str(done.rung.groups),
             )
         return table

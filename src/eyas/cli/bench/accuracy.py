@@ -18,7 +18,7 @@ from eyas.cli.bench.endpoint import (
     open_endpoints,
 )
 from eyas.cli.common.build import check_drafter, check_method, check_target, check_tree, open_target, sampling_params
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import check_output, engines_for, write_report
 from eyas.cli.common.options import (
     BatchSize,
@@ -162,7 +162,7 @@ def accuracy(
     if not json:
         console = output()
         title = "Servers" if loaded is None else f"{target.model}, {settings['dtype']}"
-        console.print(accuracy_table(content["lines"], title))
+        show_table(console, accuracy_table(content["lines"], title))
         for each in results:
             for difference in each.differences:
                 console.print(describe_difference(each, difference))

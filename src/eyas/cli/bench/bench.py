@@ -8,8 +8,16 @@ from typer import Option
 
 from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
 from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
-from eyas.cli.common.display import output, row_bar
-from eyas.cli.common.measuring import check_output, engines_for, finish, plan_settings, settings_of, write_report
+from eyas.cli.common.display import output, row_bar, show_table
+from eyas.cli.common.measuring import (
+    check_output,
+    engines_for,
+    finish,
+    note_impossible,
+    plan_settings,
+    settings_of,
+    write_report,
+)
 from eyas.cli.common.options import (
     Coupled,
     Json,
@@ -110,9 +118,11 @@ def bench(
     if snapshots:
         report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}}
     write_report(report, json, output_)
+    if servers.endpoint is None:
+        note_impossible(lines)
     if not json:
         console = output()
-        console.print(table)
+        show_table(console, table)
         for line in (*report["definitions"], *(_mean_shape(name, state) for name, state in snapshots.items())):
             console.print(line)
     return finish(report["machine"], report["errors"])

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     MeasuringMaker,
     check_output,
     finish,
     machine_of,
-    may_write,
     measured_on,
+    prompt_options,
     runtime_here,
     settings_of,
+    warn_of,
     write_report,
 )
-from eyas.cli.common.options import Coupled, Force, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
+from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.checkpoints import TrainingRun
+    from eyas.bench.offline.drafters import DrafterBench
+    from eyas.bench.offline.trees import TreeReport
 
 
 def checkpoints(
@@ -40,31 +45,34 @@ def checkpoints(
     measuring: MeasureOptions,
     cluster: ClusterOptions,
     model: Annotated[str | None, Option(help="The target (default: the one the run's recipe names).")] = None,
-    tree: Annotated[str | None, Option(help="One tree for all (default: each drafter's own).")] = None,
+    tree: Annotated[
+        str | None,
+        Option(help="One tree for all (default: each drafter's own, then the best of a few for the pick)."),
+    ] = None,
     coupled: Coupled = None,
     by: Annotated[
         Literal["accept_length", "speedup"],
         Option(help="What decides. Accept length is counted, so it has no timing noise."),
     ] = "accept_length",
     together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
-    write: Annotated[bool, Option("--write", help="Copy the pick to RUN/pick.")] = False,
-    force: Force = False,
+    write: Annotated[bool, Option("--write", help="Copy the pick, with its tree, to RUN/pick.")] = False,
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
-    """Measure every checkpoint of a training run and pick the best.
+    """Measure every checkpoint of a training run; pick the best, and a draft tree for it.
 
     That is the one with the best mean over the prompt files, each measured in turns with plain decoding. Results are
     kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
     checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis. With --on ray
     each group of prompts is answered with all methods in turn by one worker.
+
+    The pick is then decoded with a few trees, unless one is given: short chains, and a small tree. The fastest becomes
+    its own, and RUN/bench/trees.json says why; `eyas bench trees` tries many more.
     """
     params = sampling_params(sampling)
     if tree is not None:
         read_tree(tree)
     check_output(output_)
-    if force and not write:
-        raise UsageError("--force is about --write: give both")
     shared = cluster.check(run)
     check_device(None if shared else runtime.device)
     if model is not None:
@@ -75,6 +83,7 @@ def checkpoints(
     from eyas.bench.offline.checkpoints import CheckpointReport, TrainingRun
     from eyas.bench.offline.drafters import DrafterBench
     from eyas.bench.offline.runner import Plan, read_tasks
+    from eyas.bench.offline.trees import write_default_tree
     from eyas.bench.report.figures import checkpoint_figure
     from eyas.errors import DataError
     from eyas.files import copy_folder, file_hash, write_bytes, write_json
@@ -120,21 +129,56 @@ def checkpoints(
     if not candidates:
         raise DataError("no checkpoint could be measured: " + "; ".join(errors))
     report = CheckpointReport(trained, choose(candidates, by), settings, machine_of(workers), errors)
+    best = drafters[report.choice.best.name]
+    trees = None if tree is not None else _trees(bench, best, settings, cluster if shared else None, make)
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
     write_report(content, json, output_)
     if not json:
         console = output()
-        console.print(report.table())
+        show_table(console, report.table())
         console.print(f"Pick: {report.choice.reason}")
         if workers is not None:
             console.print(workers.described)
-    refused = may_write(report.choice, force) if write else []
-    if write and not refused:
-        copy_folder(drafters[report.choice.best.name], run / "pick")
-        note(f"copied {report.choice.best.name} to {run / 'pick'}")
-    return finish(report.machine, [*errors, *refused])
+    if trees is not None:
+        write_json(run / "bench" / "trees.json", trees.as_dict())
+        if not json:
+            show_table(console, trees.table())
+            console.print(f"Tree: {trees.choice.reason}")
+    warn_of(report.choice if trees is None else trees.choice)
+    if write:
+        copy_folder(best, run / "pick")
+        note(f"copied {best.name} to {run / 'pick'}")
+        if trees is not None:
+            write_default_tree(run / "pick", trees.choice.best.name)
+            note(f"its default_tree is {trees.choice.best.name}")
+    code = finish(report.machine, errors)
+    prompts = prompt_options(measuring)
+    if write:
+        next_step("bench", "methods", name, "--draft-model", run / "pick", *prompts)
+    else:
+        next_step("bench", "checkpoints", run, *prompts, "--write")
+    return code
+
+
+def _trees(
+    bench: DrafterBench, picked: Path, settings: Mapping[str, Any], cluster: ClusterOptions | None, make: MeasuringMaker
+) -> TreeReport:
+    """A few trees for the checkpoint that was picked, measured on the same prompts; with a cluster, by its workers."""
+    from eyas.bench.offline.trees import FEW, TreeReport, TreeSweep, grid, tree_engines
+    from eyas.drafters.loading import load_drafter
+
+    tried, drafter = grid(*FEW), load_drafter(picked, bench.target)
+    engines = tree_engines(bench.target, bench.tokenizer, drafter, tried, bench.batch_size, bench.coupled)
+    with ExitStack() as stack:
+        workers = None
+        if cluster is not None:
+            methods: dict[str, tuple[str, str | None]] = {each.name: (str(picked), each.name) for each in tried}
+            workers = stack.enter_context(measured_on(cluster, replace(make, methods=methods), bench.target))
+        sweep = TreeSweep(engines, tried, bench.tasks, bench.params, bench.plan, finalists=3, measure=workers)
+        choice = sweep.run(stack.enter_context(row_bar(sweep.work)))
+    return TreeReport(picked.name, tried, sweep.passes, choice, settings, machine_of(workers), [])
 
 
 def _target_of(run: TrainingRun) -> str:

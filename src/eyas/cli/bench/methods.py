@@ -10,8 +10,15 @@ from typer import Option
 
 from eyas.assets import DEMO
 from eyas.cli.common.build import check_target, check_tree, open_target, sampling_params
-from eyas.cli.common.display import note, output, row_bar
-from eyas.cli.common.measuring import check_output, finish, read_temperatures, settings_of, write_report
+from eyas.cli.common.display import next_step, note, output, row_bar, show_table
+from eyas.cli.common.measuring import (
+    check_output,
+    finish,
+    note_impossible,
+    read_temperatures,
+    settings_of,
+    write_report,
+)
 from eyas.cli.common.options import (
     Coupled,
     Json,
@@ -88,7 +95,14 @@ def methods(
     check_target(target.model, target)
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.method_report import COMPARISON, MethodComparison
-    from eyas.bench.offline.methods import MethodOpener, all_choices, named_choices, preset_choices, with_trees
+    from eyas.bench.offline.methods import (
+        MethodOpener,
+        all_choices,
+        named_choices,
+        preset_choices,
+        with_trees,
+        without_drafter,
+    )
     from eyas.bench.offline.runner import PLAIN, Plan, answerer, measure_answerers, read_tasks
     from eyas.bench.offline.transformers_baseline import TransformersBaseline
     from eyas.bench.report.figures import methods_figure
@@ -100,7 +114,7 @@ def methods(
     elif method:
         choices, skipped = named_choices(method, drafters), []
     else:
-        choices, skipped = all_choices(drafters)
+        choices, skipped = all_choices(drafters), []
     choices = with_trees(choices, trees)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
     loaded = open_target(target.model, target)
@@ -112,6 +126,8 @@ def methods(
     skipped += failed
     for name, reason in skipped:
         note(f"can't run {name}: {reason}")
+    if not method and preset is None and (others := without_drafter(opened)):
+        note(f"not compared, as no drafter of the kind is given (--draft-model): {', '.join(others)}")
     if not opened:
         raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
     engines = opener.plain() | {one.choice.name: one.engine for one in opened}
@@ -137,13 +153,18 @@ def methods(
     write_report(content, json, output_)
     if plot is not None:
         write_bytes(plot, methods_figure(content))
+    note_impossible(one.line for one in comparison.lines)
     if not json:
         console = output()
-        console.print(comparison.table(f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}"))
-        console.print(comparison.costs())
+        show_table(console, comparison.table(f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}"))
+        show_table(console, comparison.costs())
         for line in (*COMPARISON, comparison.equality):
             console.print(line)
-    return finish(comparison.machine, errors)
+        console.print(comparison.verdict)
+    code = finish(comparison.machine, errors)
+    if not errors:
+        next_step("serve", target.model, *comparison.fastest_options)
+    return code
 
 
 def _named_path(text: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.common.build import sampling_params
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import check_output, finish, numbers, whole_numbers, write_report
 from eyas.cli.common.options import Json, Limit, PromptFiles, ReportFile, SamplingOptions
 from eyas.errors import UsageError
@@ -138,7 +138,10 @@ def serve(
         write_bytes(plot, serve_figure(content))
     if not json:
         console = output()
-        console.print(markdown_of(report) if markdown else table_of(report, f"{len(items)} prompts"))
+        if markdown:
+            console.print(markdown_of(report))
+        else:
+            show_table(console, table_of(report, f"{len(items)} prompts"))
         for sentence in (*report.verdicts(), *DEFINITIONS):
             console.print(sentence)
     if again:

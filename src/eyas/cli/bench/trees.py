@@ -10,22 +10,22 @@ from typer import Option
 
 from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     MeasuringMaker,
     check_output,
     finish,
     machine_of,
-    may_write,
     measured_on,
+    prompt_options,
     runtime_here,
     settings_of,
+    warn_of,
     whole_numbers,
     write_report,
 )
 from eyas.cli.common.options import (
     Coupled,
-    Force,
     Json,
     LoadedDrafterOptions,
     MeasureOptions,
@@ -45,8 +45,8 @@ def trees(
     draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
     tree_depth: Annotated[str, Option(help="Levels of dynamic trees to try.")] = "3,5,7",
     tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
-    tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "8,15,24,32,60",
-    chain: Annotated[str, Option(help="Chains to try; '' for none.")] = "2,3,5",
+    tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "4,8,15,24,32,60",
+    chain: Annotated[str, Option(help="Chains to try; '' for none.")] = "1,2,3,5",
     coarse: Annotated[int, Option(min=1, help="Prompts a file in the first pass, each run once.")] = 2,
     finalists: Annotated[int, Option(min=1, help="Trees in the last pass, which runs every prompt.")] = 4,
     by: Annotated[
@@ -54,7 +54,6 @@ def trees(
     ] = "tokens_per_second",
     coupled: Coupled = None,
     write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
-    force: Force = False,
     plot: Annotated[Path | None, Option(dir_okay=False, help="Heat map, an .svg file.")] = None,
     json: Json = False,
     output_: ReportFile = None,
@@ -69,8 +68,6 @@ def trees(
 
     params = sampling_params(sampling)
     check_output(output_)
-    if force and not write:
-        raise UsageError("--force is about --write: give both")
     check_plot(plot)
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
@@ -80,15 +77,12 @@ def trees(
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     check_drafter(draft_model, files)
-    from eyas.bench.offline.runner import PLAIN, Plan, read_tasks
-    from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, write_default_tree
+    from eyas.bench.offline.runner import Plan, read_tasks
+    from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, tree_engines, write_default_tree
     from eyas.bench.report.figures import tree_figure
     from eyas.drafters.loading import load_drafter
-    from eyas.engine import Engine, Speculation
-    from eyas.engine.load import tree_for
     from eyas.files import write_bytes
     from eyas.targets import load_tokenizer
-    from eyas.tree import parse_tree
 
     tried = grid(*sizes)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
@@ -98,11 +92,7 @@ def trees(
         window=files.draft_window, quantize=files.draft_quantize,
     )  # fmt: skip
     tokenizer = load_tokenizer(target.model)
-    engines = {PLAIN: Engine(loaded, tokenizer, batch_size=measuring.batch_size)}
-    for setting in tried:
-        spec = tree_for(drafter, parse_tree(setting.name))
-        speculation = Speculation(drafter, spec, coupled is not False)
-        engines[setting.name] = Engine(loaded, tokenizer, speculation, batch_size=measuring.batch_size)
+    engines = tree_engines(loaded, tokenizer, drafter, tried, measuring.batch_size, coupled is not False)
     plan = Plan(measuring.repeats, measuring.warmup)
     settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
     methods = {setting.name: (draft_model, setting.name) for setting in tried}
@@ -124,7 +114,7 @@ def trees(
         write_bytes(plot, tree_figure(content))
     if not json:
         console = output()
-        console.print(report.table())
+        show_table(console, report.table())
         if len(sweep.passes) > 1:
             console.print(
                 "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "
@@ -133,8 +123,10 @@ def trees(
         console.print(f"Pick: {choice.reason}")
         if workers is not None:
             console.print(workers.described)
-    refused = may_write(choice, force) if write else []
-    if write and not refused:
+    warn_of(choice)
+    if write:
         write_default_tree(Path(draft_model), choice.best.name)
         note(f"default_tree of {draft_model} is now {choice.best.name}")
-    return finish(report.machine, [*errors, *refused])
+    code = finish(report.machine, errors)
+    next_step("bench", "methods", target.model, "--draft-model", draft_model, *prompt_options(measuring))
+    return code

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from eyas.runtime import duration
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from eyas.types import Chunk, Stats
 
@@ -72,6 +77,73 @@ def output() -> Console:
     return Console(width=None if screen else 200, highlight=False, markup=False, soft_wrap=not screen)
 
 
+def show_table(console: Console, table: Table) -> None:
+    """Print a table so that nothing of it is cut: on a narrow screen without lines, or as several tables below it."""
+    endless = console.options.update(width=100_000)  # what a table needs is cut to what there is
+    if console.measure(table, options=endless).maximum <= console.width:
+        console.print(table)
+        return
+    columns = [_Column(column.header, list(column.cells), column.justify) for column in table.columns]
+    keys = list(takewhile(lambda column: column.justify != "right", columns))[:3]
+    rest, title = columns[len(keys) :], table.title
+    while True:
+        count = len(rest)
+        while count > 1 and _least([*keys, *rest[:count]]) > console.width:
+            count -= 1
+        console.print(_compact([*keys, *rest[:count]], title, console.width))
+        rest, title = rest[count:], None
+        if not rest:
+            return
+        console.print()
+
+
+class _Column(NamedTuple):
+    """A column of text."""
+
+    header: Any
+    cells: list[Any]
+    justify: Any
+
+    @property
+    def least(self) -> int:
+        """The width at which no word of the header and no figure is broken; names may be."""
+        header = max(map(len, str(self.header).split()), default=1)
+        cells = max((len(line) for cell in self.cells for line in str(cell).splitlines()), default=1)
+        return max(header, cells if self.justify == "right" else min(cells, 24))
+
+    @property
+    def most(self) -> int:
+        """The width at which nothing is broken."""
+        lines = [line for text in (self.header, *self.cells) for line in str(text).splitlines()]
+        return max(map(len, lines), default=1)
+
+
+def _least(columns: Sequence[_Column]) -> int:
+    """The width of a compact table of these columns at least."""
+    return sum(column.least + 1 for column in columns)
+
+
+def _compact(columns: Sequence[_Column], title: Any, width: int) -> Table:
+    """The columns as a table without lines, each between its least and its full width."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, title=title)
+    spare = max(0, width - _least(columns))
+    for column in columns:
+        more = min(spare, column.most - column.least)
+        spare -= more
+        table.add_column(column.header, justify=column.justify, width=column.least + more, overflow="fold")
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*row)
+    return table
+
+
+def next_step(*words: object) -> None:
+    """Say which command comes next, on standard error."""
+    note(f"next: {shlex.join(['eyas', *map(str, words)])}")
+
+
 SILENCE = 60.0
 """Most seconds that long work says nothing where there is no terminal to draw a bar on, as far as it moves at all."""
 
@@ -97,13 +169,6 @@ class ProgressLines:
         if total is not None and done > first:
             text += f", about {duration((now - self._began) * (total - done) / (done - first))} left"
         note(text + more)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: in minutes below two hours, else in hours."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from eyas.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
+    from eyas.bench.offline.report import MethodLine
     from eyas.bench.offline.workers import CrewMeasure, GroupWorker
     from eyas.drafters.base import Drafter
     from eyas.engine import Engine
@@ -138,6 +139,11 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
     }
 
 
+def prompt_options(measuring: MeasureOptions) -> list[str]:
+    """The options that name the same prompt files for another verb."""
+    return [word for path in measuring.prompt_file for word in ("--prompt-file", str(path))]
+
+
 def engines_for(
     target: Target,
     tokenizer: Any,
@@ -170,6 +176,13 @@ def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None
         typer.echo(jsonlib.dumps(content, ensure_ascii=False))
 
 
+def note_impossible(lines: Iterable[MethodLine]) -> None:
+    """Warn of every speedup that can't be true."""
+    for line in lines:
+        if line.impossible is not None:
+            note(f"warning: {line.impossible}")
+
+
 def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     """Report a busy machine and rows that failed; returns the exit code."""
     from eyas.runtime import busy
@@ -181,14 +194,13 @@ def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
     return FAILURE if errors else 0
 
 
-def may_write(choice: Selection, force: bool) -> list[str]:
-    """Whether the pick of a choice is written: the errors that say why not; with `force` they are warnings."""
-    if choice.doubt is None:
-        return []
-    if force:
-        note(f"warning: {choice.doubt}")
-        return []
-    return [f"the pick was not written: {choice.doubt}. --force writes it all the same"]
+def warn_of(choice: Selection) -> None:
+    """Warn of a pick that isn't certain to be faster than plain decoding, and say what to do with it."""
+    if choice.doubt is not None:
+        note(
+            f"warning: {choice.doubt}. It can be served all the same: `eyas serve` drafts only where that pays. "
+            "`eyas bench methods` tells whether a method without training is faster"
+        )
 
 
 def plain_numbers(text: str, option: str) -> list[float]:

@@ -208,9 +208,6 @@ class MeasureOptions:
     limit: Limit = None
 
 
-Force = Annotated[
-    bool, Option("--force", help="Write the pick even if it isn't certain to be faster than plain decoding.")
-]
 ReportFile = Annotated[
     Path | None, Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.")
 ]

@@ -11,7 +11,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_target
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import ProgressLines, note
+from eyas.cli.common.display import ProgressLines, next_step, note
 from eyas.cli.common.options import (
     Device,
     Dtype,
@@ -94,7 +94,7 @@ def capture(
             make: Callable[[], Worker] = CaptureWorkerMaker(model, dtype, device, folder, settings)
             if elsewhere:
                 make = StateWorkerMaker(engines.server(model, device, prepared), folder, settings)
-            _run_on(executor, cluster.workers, prepared, make)
+            _run_on(executor, cluster.workers, model, prepared, make)
         return
     prepared = _prepare(model, chats, store, config, max_length, held_out_share, dtype, "cpu" if elsewhere else device)
     first = _process()[0] == 0
@@ -113,17 +113,17 @@ def capture(
         if first and prepared.own():
             note(_duration(prepared))
         if not dry_run:
-            _run(prepared, first, prepared.run)
+            _run(model, prepared, first, prepared.run)
 
 
-def _run_on(executor: Executor, workers: int | None, prepared: Capture, make: Callable[[], Worker]) -> None:
+def _run_on(executor: Executor, workers: int | None, model: str, prepared: Capture, make: Callable[[], Worker]) -> None:
     from eyas.data.capture.workers import capture_on
 
     with keeping(f"finished shards are kept in {prepared.folder}; those in progress are not"), prepared.begun():
-        _run(prepared, True, lambda advance: capture_on(executor, prepared, make, workers, advance))
+        _run(model, prepared, True, lambda advance: capture_on(executor, prepared, make, workers, advance))
 
 
-def _run(prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
+def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
     """Have `make`, which gets a function that counts tokens, make the missing shards."""
     import sys
 
@@ -146,6 +146,9 @@ def _run(prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]],
         manifest = make(advance)
     if manifest is not None:
         note(f"{prepared.folder} is complete: {len(manifest.shards)} shards, {prepared.total_bytes:,} bytes")
+        run = prepared.folder.parent / "eagle3" if isinstance(prepared.folder, Path) else "eagle3"
+        settings = {"target": model, "store": prepared.folder, "output": run}
+        next_step("train", "eagle3", *(f"drafter.{name}={value}" for name, value in settings.items()))
     elif shown:
         note(f"this process is done; the manifest is written once all {len(prepared.plans)} shards are there")
 

@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from eyas.assets import named_target
-from eyas.cli.common.display import counting, note, output
+from eyas.cli.common.display import counting, next_step, note, output, show_table
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
@@ -97,6 +97,9 @@ def prepare(
         typer.echo(jsonlib.dumps(report, ensure_ascii=False))
     else:
         _show(report, output_)
+    if model is not None:
+        target = ["--model", model, "--chats", output_]
+        next_step("data", "regenerate", *target, "--output", output_.parent / "answers")
 
 
 def _threshold(text: str) -> str | float | None:
@@ -116,8 +119,8 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     screen = output()
     for line in report["notes"]:  # first: what was asked for and isn't so
         screen.print(f"note: {line}")
-    screen.print(_sources_table(report))
-    screen.print(_splits_table(report))
+    show_table(screen, _sources_table(report))
+    show_table(screen, _splits_table(report))
     for source in report["sources"]:
         for reason, dropped in source["dropped"].items():
             screen.print(f"dropped, {source['name']}: {dropped['count']} x {reason}")

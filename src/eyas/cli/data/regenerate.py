@@ -14,7 +14,8 @@ import typer
 from typer import Option
 
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import ProgressLines, note, output
+from eyas.cli.common.display import ProgressLines, next_step, note
+from eyas.cli.common.display import output as screen
 from eyas.cli.common.options import DraftOptions, Json, TargetOptions, readable
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.cli.data.answerers import (
@@ -93,6 +94,9 @@ def regenerate(
             f"note: {_counted(summary.unfinished, 'answer')} cut off by the length limit: their chats are marked "
             "`cut_off`. Raise --max-length or --max-new-tokens, or leave them out with --unfinished drop"
         )
+    if not (summary.unanswered or summary.unreadable or summary.unasked or answering.elsewhere):
+        store = output.parent / "store"
+        next_step("data", "capture", "--model", target.model, "--chats", output, "--output", store)
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
         note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
@@ -188,7 +192,7 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
             table.add_row(str(getattr(summary, name)), text)
     for name, value in _speed(tally).items():
         table.add_row(str(value), f"{name.replace('_', ' ')} in this run")
-    output().print(table)
+    screen().print(table)
 
 
 def report_errors(summary: RegenerationSummary) -> None:

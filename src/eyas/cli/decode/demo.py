@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import check_tree
-from eyas.cli.common.display import note, output, quietly_refreshing
+from eyas.cli.common.display import note, output, quietly_refreshing, show_table
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.types import Completion, Request, Stats
@@ -77,8 +77,9 @@ def demo(
     if json:
         typer.echo(jsonlib.dumps(report))
     else:
-        screen.print(_methods_table(report) if methods else _table(report))
+        show_table(screen, _methods_table(report) if methods else _table(report))
         _explain(report)
+    _warn(report)
     broken = dtype == "float32" and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
 
@@ -106,7 +107,7 @@ def _engines(dtype: str, tree: str) -> dict[str, Engine]:
 def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     """Plain decoding, and every method that the embedded drafters can run, on slots of its own."""
     from eyas.assets import DEMO_TARGET, demo_drafters
-    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees
+    from eyas.bench.offline.methods import MethodOpener, OpenedMethod, all_choices, with_trees, without_drafter
     from eyas.cli.common.build import quiet
     from eyas.engine import load
     from eyas.targets import Target
@@ -114,15 +115,16 @@ def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     quiet()
     plain = load(DEMO_TARGET, dtype=dtype)
     model, native = plain.target.model, plain.target.native
-    choices, missing = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
-    engines = {"plain": plain}
+    choices = all_choices({name: str(folder) for name, folder in demo_drafters().items()})
+    engines, racing = {"plain": plain}, list[OpenedMethod]()
     for choice in with_trees(choices, {} if tree is None else {None: tree}):
         opened, failed = MethodOpener(Target(model, native=native), str(DEMO_TARGET), plain.tokenizer).open([choice])
+        racing += opened
         engines |= {one.choice.name: one.engine for one in opened}
         for name, reason in failed:
             note(f"not in this race: {name}: {reason}")
-    if missing:
-        note(f"not in this race, as the demo has no drafter for them: {', '.join(each.name for each in missing)}")
+    if missing := without_drafter(racing):
+        note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
     return engines
 
 
@@ -258,6 +260,19 @@ def _explain(report: dict[str, Any]) -> None:
         console.print(
             "In half precision a near-tie can swap two tokens; `eyas verify` shows the gap. Try --dtype float32."
         )
+
+
+def _warn(report: dict[str, Any]) -> None:
+    """Say which figures not to trust."""
+    from eyas.bench.offline.report import impossible
+    from eyas.runtime import busy
+
+    for row in report["rows"]:
+        name = f"{row['method']} on {row['text']}" if "method" in row else row["text"]
+        if (wrong := impossible(name, row["speedup"], row["accept_length"])) is not None:
+            note(f"warning: {wrong}")
+    if (warning := busy(report["machine"])) is not None:
+        note(f"warning: {warning}")
 
 
 LEGEND = (

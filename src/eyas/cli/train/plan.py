@@ -11,7 +11,7 @@ from typer import Option
 from eyas.assets import named_target
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
-from eyas.cli.common.display import output
+from eyas.cli.common.display import output, show_table
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
 from eyas.hub import find_model
@@ -124,7 +124,7 @@ def plan(
         reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
     console.print(reason)
     ours = f"--states {states} --final {final}"
-    console.print(_table(plans.storage(layout, work), ours))
+    show_table(console, _table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
     console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
 
@@ -157,6 +157,12 @@ def plan(
     console.print(
         f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
         f"plain decoding {_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
+    )
+    if gain.low < 1:
+        console.print("below 1x drafting doesn't pay: eyas serve then decodes plainly; more chats help most")
+    console.print(
+        "free: --method ngram and --method suffix need no chats and no training, and are fast where answers repeat "
+        f"what was said. Try them first: eyas bench methods {model} --prompt-file PROMPTS.jsonl"
     )
     console.print("Assumed:")
     for line in (

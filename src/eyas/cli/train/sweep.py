@@ -9,7 +9,7 @@ from typer import Argument
 
 from eyas.cli.common.build import quiet
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
 
@@ -66,7 +66,7 @@ def sweep(
         write_bytes(config.output / "knobs.svg", knob_figure(report))
         write_bytes(config.output / "trade.svg", trade_figure(report))
     console = output()
-    console.print(table_of(run))
+    show_table(console, table_of(run))
     if choice is not None:
         console.print(f"Best: {choice.reason}")
     for outcome in run.failed:

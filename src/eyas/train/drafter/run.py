@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from eyas.data.features import FeatureSource
@@ -15,6 +17,7 @@ from eyas.drafters.files import read_json
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError
 from eyas.files import copy_folder, writing_folder
+from eyas.runtime import duration
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.provenance import Origin
 from eyas.train.drafter.validation import HeldOutDecoding, scored
@@ -78,8 +81,13 @@ class DrafterRun:
         return figures
 
     def finish(self) -> Path:
-        """Copy the last checkpoint to `drafter/` on rank 0 and return that folder."""
-        return self._folder.finish() if self._processes.is_main else self._folder.path / "drafter"
+        """Copy the last checkpoint to `drafter/`, say what came out and what is next, both on rank 0."""
+        if not self._processes.is_main:
+            return self._folder.path / "drafter"
+        console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        for line in self._folder.summary():
+            console.print(line)
+        return self._folder.finish()
 
 
 def served_copy(network: DraftNetwork) -> DraftNetwork:
@@ -94,6 +102,8 @@ def served_copy(network: DraftNetwork) -> DraftNetwork:
 
 
 PREFIX = "step-"
+PROMPTS = "prompts.jsonl"
+"""The file of a run with prompts of held-out chats, on which its checkpoints can be measured."""
 
 
 class RunFolder:
@@ -138,6 +148,21 @@ class RunFolder:
         if not scored:
             raise CheckpointError(f"{self.path} holds no checkpoints")
         return max(scored, key=lambda path: scored[path])
+
+    def summary(self) -> list[str]:
+        """What a finished run came to, where it lies, and the command that goes on."""
+        best, (step, last) = self.best(), list(self.checkpoints().items())[-1]
+        provenance = read_json(last / "config.json").get("eyas", {})
+        name = str(provenance.get("chosen_by", "score")).replace("_", " ")
+        lines = [
+            f"trained {step:,} steps in {duration(provenance.get('seconds', 0.0))}: {name} {score(last):.2f} after the "
+            f"last, {score(best):.2f} after the best, {best.name} (1 = nothing is guessed)",
+            f"{self.path / 'best'} is the best, {self.path / 'drafter'} the last, {self.path / 'checkpoints'} has more",
+        ]
+        prompts = self.path / PROMPTS
+        measured = prompts if prompts.is_file() else "PROMPTS.jsonl"
+        command = ["eyas", "bench", "checkpoints", str(self.path), "--prompt-file", str(measured), "--write"]
+        return [*lines, f"next: {shlex.join(command)}"]
 
     def finish(self) -> Path:
         """Copy the last checkpoint to `drafter/` and return that folder."""

@@ -21,7 +21,7 @@ from eyas.files import write_text
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import CutOff
 from eyas.train.drafter.resolve import SizedConfig
-from eyas.train.drafter.shape import DRAFT_VOCABULARY, TargetModel, mlp_width
+from eyas.train.drafter.shape import TargetModel, mlp_width
 from eyas.train.drafter.vocab_map import DraftVocabulary
 from eyas.train.loop.loop import ResolvedLoop
 from eyas.train.loss.config import LossConfig
@@ -33,7 +33,9 @@ _ADAM_BYTES = 4 + 4 + 8
 
 # Sizes from which a target is no longer a toy, and limits beyond which settings for it are doubtful.
 _REAL_VOCABULARY, _REAL_CONTEXT, _REAL_WIDTH = 32_000, 4096, 1024
-_LEAST_DRAFT_VOCABULARY, _LEAST_LENGTH, _LEAST_EPOCHS, _LEAST_DEPTH = 8000, 1024, 0.5, 0.6
+_LEAST_COVERED, _LEAST_LENGTH, _LEAST_EPOCHS, _LEAST_DEPTH = 0.99, 1024, 0.5, 0.6
+_LEAST_ANSWERS = 1_000_000
+"""Answer tokens below which a drafter is a trial: published ones have learnt from 10 to 100 million."""
 _MOST_LR = 5e-4
 """Five times the highest rate that EAGLE, SpecForge and speculators publish for AdamW (5e-5 to 1e-4)."""
 _MOST_MATRIX_LR = 0.02
@@ -89,7 +91,7 @@ class Outlook:
         yield Setting(
             "micro-batch",
             f"up to {config.batch_tokens:,} tokens, {self.batches.per_epoch:,} an epoch",
-            _origin(written, "batch_tokens", "max length"),
+            _origin(written, "batch_tokens", "max length and data"),
         )
         yield Setting(
             "steps",
@@ -125,7 +127,7 @@ class Outlook:
             yield Setting("MLP", f"{network.intermediate_size:,} wide", _origin(shape, "intermediate_size", "target"))
             if network.draft_window is not None:
                 yield Setting("window", f"{SINKS} first pairs and the last {network.draft_window:,}", "recipe")
-        yield Setting("draft vocabulary", str(self.vocabulary), _origin(shape, "draft_vocab_size", "target"))
+        yield Setting("draft vocabulary", str(self.vocabulary), _origin(shape, "draft_vocab_size", "target and data"))
         for part, owner in (("embedding", network.embedding), ("head", network.head)):
             yield Setting(
                 part, {"own": "its own", "shared": "the target's"}.get(owner, owner), _origin(shape, part, "kind")
@@ -152,11 +154,11 @@ class Outlook:
     def warnings(self) -> Iterator[str]:
         """Warnings about settings that seem to be meant for another model, with advice."""
         config, loop, target, network = self.config, self.loop, self.target, self.network.config
-        if network.draft_vocab_size < _LEAST_DRAFT_VOCABULARY and target.vocab_size >= _REAL_VOCABULARY:
+        yield from self._about_data()
+        if target.vocab_size >= _REAL_VOCABULARY and self.vocabulary.covered < _LEAST_COVERED:
             yield (
-                f"a draft vocabulary of {network.draft_vocab_size:,} suits a small model: the target has "
-                f"{target.vocab_size:,} tokens, and published drafters have {DRAFT_VOCABULARY:,} "
-                "(set shape.draft_vocab_size to auto)"
+                f"a draft vocabulary of {network.draft_vocab_size:,} tokens covers {self.vocabulary.covered:.2%} of "
+                "the answers; the others can't be drafted (set shape.draft_vocab_size to auto, or higher)"
             )
         if isinstance(network, TransformerConfig) and network.intermediate_size < mlp_width(target.config) / 2:
             yield (
@@ -201,6 +203,17 @@ class Outlook:
                 f"{loop.steps:,} steps are {self.epochs:.2f} epochs, so many chats are never seen (give loop.epochs "
                 "instead of loop.steps)"
             )
+
+    def _about_data(self) -> Iterator[str]:
+        """Warn of data that is too little for a drafter worth serving, and say what to expect."""
+        answers = sum(int(row.loss_mask.sum()) for row in self.batches.rows)
+        if answers >= _LEAST_ANSWERS or self.target.vocab_size < _REAL_VOCABULARY:
+            return
+        yield (
+            f"{answers:,} answer tokens are few: expect an accept length of some 1.3 to 2; published drafters have "
+            "learnt from 10 to 100 million. More chats help most; --method ngram needs no training and may be as fast "
+            "(`eyas bench methods` compares them)"
+        )
 
 
 def _origin(section: StrictModel, name: str, otherwise: str) -> str:

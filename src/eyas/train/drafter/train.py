@@ -10,6 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from eyas.data.chats.folder import prompt_of, write_prompts
 from eyas.data.tokens.batches import ChatBatches
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.loading import local_directory
@@ -22,8 +23,8 @@ from eyas.targets.quantization import quantized_by
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.data import open_data, with_taps
 from eyas.train.drafter.provenance import Origin
-from eyas.train.drafter.resolve import SizedConfig, resolved_dtype, sized
-from eyas.train.drafter.run import DrafterRun
+from eyas.train.drafter.resolve import SizedConfig, cut_length, resolved_dtype, sized
+from eyas.train.drafter.run import PROMPTS, DrafterRun
 from eyas.train.drafter.settings import Outlook, announce
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.target import RunTarget
@@ -37,6 +38,8 @@ _FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings", "draft_w
 """Config fields that may differ in a warm start: they affect no weights but the head's, whose rows are matched."""
 
 
+MEASURED = 32
+"""Held-out prompts that a run leaves to measure its checkpoints on."""
 FIRST_RANGE = 1024
 """Tokens of the first range of contexts; longer chats have metrics for each range."""
 
@@ -50,7 +53,7 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         check_loop(config.loop, processes)
         dtype = resolved_dtype(config, processes)
         target = load_for(config, dtype, processes)
-        return _train(config, sized(config, target.target, dtype), processes, target, load_tokenizer(config.target))
+        return _train(config, dtype, processes, target, load_tokenizer(config.target))
 
 
 def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
@@ -71,13 +74,10 @@ def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) ->
     return RunTarget.sharded(partial(load_target, config.target, dtype=dtype, device="cpu", prepacked=False), processes)
 
 
-def _train(
-    written: DrafterTrainConfig, config: SizedConfig, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any
-) -> Path:
-    target = loaded.target
-    data = open_data(
-        config.source, config.store, config.chats, config.held_out_share, config.max_length, target, tokenizer
-    )
+def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any) -> Path:
+    target, length = loaded.target, cut_length(written, loaded.target)
+    data = open_data(written.source, written.store, written.chats, written.held_out_share, length, target, tokenizer)
+    config = sized(written, target, dtype, data.rows["train"])
     train_batches, held_out = (
         ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed, config.segments)
         for rows in (data.rows["train"], data.rows["validation"])
@@ -107,6 +107,8 @@ def _train(
         )
         recipe = {"drafter": config.model_dump(mode="json", exclude={"loop": {"epochs"}})}  # resolved to steps
         write_text(config.output / "config.yaml", yaml.safe_dump(recipe, sort_keys=False))
+        if any(map(prompt_of, data.rows["validation"])):
+            write_prompts(config.output / PROMPTS, data.rows["validation"], MEASURED)
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
     train(run, loop, config.output, processes, identity)
     return run.finish()

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +19,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from eyas.errors import ConfigError
 from eyas.files import write_text
+from eyas.runtime import duration
 
 Values = Mapping[str, float]
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
 """Matches the names of figures of later steps of the training-time test, such as `accuracy_1`."""
+_DECIDES = "decoded_accept_length"
+"""The figure by which checkpoints are chosen, which is shown first."""
+SILENCE = 60.0
+"""Most seconds without a word where there is no bar, as far as there are steps."""
+_FIRST_STEPS = 3
+"""Steps after which it is said how long the run will take."""
 
 
 class Writer(Protocol):
@@ -129,13 +137,16 @@ class RunLog:
 
     def __init__(self, steps: int, done: int, writers: list[Writer], console: Console) -> None:
         self._writers, self._console = writers, console
+        self._steps, self._first = steps, done
+        self._began = self._said = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
+            speed_estimate_period=SILENCE * 60,  # steps may take minutes
         )
         self._task = self._bar.add_task("training", total=steps, completed=done)
 
@@ -151,15 +162,23 @@ class RunLog:
             writer.close()
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step` finished steps."""
+        """Move the progress bar to `step` finished steps; without one, say now and then how long the rest will take."""
         self._bar.update(self._task, completed=step)
+        now, made = time.monotonic(), step - self._first
+        if self._console.is_terminal or not self._writers or step == self._steps:
+            return
+        if made == _FIRST_STEPS or now - self._said >= SILENCE:
+            self._said, each = now, (now - self._began) / made
+            left = duration(each * (self._steps - step))
+            self._console.print(f"step {step} of {self._steps}: {each:.2g} s a step, about {left} left", soft_wrap=True)
 
     def record(self, step: int, seconds: float, values: Values) -> None:
         """Write a record of `step`, `seconds` of training after the run began."""
         for writer in self._writers:
             writer.write(step, {"seconds": round(seconds, 3), **values})
-        if self._console.is_terminal:
-            self._bar.update(self._task, description=_shown(values, 4))
+        judged = any(name.startswith(("validation_", _DECIDES)) for name in values)
+        if self._console.is_terminal and not judged:
+            self._bar.update(self._task, description=_shown(values, 1))
         elif self._writers:
             self._console.print(f"step {step} {_shown(values)}", highlight=False, soft_wrap=True)
 
@@ -170,6 +189,7 @@ class RunLog:
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """At most `most` figures in one line, without those of later steps of the training-time test."""
+    """At most `most` figures in one line, without those of later steps of training-time test; what decides first."""
     few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
+    few.sort(key=lambda figure: figure[0] != _DECIDES)
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])

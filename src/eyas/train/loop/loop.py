@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import Field, model_validator
@@ -51,8 +51,8 @@ class LoopConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
     parallel: Parallel = "auto"  # auto: ddp under torchrun, else none
-    log_every: int = Field(default=10, gt=0)
-    validate_every: int = Field(default=200, gt=0)
+    log_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 10  # auto: a hundred times in all, at most every 50
+    validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: five times, at most every 1,000
     save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
     wandb: str | None = None  # the wandb project to log to
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -73,6 +73,8 @@ class ResolvedLoop(LoopConfig):
 
     steps: int = Field(gt=0)
     bf16: bool
+    log_every: int
+    validate_every: int
 
 
 def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
@@ -88,7 +90,11 @@ def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessG
     if bf16 == "auto":
         began = saved_identity(folder / "state").get("bf16")
         bf16 = processes.all_gather(computes_in_bf16(processes.device) if began is None else bool(began))[0]
-    return ResolvedLoop.model_validate({**config.model_dump(), "steps": steps, "epochs": None, "bf16": bf16})
+    filled: dict[str, Any] = {"steps": steps, "epochs": None, "bf16": bf16}
+    for name, times, most in (("log_every", 100, 50), ("validate_every", 5, 1000)):
+        if getattr(config, name) == "auto":
+            filled[name] = min(most, math.ceil(steps / times))
+    return ResolvedLoop.model_validate({**config.model_dump(), **filled})
 
 
 class Objective(Protocol):

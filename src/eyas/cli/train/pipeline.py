@@ -1,0 +1,158 @@
+"""`eyas pipeline`: from chats to the fastest way to serve a model, each step by the verb that does it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.common.display import next_step, note
+from eyas.cli.common.verb import keeping
+from eyas.errors import StoppedError, UsageError
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the steps are told beside their files."""
+
+    samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None
+    held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions to measure on.")] = 0.05
+    max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
+    temperature: Annotated[float, Option(min=0, help="At which the model answers the chats; that you serve with.")] = 0
+    max_new_tokens: Annotated[int | None, Option(min=1, help="Most tokens of an answer to train on.")] = None
+    draft_model: Annotated[str | None, Option(help="A drafter that is there already: answers arrive sooner.")] = None
+    recipe: Annotated[str, Option(help="As for eyas train.")] = "eagle3"
+    set_: Annotated[list[str], Option("--set", metavar="KEY=VALUE", help="Replace values of the recipe.")] = field(
+        default_factory=list
+    )
+    prompts: Annotated[int, Option(min=1, max=32, help="Held-out prompts to measure on.")] = 12
+    measured_tokens: Annotated[int, Option(min=1, help="Most tokens of a measured answer.")] = 128
+    repeats: Annotated[int, Option(min=1, help="Measured runs of every prompt; the median counts.")] = 3
+    on: Annotated[str | None, Option(help="ray, or ray:ADDRESS: share what can be shared among a cluster.")] = None
+    workers: Annotated[int | None, Option(min=1, help="With --on: how many share the work.")] = None
+
+    @property
+    def shared(self) -> list[str]:
+        """The options about a cluster."""
+        workers = [] if self.workers is None else ["--workers", str(self.workers)]
+        return [] if self.on is None else ["--on", self.on, *workers]
+
+
+class Step(NamedTuple):
+    """A step: its words on the command line, and the file that it writes last."""
+
+    words: list[str]
+    result: Path
+
+
+def pipeline(
+    model: Annotated[str, Argument(metavar="MODEL", help="The target: a directory or Hub id.")],
+    sources: Annotated[
+        list[str], Argument(metavar="SOURCE", help="Chats, as for eyas data prepare: files, data sets, or `stdlib`.")
+    ],
+    options: StepOptions,
+    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The folder of everything.")],
+) -> int:
+    """Make a drafter for a model from chats, and find the fastest way to serve it.
+
+    Prepares the chats, has the model answer them, stores its states, trains, picks checkpoint and tree, compares the
+    drafter with plain decoding and with methods that need no training, and says how to serve the fastest. A step that
+    is done isn't done again, and one that was interrupted goes on. The end is OUTPUT/report.html.
+    """
+    if options.workers is not None and options.on is None:
+        raise UsageError("--workers says nothing without --on")
+    output.mkdir(parents=True, exist_ok=True)
+    kept = f"what was done is kept in {output}"
+    with keeping(kept):
+        for step in steps(model, sources, options, output):
+            if step.result.exists():
+                note(f"already done: {step.result}")
+                continue
+            typer.echo(f"$ {shlex.join(['eyas', *step.words])}")
+            code = _run(step.words, kept)
+            if code:
+                note(f"error: that ended with exit code {code}; the same command goes on from here")
+                return code
+    compared = json.loads((output / "run" / "bench" / "methods.json").read_text(encoding="utf-8"))
+    typer.echo(f"{output / 'report.html'} is ready. {compared['verdict']}")
+    next_step("serve", model, *compared["serve"])
+    return 0
+
+
+def steps(model: str, sources: list[str], options: StepOptions, folder: Path) -> Iterator[Step]:
+    """All steps in order; each reads what the ones before have written."""
+    chats, answers, store, run = (folder / name for name in ("chats", "answers", "store", "run"))
+    yield _step(
+        chats / "report.json", "data", "prepare", *sources, "--model", model, "--output", chats,
+        "--held-out-share", options.held_out_share, *_given(options, "samples", "max_length"),
+    )  # fmt: skip
+    yield _step(
+        answers / "report.json", "data", "regenerate", "--model", model, "--chats", chats, "--output", answers,
+        "--batch-size", 32, "--temperature", options.temperature, *_given(options, "max_new_tokens", "draft_model"),
+        *options.shared,
+    )  # fmt: skip
+    yield _step(
+        store / "manifest.json", "data", "capture", "--model", model, "--chats", answers, "--output", store,
+        *options.shared,
+    )  # fmt: skip
+    settings = {"target": model, "store": store, "output": run}
+    named = (f"drafter.{key}={value}" for key, value in settings.items())
+    yield _step(run / "drafter" / "config.json", "train", options.recipe, *named, *options.set_)
+    measuring = (
+        "--prompt-file", run / "prompts.jsonl", "--limit", options.prompts, "--repeats", options.repeats,
+        "--max-new-tokens", options.measured_tokens,
+    )  # fmt: skip
+    yield _step(run / "pick" / "config.json", "bench", "checkpoints", run, *measuring, "--write", *options.shared)
+    compared = run / "bench" / "methods.json"
+    methods = [word for name in ("pick", "pick+suffix", "ngram", "suffix") for word in ("--method", name)]
+    yield _step(
+        compared, "bench", "methods", model, "--draft-model", run / "pick", *methods, *measuring, "--output", compared
+    )
+    report = folder / "report.html"
+    yield _step(report, "bench", "report", run, "--output", report, "--chats", chats, "--chats", answers)
+
+
+def _step(result: Path, *words: Any) -> Step:
+    return Step(list(map(str, words)), result)
+
+
+def _given(options: StepOptions, *names: str) -> list[str]:
+    """The options among `names` that have a value, as they are typed."""
+    values = {name: getattr(options, name) for name in names}
+    return [
+        word for name, value in values.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
+    ]
+
+
+def _run(words: list[str], kept: str) -> int:
+    """Run `eyas WORDS` and return its exit code; a signal is passed on once, and the step ends as it does alone.
+
+    The step has a session of its own, since a terminal's Ctrl-C reaches every process of one, and a second signal would
+    keep training from saving what it has.
+    """
+    stopped = 0
+    process = subprocess.Popen([sys.executable, "-m", "eyas", *words], start_new_session=True)
+
+    def pass_on(number: int, _: Any) -> None:
+        nonlocal stopped
+        stopped = number
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stopped:
+        raise StoppedError(f"stopped: {kept}", stopped)
+    return code
