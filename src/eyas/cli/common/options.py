@@ -5,6 +5,7 @@ Second names of an option are those of vLLM, SGLang or llama.cpp for the same th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -49,6 +50,19 @@ EngineCommand = Annotated[
 EngineArguments = Annotated[
     list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
 ]
+
+
+def recipe_names(folder: str = "") -> Callable[[str], list[str]]:
+    """What a shell offers to complete a recipe's name with; where no name begins so, it offers files."""
+
+    def names(incomplete: str) -> list[str]:
+        from eyas.recipes import known_recipes
+
+        return [name for name in known_recipes(folder) if name.startswith(incomplete)]
+
+    return names
+
+
 Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
 
 

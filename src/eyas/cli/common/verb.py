@@ -90,6 +90,8 @@ class DefaultGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         verbs = self.list_commands(ctx)
+        if not args and ctx.resilient_parsing:  # a shell asks what may follow
+            return super().parse_args(ctx, args)
         if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO or _is_folder(args[0], verbs):
             args = [verbs[0], *args]
         return super().parse_args(ctx, args)

@@ -6,13 +6,19 @@ from typing import Annotated
 
 from typer import Argument
 
+from eyas.cli.common.options import recipe_names
 from eyas.cli.common.verb import keeping
 from eyas.errors import ConfigError
 
 
 def train(
     recipe: Annotated[
-        str, Argument(metavar="RECIPE", help="A YAML file, or the name of one that comes with eyas, such as eagle3.")
+        str,
+        Argument(
+            metavar="RECIPE",
+            help="A YAML file, or the name of one that comes with eyas, such as eagle3.",
+            autocompletion=recipe_names(),
+        ),
     ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> None:
