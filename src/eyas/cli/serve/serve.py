@@ -8,7 +8,7 @@ import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
@@ -32,6 +32,7 @@ KEY_VARIABLE = "EYAS_API_KEY"
 class ServerOptions:
     """Where the server listens, which requests it accepts, and what it logs."""
 
+    PANEL: ClassVar = "Server"
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
     api_key: Annotated[
@@ -84,6 +85,7 @@ class ServerOptions:
 class CapacityOptions:
     """How much runs, waits and is kept at once."""
 
+    PANEL: ClassVar = "Capacity"
     max_running: Annotated[
         int,
         Option(
