@@ -40,7 +40,7 @@ COMMON = (
     "prompt", "prompt_file", "raw", "system", "max_new_tokens", "temperature", "seed", "draft_model", "method", "tree",
     "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
 )  # fmt: skip
-"""Options that `--help` lists first, in this order, where a verb has more than `UNGROUPED`."""
+"""Options that `--help` lists first, in this order, where a verb has groups and more than `UNGROUPED`."""
 UNGROUPED = 12
 TITLES = ("Arguments", "Common", "Options", "Sampling", "Speculation", "", "Target", "Another engine", "Output")
 """The order of titles in `--help`; those that aren't here come where the empty one is."""
@@ -93,7 +93,7 @@ class VerbCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the help of all options; of many, those that most people need first, then group by group."""
         shown = [(each, record) for each in self.get_params(ctx) if (record := each.get_help_record(ctx)) is not None]
-        grouped = len(shown) > UNGROUPED
+        grouped = len(shown) > UNGROUPED and any(getattr(each, "rich_help_panel", None) for each, _ in shown)
         sections: dict[str, list[Any]] = {}
         for param, record in sorted(
             shown, key=lambda pair: COMMON.index(pair[0].name) if pair[0].name in COMMON else 0

@@ -199,7 +199,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefix_tokens=capacity.prefix_tokens,
     )
     began = time.monotonic()
-    engine = open_engine(target, draft, limits=limits)
+    engine = open_engine(target, draft, limits=limits, logged=True)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()
