@@ -27,6 +27,7 @@ from eyas.cli.decode.verify import verify
 from eyas.cli.drafter.doctor import doctor
 from eyas.cli.drafter.export import export
 from eyas.cli.drafter.inspect import inspect
+from eyas.cli.drafter.push import push
 from eyas.cli.serve.serve import serve
 from eyas.cli.train.plan import plan
 from eyas.cli.train.sweep import sweep
@@ -41,6 +42,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "inspect": inspect,
     "doctor": doctor,
     "export": export,
+    "push": push,
     "plan": plan,
     "train": train,
     "sweep": sweep,
