@@ -27,6 +27,7 @@ from eyas.cli.decode.verify import verify
 from eyas.cli.drafter.doctor import doctor
 from eyas.cli.drafter.export import export
 from eyas.cli.drafter.inspect import inspect
+from eyas.cli.drafter.push import push
 from eyas.cli.serve.serve import serve
 from eyas.cli.train.pipeline import pipeline
 from eyas.cli.train.plan import plan
@@ -42,6 +43,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "inspect": inspect,
     "doctor": doctor,
     "export": export,
+    "push": push,
     "plan": plan,
     "pipeline": pipeline,
     "train": train,
@@ -71,18 +73,20 @@ DEFAULTED = {"bench"}
 """Groups whose first verb is meant where none is named."""
 
 
-def _typer(name: str, text: str) -> typer.Typer:
+def _typer(name: str, text: str, *, completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name=name,
         help=text,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
 
 
-app = _typer("eyas", "Lossless speculative decoding with EAGLE drafters: decode, check, measure, train.")
+app = _typer(
+    "eyas", "Lossless speculative decoding with EAGLE drafters: decode, check, measure, train.", completion=True
+)
 for _name, _function in VERBS.items():
     add_verb(app, _name, _function)
 for _group, (_text, _verbs) in GROUPS.items():

@@ -346,41 +346,41 @@ class Engine:
         done = {chunk.index: chunk.completion for chunk in self.stream(requests) if chunk.completion is not None}
         return [done[i] for i in range(len(requests))]
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
-        """Run all requests, yielding what each round adds to each sequence."""
+    def stream(self, requests: Sequence[Request], stop: Callable[[], bool] = bool) -> Iterator[Chunk]:
+        """Run all requests, yielding what each round adds to each sequence; `stop` as in `stream_from`."""
         for request in requests:
             self.check(request)
         waiting = iter(requests)
-        yield from self.stream_from(lambda room: list(islice(waiting, room)))
+        yield from self.stream_from(lambda room: list(islice(waiting, room)), stop)
 
-    def stream_from(self, take: Callable[[int], Sequence[Request]]) -> Iterator[Chunk]:
+    def stream_from(self, take: Callable[[int], Sequence[Request]], stop: Callable[[], bool] = bool) -> Iterator[Chunk]:
         """Run requests as they come, until none runs and none comes.
 
         Before every round with free slots `take(room)` hands out at most `room` requests, so an answer can decide what
         is asked next. `Chunk.index` counts them. Raises RequestError for one that can't run (`check` it before), and
-        what made a request end with `error`. Streams may run side by side, and beside `step`.
+        what made a request end with `error`. Streams may run side by side, and beside `step`. Once `stop()` is true
+        (`bool()`: never), what runs ends as `cancelled`, and nothing is taken any more.
         """
         inbox: deque[Chunk | Exception] = deque()
         mine: dict[int, int] = {}
         submitted = 0
         try:
             while True:
-                room = self.limits.max_running - len(mine)
+                room = 0 if stop() else self.limits.max_running - len(mine)
                 for request in take(room) if room else ():
                     index = self.submit(request)
                     self._inboxes[index], mine[index] = inbox, submitted
                     submitted += 1
                 if not mine:
                     return
+                for index in mine if stop() else ():
+                    self.cancel(index)
                 self._advance()
                 while inbox:
                     chunk = inbox.popleft()
                     if isinstance(chunk, Exception):
                         raise chunk
-                    index = mine[chunk.index]
-                    if chunk.completion is not None:
-                        del mine[chunk.index]
-                    yield replace(chunk, index=index)
+                    yield replace(chunk, index=mine[chunk.index] if chunk.completion is None else mine.pop(chunk.index))
         finally:
             for index in mine:
                 self.cancel(index)

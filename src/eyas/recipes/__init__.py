@@ -19,6 +19,15 @@ SWEEPS = "sweeps"
 """The folder of the sweeps."""
 
 
+def known_recipes(folder: str = "") -> dict[str, Path]:
+    """Name -> file of what comes with the package: recipes, or what is in `folder`."""
+    return {
+        path.relative_to(FOLDER / folder).with_suffix("").as_posix(): path
+        for path in sorted((FOLDER / folder).rglob("*.yaml"))
+        if folder or path.parent.name != SWEEPS
+    }
+
+
 def find_recipe(name: str | Path, folder: str = "") -> Path:
     """The file `name`, or else the one of that name in the package: `eagle3`, `demo/eagle3`; `folder` may be `SWEEPS`.
 
@@ -26,11 +35,7 @@ def find_recipe(name: str | Path, folder: str = "") -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    known = {
-        path.relative_to(FOLDER / folder).with_suffix("").as_posix(): path
-        for path in sorted((FOLDER / folder).rglob("*.yaml"))
-        if folder or path.parent.name != SWEEPS
-    }
+    known = known_recipes(folder)
     wanted = str(name).removesuffix(".yaml")
     if wanted in known:
         return known[wanted]

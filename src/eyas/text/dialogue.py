@@ -6,7 +6,7 @@ next is sent. Command lines and benchmarks answer many rows at once with `conver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eyas.errors import RequestError
@@ -122,6 +122,9 @@ class Conversation:
         engine.cache_prefixes(engine.target.max_length or _MOST_TOKENS)
         self._engine = engine
 
-    def turn(self, request: Request) -> Iterator[Chunk]:
-        """Stream the answer to a prompt, which usually continues the previous prompt and its answer."""
-        yield from self._engine.stream([request])
+    def turn(self, request: Request, stop: Callable[[], bool] = bool) -> Iterator[Chunk]:
+        """Stream the answer to a prompt, which usually continues the previous prompt and its answer.
+
+        Once `stop()` is true (`bool()`: never) the answer ends as `cancelled`, with the text it has.
+        """
+        yield from self._engine.stream([request], stop)

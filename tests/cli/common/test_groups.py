@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from eyas.cli.app import app as eyas_app
 from eyas.cli.common.verb import Spread, add_verb
 
 
@@ -42,3 +45,49 @@ def test_a_verb() -> None:
     assert run(app, ["pick"]).exit_code == 2
     assert "Pick some." in run(app, ["pick", "--help"]).stdout
     assert "--mark" not in run(app, ["again", "--name", "fig"]).stdout
+
+
+def sections(*words: str) -> dict[str, list[str]]:
+    """Title -> the first names of its options in the help of a verb, on a terminal of 80 columns."""
+    shown = CliRunner().invoke(eyas_app, [*words, "--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    parts = re.split(r"^(\w[\w ]*):\n", shown, flags=re.MULTILINE)[1:]
+    return {
+        title: re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, re.MULTILINE)
+        for title, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_help_begins_with_what_most_people_need() -> None:
+    found = sections("generate")
+    assert list(found) == ["Arguments", "Common", "Sampling", "Speculation", "Target", "Output"]
+    assert found["Common"] == [
+        "--prompt", "--prompt-file", "--raw", "--max-new-tokens", "--temperature", "--seed", "--draft-model",
+        "--method", "--tree", "--num-speculative-tokens", "--batch-size",
+    ]  # fmt: skip
+    assert "--top-p" in found["Sampling"]
+    assert "--acceptance" in found["Speculation"]
+    assert "--dtype" in found["Target"]
+    assert found["Output"] == ["--json", "--help"]
+
+
+@pytest.mark.parametrize(
+    "verb", [["generate"], ["chat"], ["verify"], ["serve"], ["bench", "measure"], ["bench", "trees"]]
+)
+def test_help_shows_every_option_once(verb: list[str]) -> None:
+    found = sections(*verb)
+    assert list(found)[:2] == ["Arguments", "Common"]
+    assert max(map(len, found.values())) <= 20
+    names = [name for options in found.values() for name in options]
+    assert len(names) == len(set(names))
+    command = typer.main.get_command(eyas_app)
+    for word in verb:
+        command = command.commands[word]
+    every = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
+    assert {name for each in every for name in each.opts[:1] if name.startswith("--")} <= set(names) | {"-n"}
+    assert len(names) == len(every) + 1  # --help
+
+
+def test_the_help_of_a_small_verb_has_no_groups() -> None:
+    for verb in ("train", "inspect", "plan"):
+        assert list(sections(verb)) == ["Arguments", "Options"]

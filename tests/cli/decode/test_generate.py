@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,17 @@ def test_a_conversation_that_outgrows_the_context_keeps_its_first_answers(decode
     row = json.loads(result.stdout)
     assert len(row["turns"]) == 1
     assert "turns.jsonl:1" in row["error"]
+
+
+def test_loading_is_announced_and_timed(decode: Run, run: Run, pair: Pair, tmp_path: Path) -> None:
+    shown = decode("--prompt", "In May?", "--json")
+    first, second = shown.stderr.splitlines()[:2]
+    assert first == f"loading {pair.model} ..."
+    assert re.fullmatch(r"loaded in \d+\.\d s", second)
+    json.loads(shown.stdout)  # and nothing of it is output
+    (tmp_path / "config.json").write_text("{}")
+    failed = run("generate", "--model", tmp_path, "--prompt", "In May?").stderr
+    assert failed.startswith(f"loading {tmp_path} ...\nerror: ")
+    assert "loaded in" not in failed
+    refused = run("generate", "--model", pair.model, "--prompt", "In May?", "--tree", "chain:3").stderr
+    assert "loading" not in refused  # a wrong line is refused before

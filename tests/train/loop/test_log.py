@@ -14,14 +14,14 @@ from rich.console import Console
 
 from eyas.errors import ConfigError
 from eyas.train.loop import log
-from eyas.train.loop.log import RunLog, check_wandb, writers
+from eyas.train.loop.log import RunLog, check_trackers, writers
 
 QUIET = Console(quiet=True)
 
 
 def run(folder: Path, done: int, steps: list[int], console: Console = QUIET) -> None:
     folder.mkdir(exist_ok=True)
-    with RunLog(100, done, writers(folder, done, None, console), console) as out:
+    with RunLog(100, done, writers(folder, done, {}, console), console) as out:
         for step in steps:
             out.record(step, step / 2, {"loss": 1 / step})
 
@@ -44,7 +44,7 @@ def test_resuming_cuts_what_came_after_and_a_torn_line(tmp_path: Path) -> None:
 def test_event_files_hold_the_same_figures(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with RunLog(10, 0, writers(tmp_path, 0, None, QUIET), QUIET) as out:
+    with RunLog(10, 0, writers(tmp_path, 0, {}, QUIET), QUIET) as out:
         out.record(5, 1.0, {"loss": 0.25})
         out.record(5, 1.0, {"validation_loss": 0.5, "decoded_accept_length": 3.0})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -65,7 +65,7 @@ def test_a_missing_tensorboard_is_said(
 
 def test_lines_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(stderr=True, force_terminal=False)
-    with RunLog(9, 0, writers(tmp_path, 0, None, console), console) as out:
+    with RunLog(9, 0, writers(tmp_path, 0, {}, console), console) as out:
         out.record(4, 1.0, {"loss": 0.25, "accuracy_0": 0.5, "accuracy_1": 0.4, "accuracy_12": 0.3})
     assert capsys.readouterr().err == "step 4 loss 0.25 accuracy_0 0.5\n"
     assert lines(tmp_path)[0]["accuracy_12"] == 0.3
@@ -101,12 +101,50 @@ def test_the_figure_that_decides_is_seen_on_a_terminal(tmp_path: Path, columns: 
 def test_wandb_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log, "find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        check_wandb("drafts")
-    check_wandb(None)
+        check_trackers({"wandb": "drafts"})
+    check_trackers({})
     said: list[Any] = []
     fake = SimpleNamespace(log=lambda values, step: said.append((step, values)), finish=lambda: said.append("finished"))
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **options: said.append(options) or fake))
-    with RunLog(10, 0, writers(tmp_path, 0, "drafts", QUIET), QUIET) as out:
+    with RunLog(10, 0, writers(tmp_path, 0, {"wandb": "drafts"}, QUIET), QUIET) as out:
         out.record(3, 0.5, {"loss": 1.0})
     assert said[0]["project"] == "drafts"
     assert said[1:] == [(3, {"seconds": 0.5, "loss": 1.0}), "finished"]
+
+
+def test_mlflow_goes_on_with_the_run_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match="mlflow isn't installed: `pip install mlflow`"):
+        check_trackers({"mlflow": "drafts"})
+    said: list[Any] = []
+    known: list[Any] = []
+    module = SimpleNamespace(
+        set_experiment=lambda name: said.append(name),
+        search_runs=lambda **query: said.append(query["filter_string"]) or known,
+        start_run=lambda **options: said.append(options),
+        log_metrics=lambda values, step: said.append((step, values)),
+        end_run=lambda: said.append("ended"),
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    with RunLog(10, 0, writers(tmp_path, 0, {"mlflow": "drafts"}, QUIET), QUIET) as out:
+        out.record(3, 0.5, {"loss": 1.0})
+    folder = str(tmp_path.resolve())
+    begun = {"run_name": tmp_path.name, "tags": {"eyas.folder": folder}}
+    assert said == ["drafts", f"tags.`eyas.folder` = '{folder}'", begun, (3, {"seconds": 0.5, "loss": 1.0}), "ended"]
+    known.append(SimpleNamespace(info=SimpleNamespace(run_id="r1")))
+    writers(tmp_path, 0, {"mlflow": "drafts"}, QUIET)[-1].close()
+    assert said[-2:] == [{"run_id": "r1"}, "ended"]
+
+
+def test_the_switches_of_train_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from eyas.cli.app import app
+    from eyas.train import recipe
+
+    called: list[Any] = []
+    monkeypatch.setattr(recipe, "run_recipe", lambda name, changes: called.append((name, list(changes))))
+    words = ["train", "demo/eagle3", "drafter.loop.steps=2", "--wandb", "drafts", "--mlflow", "trials"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    wanted = ["drafter.loop.steps=2", "drafter.loop.wandb=drafts", "drafter.loop.mlflow=trials"]
+    assert called == [("demo/eagle3", wanted)]

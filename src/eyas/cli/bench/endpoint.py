@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
@@ -36,6 +36,7 @@ ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 class MeasuredEndpointOptions:
     """The server that is measured, and the one it is compared with."""
 
+    PANEL: ClassVar = "Endpoint"
     endpoint: Annotated[
         str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
     ] = None

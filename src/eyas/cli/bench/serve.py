@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Option
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class SideOptions:
     """The servers that are compared, running already or started here."""
 
+    PANEL: ClassVar = "Servers"
     side: Annotated[
         list[str], Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that runs already; may be repeated.")
     ] = field(default_factory=list)
@@ -49,6 +50,7 @@ class SideOptions:
 class LoadOptions:
     """How many requests are sent, and how they arrive."""
 
+    PANEL: ClassVar = "Load"
     concurrency: Annotated[str, Option(help="Clients at once, e.g. 1,4,16; each waits for its answer.")] = ""
     rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
     requests: Annotated[int, Option(min=1, help="Least requests of a run.")] = 16

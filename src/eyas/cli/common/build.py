@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from re import fullmatch
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from eyas.assets import named_drafter, named_target
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.display import note
+from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import (
     ChatTargetOptions,
     DrafterFileOptions,
@@ -138,54 +139,61 @@ def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
 
 
 def open_engine(
-    target: TargetOptions, draft: DraftOptions, batch_size: int | None = None, limits: Limits | None = None
+    target: TargetOptions,
+    draft: DraftOptions,
+    batch_size: int | None = None,
+    limits: Limits | None = None,
+    *,
+    logged: bool = False,
 ) -> Engine:
-    """Load target, drafter and tokenizer into an engine."""
+    """Load target, drafter and tokenizer into an engine, and say so unless it is `logged` elsewhere."""
     tree = check_engine(target, draft)
     rule = walk_rule(draft.acceptance)
-    quiet()
-    from eyas.engine import load
+    with nullcontext() if logged else loading(target.model):
+        quiet()
+        from eyas.engine import load
 
-    return load(
-        target.model,
-        draft.draft_model,
-        tree=tree,
-        costs=draft.costs,
-        coupled=draft.coupled is not False,
-        rule=rule,
-        batch_size=batch_size,
-        limits=limits,
-        dtype=target.dtype,
-        device=target.device,
-        attention=target.attention,
-        compiled=target.compile,
-        eager=target.enforce_eager,
-        quantize=target.quantize,
-        draft_weights=draft.draft_weights,
-        ignore_config_keys=draft.ignore_config_key,
-        draft_window=draft.draft_window,
-        draft_quantize=draft.draft_quantize,
-        method=None if draft.method == "none" else draft.method,
-        chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
-    )
+        return load(
+            target.model,
+            draft.draft_model,
+            tree=tree,
+            costs=draft.costs,
+            coupled=draft.coupled is not False,
+            rule=rule,
+            batch_size=batch_size,
+            limits=limits,
+            dtype=target.dtype,
+            device=target.device,
+            attention=target.attention,
+            compiled=target.compile,
+            eager=target.enforce_eager,
+            quantize=target.quantize,
+            draft_weights=draft.draft_weights,
+            ignore_config_keys=draft.ignore_config_key,
+            draft_window=draft.draft_window,
+            draft_quantize=draft.draft_quantize,
+            method=None if draft.method == "none" else draft.method,
+            chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
+        )
 
 
 def open_target(name: str, runtime: RuntimeOptions) -> Target:
-    """Load a target without a drafter."""
+    """Load a target without a drafter, and say so."""
     check_target(name, runtime)
-    quiet()
-    from eyas.targets import load_target
-    from eyas.targets.loading import resolve_device, resolve_dtype
+    with loading(name):
+        quiet()
+        from eyas.targets import load_target
+        from eyas.targets.loading import resolve_device, resolve_dtype
 
-    return load_target(
-        name,
-        dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)),  # its modules may be run
-        device=runtime.device,
-        attention=runtime.attention,
-        compiled=runtime.compile,
-        eager=runtime.enforce_eager,
-        quantize=runtime.quantize,
-    )
+        return load_target(
+            name,
+            dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)),  # its modules may be run
+            device=runtime.device,
+            attention=runtime.attention,
+            compiled=runtime.compile,
+            eager=runtime.enforce_eager,
+            quantize=runtime.quantize,
+        )
 
 
 REJECTION = "rejection"

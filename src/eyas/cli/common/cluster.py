@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Option
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class ClusterOptions:
     """Where the work is done, and what each of the workers gets."""
 
+    PANEL: ClassVar = "Several machines"
     on: Annotated[
         str | None,
         Option(

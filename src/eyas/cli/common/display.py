@@ -69,6 +69,15 @@ def note(message: str) -> None:
     typer.echo(message, err=True)
 
 
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """Say that `name` is being loaded, and how long it took: of a large model nothing else is seen for a while."""
+    note(f"loading {name} ...")
+    began = time.monotonic()
+    yield
+    note(f"loaded in {time.monotonic() - began:.1f} s")
+
+
 def output() -> Console:
     """A console on standard output for tables: as wide as a terminal, else 200 columns, so that nothing is cut."""
     from rich.console import Console

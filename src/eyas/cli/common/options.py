@@ -5,6 +5,7 @@ Second names of an option are those of vLLM, SGLang or llama.cpp for the same th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -49,7 +50,20 @@ EngineCommand = Annotated[
 EngineArguments = Annotated[
     list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
 ]
-Json = Annotated[bool, Option("--json", help="Write JSON to standard output.")]
+
+
+def recipe_names(folder: str = "") -> Callable[[str], list[str]]:
+    """What a shell offers to complete a recipe's name with; where no name begins so, it offers files."""
+
+    def names(incomplete: str) -> list[str]:
+        from eyas.recipes import known_recipes
+
+        return [name for name in known_recipes(folder) if name.startswith(incomplete)]
+
+    return names
+
+
+Json = Annotated[bool, Option("--json", help="Write JSON to standard output.", rich_help_panel="Output")]
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -60,6 +74,7 @@ Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda i
 class RuntimeOptions:
     """Precision, device and kernels of the target."""
 
+    PANEL: ClassVar = "Target"
     dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in (the demo: float32).")] = "auto"
     device: Device = None
     attention: Annotated[
@@ -110,6 +125,7 @@ class MaybeTargetOptions(RuntimeOptions):
 class DrafterFileOptions:
     """How a drafter's directory is read."""
 
+    PANEL: ClassVar = "Speculation"
     draft_weights: Annotated[
         str | None, Option(help="Weight file in the drafter directory (a pickle is read only if named here).")
     ] = None
@@ -181,6 +197,7 @@ class DraftOptions(LoadedDrafterOptions):
 class SamplingOptions:
     """How tokens are chosen; greedy by default."""
 
+    PANEL: ClassVar = "Sampling"
     max_new_tokens: MaxNewTokens = 256
     temperature: Annotated[float, Option(help="0 = greedy.")] = 0.0
     top_p: Annotated[float, Option(help="1 = off.")] = 1.0
@@ -201,6 +218,7 @@ class SamplingOptions:
 class MeasureOptions:
     """On which prompts to measure, and how often."""
 
+    PANEL: ClassVar = "Measuring"
     prompt_file: PromptFiles = field(kw_only=True)
     repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1
@@ -209,7 +227,8 @@ class MeasureOptions:
 
 
 ReportFile = Annotated[
-    Path | None, Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.")
+    Path | None,
+    Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.", rich_help_panel="Output"),
 ]
 Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
 States = Annotated[Literal["fp8", "bf16", "float32"], Option(help="How states are stored.")]

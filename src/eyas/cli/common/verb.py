@@ -4,7 +4,8 @@ A group is a dataclass of `Annotated` fields that stands for its options, so tha
 
     def generate(target: TargetOptions, json: bool = False) -> None: ...
 
-becomes a command with every option of `TargetOptions`, and is called with the group put together again. Exit codes:
+becomes a command with every option of `TargetOptions`, and is called with the group put together again. `--help` shows
+a group under its `PANEL`, after the options that most people need: those in `COMMON`. Exit codes:
 0 = success, 1 = failure, 2 = usage, 130 = interrupted (143: terminated); a verb may return one.
 """
 
@@ -17,10 +18,11 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -34,6 +36,14 @@ _ARGUMENTS = "eyas.arguments"
 """The key of a context's meta data for the arguments as they were given."""
 
 _CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+COMMON = (
+    "prompt", "prompt_file", "raw", "system", "max_new_tokens", "temperature", "seed", "draft_model", "method", "tree",
+    "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
+)  # fmt: skip
+"""Options that `--help` lists first, in this order, where a verb has groups and more than `UNGROUPED`."""
+UNGROUPED = 12
+TITLES = ("Arguments", "Common", "Options", "Sampling", "Speculation", "", "Target", "Another engine", "Output")
+"""The order of titles in `--help`; those that aren't here come where the empty one is."""
 _ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer has it from
 
 
@@ -80,6 +90,26 @@ class VerbCommand(TyperCommand):
                 vars(error).update(message=f"{error}; the text to answer is given with --prompt, in quotes")
             raise
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of all options; of many, those that most people need first, then group by group."""
+        shown = [(each, record) for each in self.get_params(ctx) if (record := each.get_help_record(ctx)) is not None]
+        grouped = len(shown) > UNGROUPED and any(getattr(each, "rich_help_panel", None) for each, _ in shown)
+        sections: dict[str, list[Any]] = {}
+        for param, record in sorted(
+            shown, key=lambda pair: COMMON.index(pair[0].name) if pair[0].name in COMMON else 0
+        ):
+            title = (getattr(param, "rich_help_panel", None) if grouped else None) or "Options"
+            if param.param_type_name == "argument":
+                title = "Arguments"
+            elif grouped and param.name in COMMON:
+                title = "Common"
+            elif grouped and param.name == "help":
+                title = "Output"
+            sections.setdefault(title, []).append(record)
+        for title in sorted(sections, key=lambda title: TITLES.index(title if title in TITLES else "")):
+            with formatter.section(title):
+                formatter.write_dl(sections[title])
+
 
 class DefaultGroup(TyperGroup):
     """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
@@ -90,6 +120,8 @@ class DefaultGroup(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         verbs = self.list_commands(ctx)
+        if not args and ctx.resilient_parsing:  # a shell asks what may follow
+            return super().parse_args(ctx, args)
         if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO or _is_folder(args[0], verbs):
             args = [verbs[0], *args]
         return super().parse_args(ctx, args)
@@ -169,12 +201,22 @@ def _aliases(group: type[Any]) -> type[Aliases] | None:
 
 def _options(group: type[Any]) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    own = [_keyword(field.name, _default(field), hints[field.name]) for field in fields(group)]
+    panel = getattr(group, "PANEL", None)
+    own = [_keyword(field.name, _default(field), _titled(hints[field.name], panel)) for field in fields(group)]
     aliases = _aliases(group)
     if aliases is None:
         return own
     own = [each.replace(default=None) if each.default is Parameter.empty else each for each in own]
     return [*_options(aliases), *own]
+
+
+def _titled(hint: Any, panel: str | None) -> Any:
+    """The annotation with `panel` as the title its option has in `--help`, unless it names one itself."""
+    if panel is None or hint.__metadata__[0].rich_help_panel:
+        return hint
+    option = copy(hint.__metadata__[0])
+    option.rich_help_panel = panel
+    return Annotated[hint.__origin__, option]
 
 
 def _default(field: Field[Any]) -> Any:

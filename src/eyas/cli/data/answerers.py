@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -39,6 +39,7 @@ class AnswerSamplingOptions(SamplingOptions):
 class SlotOptions:
     """How many sequences the engine in this process decodes at once, and how long they get."""
 
+    PANEL: ClassVar = "Answering here"
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
     max_length: Annotated[
         int | None,
@@ -50,6 +51,7 @@ class SlotOptions:
 class EndpointOptions:
     """The endpoint that answers, and how it is asked."""
 
+    PANEL: ClassVar = "Answers of a server"
     endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
     api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
     concurrency: Annotated[int, Option(min=1, help="Requests sent at once.")] = 16
@@ -61,6 +63,7 @@ class EndpointOptions:
 class BatchFileOptions:
     """OpenAI Batch files in place of an endpoint."""
 
+    PANEL: ClassVar = "Batch files"
     batch_write: Annotated[Path | None, Option(dir_okay=False, help="Write the requests to this file.")] = None
     batch_read: Annotated[
         list[Path], Option(exists=True, dir_okay=False, help="Read results from this file; may be repeated.")
@@ -71,6 +74,7 @@ class BatchFileOptions:
 class RequestOptions:
     """What requests to an endpoint, or of a batch, say."""
 
+    PANEL: ClassVar = "Answers of a server"
     tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
     reasoning: Annotated[Literal["keep", "drop"], Option(help="What becomes of the reasoning of answers.")] = "keep"
     extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
@@ -80,6 +84,7 @@ class RequestOptions:
 class WorkerEngineOptions:
     """Which engine the workers of a cluster answer with."""
 
+    PANEL: ClassVar = "Another engine"
     engine: Annotated[
         Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start a server of vLLM's for itself.")
     ] = "eyas"

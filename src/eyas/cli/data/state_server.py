@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
@@ -33,6 +33,7 @@ _WHOLE = 10**9
 class StateEngineOptions:
     """Who runs the target, and how another engine is started."""
 
+    PANEL: ClassVar = "Another engine"
     engine: Annotated[
         Literal["eyas", "vllm"],
         Option(help="vllm: a server of vLLM's that writes its hidden states; with --on, one for each worker."),

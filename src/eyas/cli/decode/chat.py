@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,7 +17,23 @@ from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import StreamedText, note, stats_line
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
-from eyas.errors import RequestError, UsageError
+from eyas.errors import EyasError, UsageError
+
+if TYPE_CHECKING:
+    from eyas.engine import Engine
+    from eyas.text.chats import Message
+    from eyas.types import Completion, SamplingParams
+
+HELP = """\
+/help          show this
+/reset         start over; the system message stays (also /clear)
+/system TEXT   set the system message; without TEXT, show it
+/save FILE     append the conversation to FILE as a line of JSON
+/stats         figures of all answers since the start
+/exit          leave (also /quit, /bye, Ctrl-D)
+Ctrl-C stops an answer; what is written of it stays in the conversation.
+\"""text\""" may have several lines. A space before a slash makes it text."""
+_SAME = {"/?": "/help", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 
 
 def chat(
@@ -21,10 +42,8 @@ def chat(
     sampling: SamplingOptions,
     system: Annotated[str | None, Option(help="System message.")] = None,
 ) -> int:
-    """Chat with the target. /reset starts over; /exit, or the end of the input, leaves."""
-    from eyas.text.chats import Message
-    from eyas.text.dialogue import Conversation
-    from eyas.text.template import NO_TOKENIZER, encode_chat, has_chat_template
+    """Chat with the target. /help lists commands; Ctrl-C stops an answer; Ctrl-D or /exit leaves."""
+    from eyas.text.template import NO_TOKENIZER, has_chat_template
     from eyas.types import Request
 
     params = sampling_params(sampling)
@@ -35,41 +54,179 @@ def chat(
     if not has_chat_template(engine.tokenizer):
         raise UsageError(f"the tokenizer of {target.model} has no chat template: use eyas generate")
     engine.check(Request((0,), params))
-    conversation = Conversation(engine)
-    opening = [] if system is None else [Message(role="system", content=system)]
-    messages, code = list(opening), 0
-    for line in _lines():
-        if line == "/exit":
-            break
-        if line == "/reset":
-            messages = list(opening)
-            note("(a new conversation)")
-            continue
+    drafter = None if engine.speculation is None else draft.draft_model or draft.method
+    note(f"chat with {target.model}" + ("" if drafter is None else f", drafted by {drafter}"))
+    note("/help lists commands; Ctrl-C stops an answer; Ctrl-D or /exit leaves")
+    return Talk(engine, params, system).run()
+
+
+class Talk:
+    """A conversation at the terminal: what was said, and all answers since the start."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
+        from eyas.text.dialogue import Conversation
+
+        self._engine, self._params, self._system = engine, params, system
+        self._conversation = Conversation(engine)
+        self._said: list[Message] = []
+        self._answers: list[Completion] = []
+        self._code = 0
+
+    def run(self) -> int:
+        """Answer and obey until the end of the input; returns the exit code, which says whether any line failed."""
+        for line in _lines():
+            try:
+                if not line.startswith("/"):
+                    with _interruptible() as interrupts:
+                        self._answer(line.strip(), lambda: bool(interrupts))
+                elif not self._obey(*line.split(maxsplit=1)):
+                    break
+            except EyasError as error:
+                note(f"error: {error}")
+                self._code = FAILURE
+        return self._code
+
+    def _answer(self, text: str, stop: Callable[[], bool]) -> None:
+        """Write the answer as it is decoded, until `stop()`; then it stays as far as it came."""
+        from eyas.errors import RequestError
+        from eyas.text.chats import Message
+        from eyas.text.template import encode_chat
+        from eyas.types import Request
+
+        said = [*self._said, Message(role="user", content=text)]
         try:
-            chat = [*messages, Message(role="user", content=line)]
-            request = Request(encode_chat(engine.tokenizer, chat), params, chat=True)
-            engine.check(request)
+            request = Request(encode_chat(self._engine.tokenizer, self._opened(said)), self._params, chat=True)
+            self._engine.check(request)
         except RequestError as error:
-            note(f"error: {error} (/reset starts over)")
-            code = FAILURE
-            continue
-        text = StreamedText(engine.tokenizer, speculating=engine.speculation is not None)
-        for chunk in conversation.turn(request):
-            text.add(chunk)
-            if chunk.completion is not None:
-                messages = [*chat, Message(role="assistant", content=chunk.completion.text)]
-                note(stats_line(chunk.completion.stats, chunk.completion.lossy, chunk.completion.seeded))
-    return code
+            raise RequestError(f"{error} (/reset starts over)") from error
+        shown = StreamedText(self._engine.tokenizer, speculating=self._engine.speculation is not None)
+        for chunk in self._conversation.turn(request, stop):
+            shown.add(chunk)
+        assert chunk.completion is not None
+        done = chunk.completion
+        if done.text or done.finish_reason != "cancelled":  # else nothing was answered yet
+            self._said = [*said, Message(role="assistant", content=done.text)]
+        self._answers.append(done)
+        if done.finish_reason == "cancelled":
+            note("(stopped)")
+        elif done.finish_reason == "length":
+            note(f"(cut after {len(done.token_ids)} tokens: --max-new-tokens, or the end of the context)")
+        _note_stats([done])
+
+    def _opened(self, said: list[Message]) -> list[Message]:
+        from eyas.text.chats import Message
+
+        return [*([] if self._system is None else [Message(role="system", content=self._system)]), *said]
+
+    def _obey(self, command: str, argument: str = "") -> bool:
+        """Run a command; returns whether the conversation goes on. Raises UsageError for one that there isn't."""
+        argument = argument.strip()
+        match _SAME.get(command, command):
+            case "/help":
+                note(HELP)
+            case "/reset":
+                self._said = []
+                note("(a new conversation)")
+            case "/system" if argument:
+                self._system = argument
+                note("(the system message is set)")
+            case "/system":
+                note("(no system message: /system TEXT sets one)" if self._system is None else self._system)
+            case "/save":
+                self._save(argument)
+            case "/stats":
+                _note_stats(self._answers)
+            case "/exit":
+                return False
+            case _:
+                raise UsageError(f"there is no command {command}: /help lists them; a space before it makes it text")
+        return True
+
+    def _save(self, name: str) -> None:
+        from eyas.text.chats import Chat
+
+        if not name or not self._said:
+            raise UsageError("nothing is said yet" if name else "/save where? /save FILE, such as /save chats.jsonl")
+        messages = tuple(self._opened(self._said))
+        own = hashlib.sha256(repr(messages).encode()).hexdigest()[:16]
+        try:
+            with Path(name).expanduser().open("a", encoding="utf-8") as file:
+                file.write(Chat(id=own, messages=messages).model_dump_json() + "\n")
+        except OSError as error:
+            raise UsageError(f"can't write {name}: {error.strerror}") from error
+        note(f"(appended to {name}, a file that eyas data prepare reads)")
+
+
+def _note_stats(answers: Sequence[Completion]) -> None:
+    from eyas.types import Stats
+
+    pooled = Stats()
+    for answer in answers:
+        pooled.merge(answer.stats)
+    note(stats_line(pooled, any(one.lossy for one in answers), all(one.seeded for one in answers)))
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """While the block runs, Ctrl-C only adds to the list; the third one raises, should a pass never end.
+
+    Where no person sits at the input, Ctrl-C ends the program as it does elsewhere.
+    """
+    seen: list[int] = []
+    if not sys.stdin.isatty():
+        yield seen
+        return
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _lines() -> Iterator[str]:
-    """Lines of standard input that aren't empty; a prompt sign is shown if it is a terminal."""
+    """Lines of standard input that aren't empty, or texts between triple quotes.
+
+    At a terminal a prompt sign is shown and lines can be edited; there, two Ctrl-C in a row are the end of the input.
+    """
+    interrupted = False
     while True:
-        if sys.stdin.isatty():
-            sys.stderr.write("> ")
-            sys.stderr.flush()
-        line = sys.stdin.readline()
-        if not line:
+        try:
+            line = _read("> ")
+            if line.lstrip().startswith('"""'):
+                while not line.rstrip().endswith('"""') or len(line.strip()) < 6:
+                    line += "\n" + _read("... ")
+                line = line.strip()[3:-3]
+        except EOFError:
             return
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            if interrupted:
+                return
+            interrupted = True
+            note("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
+            continue
+        interrupted = False
         if line.strip():
-            yield line.strip()
+            yield line
+
+
+def _read(sign: str) -> str:
+    """A line without its end; EOFError if there is none."""
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        with suppress(ImportError):  # it makes `input` edit lines and remember them
+            import readline  # noqa: F401
+        return input(sign)
+    if sys.stdin.isatty():
+        sys.stderr.write(sign)
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

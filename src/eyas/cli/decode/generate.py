@@ -37,7 +37,10 @@ def generate(
     batch_size: BatchSize = 1,
     json: Json = False,
 ) -> int:
-    """Decode prompts; the output is exactly the target's own."""
+    """Decode prompts; the output is exactly the target's own.
+
+    eyas generate MODEL --prompt "What is an eyas?" --draft-model DRAFTER
+    """
     from eyas.text.dialogue import Dialogue
     from eyas.text.prompts import PromptRow, read_prompts
     from eyas.text.template import NO_TOKENIZER

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn
 
 import typer
 from typer import Option
@@ -36,6 +36,7 @@ OWN_OPTIONS = ("model", "draft_model", "method", "num_speculative_tokens", "tree
 class EngineOptions:
     """Which engine serves, and how another one is started."""
 
+    PANEL: ClassVar = "Another engine"
     engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN
     print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
         False

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
@@ -34,6 +34,7 @@ KEY_VARIABLE = "EYAS_API_KEY"
 class ServerOptions:
     """Where the server listens, which requests it accepts, and what it logs."""
 
+    PANEL: ClassVar = "Server"
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
     api_key: Annotated[
@@ -90,6 +91,7 @@ class ServerOptions:
 class CapacityOptions:
     """How much runs, waits and is kept at once."""
 
+    PANEL: ClassVar = "Capacity"
     max_running: Annotated[
         int,
         Option(
@@ -204,7 +206,7 @@ def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions)
         prefix_tokens=capacity.prefix_tokens,
     )
     began = time.monotonic()
-    engine = open_engine(target, draft, limits=limits)
+    engine = open_engine(target, draft, limits=limits, logged=True)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()

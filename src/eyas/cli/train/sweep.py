@@ -10,6 +10,7 @@ from typer import Argument
 from eyas.cli.common.build import quiet
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note, output, row_bar, show_table
+from eyas.cli.common.options import recipe_names
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
 
@@ -17,7 +18,12 @@ from eyas.errors import UsageError
 def sweep(
     cluster: ClusterOptions,
     file: Annotated[
-        str, Argument(metavar="FILE", help="A YAML file (recipe, output, knobs, search), or one that comes with eyas.")
+        str,
+        Argument(
+            metavar="FILE",
+            help="A YAML file (recipe, output, knobs, search), or one that comes with eyas.",
+            autocompletion=recipe_names("sweeps"),
+        ),
     ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
 ) -> int:

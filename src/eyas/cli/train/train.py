@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
+from eyas.cli.common.options import recipe_names
 from eyas.cli.common.verb import keeping
 from eyas.errors import ConfigError
 
 
 def train(
     recipe: Annotated[
-        str, Argument(metavar="RECIPE", help="A YAML file, or the name of one that comes with eyas, such as eagle3.")
+        str,
+        Argument(
+            metavar="RECIPE",
+            help="A YAML file, or the name of one that comes with eyas, such as eagle3.",
+            autocompletion=recipe_names(),
+        ),
     ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
+    wandb: Annotated[str | None, Option(metavar="PROJECT", help="Log to this project of W&B, too.")] = None,
+    mlflow: Annotated[str | None, Option(metavar="EXPERIMENT", help="Log to this experiment of MLflow, too.")] = None,
 ) -> None:
     """Train what a recipe describes: a target or a drafter. Interrupted, the same command goes on.
 
@@ -28,8 +36,11 @@ def train(
     override(values, overrides or (), recipe)
     if len(values.keys() & {"lm", "drafter"}) != 1:
         raise ConfigError(f"{recipe}: a recipe must have one section, `lm` or `drafter`")
+    section = next(iter(values.keys() & {"lm", "drafter"}))
+    asked = {"wandb": wandb, "mlflow": mlflow}
+    changes = [*(overrides or ()), *(f"{section}.loop.{name}={each}" for name, each in asked.items() if each)]
     from eyas.train.recipe import run_recipe
 
     quiet()
     with keeping("nothing was trained since the last saved state, which is kept"):
-        run_recipe(recipe, overrides or ())
+        run_recipe(recipe, changes)

@@ -1,4 +1,4 @@
-"""The log of a run: a JSON Lines file, TensorBoard if installed, wandb if configured, and the console."""
+"""The log of a run: a JSON Lines file, TensorBoard if installed, wandb and MLflow if asked for, and the console."""
 
 from __future__ import annotations
 
@@ -114,22 +114,50 @@ class Wandb:
         self._run.finish()
 
 
-def check_wandb(project: str | None) -> None:
-    """Raise ConfigError if a wandb `project` is configured and wandb isn't installed."""
-    if project is not None and find_spec("wandb") is None:
-        raise ConfigError("loop.wandb is set, but wandb isn't installed: `pip install wandb`, or remove loop.wandb")
+class MLflow:
+    """An MLflow run, found again by its folder, so that a resumed run continues it; where: MLFLOW_TRACKING_URI."""
+
+    def __init__(self, experiment: str, folder: Path) -> None:
+        module: Any = importlib.import_module("mlflow")
+        module.set_experiment(experiment)
+        where = str(folder.resolve())
+        known = module.search_runs(
+            experiment_names=[experiment], filter_string=f"tags.`eyas.folder` = '{where}'", output_format="list"
+        )
+        if known:
+            module.start_run(run_id=known[0].info.run_id)
+        else:
+            module.start_run(run_name=folder.name, tags={"eyas.folder": where})
+        self._module = module
+
+    def write(self, step: int, values: Values) -> None:
+        self._module.log_metrics(dict(values), step=step)
+
+    def sync(self) -> None:
+        """Do nothing: MLflow stores records at once."""
+
+    def close(self) -> None:
+        self._module.end_run()
 
 
-def writers(folder: Path, done: int, project: str | None, console: Console) -> list[Writer]:
-    """The destinations of a run's records. `done`: steps already finished; `project`: the wandb project or None."""
+_TRACKERS = {"wandb": Wandb, "mlflow": MLflow}
+
+
+def check_trackers(asked: Mapping[str, str]) -> None:
+    """Raise ConfigError if a library among `asked` (`wandb`, `mlflow` -> project) isn't installed."""
+    for name in asked:
+        if find_spec(name) is None:
+            raise ConfigError(f"loop.{name} is set, but {name} isn't installed: `pip install {name}`, or leave it out")
+
+
+def writers(folder: Path, done: int, asked: Mapping[str, str], console: Console) -> list[Writer]:
+    """The destinations of a run's records. `done`: steps already finished; `asked`: as in `check_trackers`."""
     found: list[Writer] = [JsonLines(folder / "metrics.jsonl", done)]
     if find_spec("tensorboard") is not None:
         found.append(TensorBoard(folder / "tensorboard", done))
     else:
         console.print("no TensorBoard files are written: `pip install 'eyas[train]'`", highlight=False)
-    if project is not None:
-        found.append(Wandb(project, folder))
-    return found
+    return found + [_TRACKERS[name](project, folder) for name, project in asked.items()]
 
 
 class RunLog:

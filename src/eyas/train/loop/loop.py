@@ -29,7 +29,7 @@ from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingErro
 from eyas.runtime import keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
-from eyas.train.loop.log import RunLog, check_wandb, writers
+from eyas.train.loop.log import RunLog, check_trackers, writers
 from eyas.train.loop.metrics import Means, MicroBatchLoss
 from eyas.train.loop.optimizer import (
     OptimizerConfig,
@@ -55,8 +55,15 @@ class LoopConfig(StrictModel):
     validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: five times, at most every 1,000
     save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
     wandb: str | None = None  # the wandb project to log to
+    mlflow: str | None = None  # the MLflow experiment to log to
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+
+    @property
+    def trackers(self) -> dict[str, str]:
+        """Library -> the project or experiment that it is to log to, of those that are asked for."""
+        asked = {"wandb": self.wandb, "mlflow": self.mlflow}
+        return {name: project for name, project in asked.items() if project is not None}
 
     @model_validator(mode="after")
     def _one_length(self) -> LoopConfig:
@@ -111,7 +118,10 @@ class Objective(Protocol):
         """Name in the log -> figure on held-out data; may also save a checkpoint."""
 
 
-_FLEXIBLE = {"steps", "epochs", "until", "schedule", "parallel", "log_every", "validate_every", "save_seconds", "wandb"}
+_TRACKERS = {"wandb", "mlflow"}
+_FLEXIBLE = _TRACKERS | {
+    "steps", "epochs", "until", "schedule", "parallel", "log_every", "validate_every", "save_seconds",
+}  # fmt: skip
 """Settings that may differ when a run is resumed, for example to end a plateau earlier or later than planned."""
 
 
@@ -219,7 +229,7 @@ def _recipe_key(section: str, loop: Collection[str], key: str) -> str:
 
 def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
     """Raise ConfigError for settings that don't fit together or the processes; called before anything is loaded."""
-    check_wandb(config.wandb)
+    check_trackers(config.trackers)
     if config.accumulate % processes.world_size:
         raise ConfigError(
             f"loop.accumulate is {config.accumulate}, which can't be divided among {processes.world_size} processes: "
@@ -272,7 +282,7 @@ def _run_log(folder: Path, config: ResolvedLoop, done: TrainingProgress, process
     if not processes.is_main:
         return RunLog(config.steps, done.step, [], console)
     folder.mkdir(parents=True, exist_ok=True)
-    return RunLog(config.steps, done.step, writers(folder, done.step, config.wandb, console), console)
+    return RunLog(config.steps, done.step, writers(folder, done.step, config.trackers, console), console)
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""`eyas push`: a drafter to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from re import fullmatch
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.common.display import note
+from eyas.errors import UsageError
+
+
+def push(
+    drafter: Annotated[Path, Argument(help="A drafter's folder.", metavar="DRAFTER", exists=True, file_okay=False)],
+    repo: Annotated[str, Argument(help="Where it goes on the Hub: OWNER/NAME.", metavar="REPO")],
+    model: Annotated[
+        str | None, Option(help="The target's Hub id for the card (default: what the drafter was trained for).")
+    ] = None,
+    certificate: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="What eyas verify --json wrote: pushed, and in the card.")
+    ] = None,
+    bench: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="What eyas bench -o wrote: pushed, and tau per task in the card."),
+    ] = None,
+    license_: Annotated[str | None, Option("--license", help="Its licence for the card, such as apache-2.0.")] = None,
+    private: Annotated[bool, Option("--private", help="A repository that is made is private.")] = False,
+    message: Annotated[str, Option(help="Of the commit.")] = "Drafter, pushed by eyas",
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be pushed; nothing is sent.")] = False,
+) -> None:
+    """Push a drafter to the Hugging Face Hub, with a model card.
+
+    The card says how to use it, what eyas verify found (losslessness), and tau per task by eyas bench. A README.md in
+    the folder is taken as the card instead.
+    """
+    if not fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise UsageError(f"{repo} is no id of a repository: write OWNER/NAME")
+    if not (drafter / "config.json").is_file():
+        raise UsageError(f"{drafter} holds no config.json: give a drafter's folder, such as RUN/pick")
+    from eyas.interop.publish import CARD, Claims, publication
+    from eyas.interop.publish import push as send
+
+    what = publication(drafter, repo, Claims(model, certificate, bench, license_))
+    if (drafter / CARD).is_file() and (model or license_):
+        raise UsageError(f"{drafter / CARD} is the card, so --model and --license would be ignored: leave them out")
+    for name, size in what.sizes.items():
+        note(f"{size:>14,} bytes  {name}")
+    if dry_run:
+        typer.echo(what.card)
+        note(f"nothing was sent: without --dry-run this goes to {repo}")
+        return
+    typer.echo(send(what, private=private, message=message))
