@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
+from eyas.bench.offline.certificate import Cell, Certificate, Divergence
+from eyas.cli.decode.verify import _print
 from eyas.targets import Target
 from eyas.tree import NodeLogits
 
@@ -108,3 +112,23 @@ def test_a_bad_grid_is_a_usage_error(certify: Run, options: tuple[str, str], mes
     result = certify(ROWS, *options)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_nothing_is_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    trees = ("dynamic:10,16,128", "static:a_name_that_fits_no_column_of_a_terminal")
+    divergence = Divergence("1", 0, 3, 5, 6, 1.0, 0.1)
+    cells = [Cell(0.7, tree, 16, 128, 123456, 2.34, [divergence]) for tree in trees]
+    screen = Terminal()
+    with monkeypatch.context() as patched:
+        patched.setenv("COLUMNS", "80")
+        patched.setattr("sys.stdout", screen)
+        _print(Certificate("target", "drafter", torch.float32, cells))
+    shown = screen.getvalue()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    assert "dynamic:10,16,128" in shown.partition("T=")[0]
+    assert "DIFFERENT in" in shown.partition("T=")[0]

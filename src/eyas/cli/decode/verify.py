@@ -128,11 +128,14 @@ def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
 
 
 def _print(certificate: Certificate) -> None:
-    from rich.table import Table
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Column, Table
 
     from eyas.bench.offline.certificate import promise
 
-    table = Table("T", "tree", "batch", "rows", "tokens", "accept length", "result", title="Certificate")
+    tree = Column("tree", overflow="fold")  # a name is one word: at 80 columns it would be cut
+    columns = ("T", tree, "batch", "rows", "tokens", "accept\nlength", "result")
+    table = Table(*columns, title="Certificate", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for cell in certificate.cells:
         table.add_row(
             f"{cell.temperature:g}",
