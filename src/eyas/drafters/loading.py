@@ -14,7 +14,7 @@ from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
 from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.cascade import Cascade, CascadeDrafter
+from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
