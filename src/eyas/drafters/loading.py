@@ -14,13 +14,13 @@ from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
 from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
 from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.cascade import Cascade, CascadeDrafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
+from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import WEIGHTLESS

@@ -10,14 +10,25 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import typer
 from typer import Argument, Option
 
+from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.display import next_step, note
 from eyas.cli.common.verb import keeping
 from eyas.errors import StoppedError, UsageError
+
+
+@dataclass(frozen=True)
+class PipelineTarget:
+    """The model that gets a drafter."""
+
+    ALIASES: ClassVar = ModelArgument
+    model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
+        kw_only=True
+    )
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class Step(NamedTuple):
 
 
 def pipeline(
-    model: Annotated[str, Argument(metavar="MODEL", help="The target: a directory or Hub id.")],
+    target: PipelineTarget,
     sources: Annotated[
         list[str], Argument(metavar="SOURCE", help="Chats, as for eyas data prepare: files, data sets, or `stdlib`.")
     ],
@@ -73,7 +84,7 @@ def pipeline(
     output.mkdir(parents=True, exist_ok=True)
     kept = f"what was done is kept in {output}"
     with keeping(kept):
-        for step in steps(model, sources, options, output):
+        for step in steps(target.model, sources, options, output):
             if step.result.exists():
                 note(f"already done: {step.result}")
                 continue
@@ -84,7 +95,7 @@ def pipeline(
                 return code
     compared = json.loads((output / "run" / "bench" / "methods.json").read_text(encoding="utf-8"))
     typer.echo(f"{output / 'report.html'} is ready. {compared['verdict']}")
-    next_step("serve", model, *compared["serve"])
+    next_step("serve", target.model, *compared["serve"])
     return 0
 
 

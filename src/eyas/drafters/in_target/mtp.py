@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters.cascade import Cascade
 from eyas.drafters.checkpoint import check_numbers, check_tensors
 from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
+from eyas.drafters.in_target._cascade import Cascade
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.drafters.target_block import TargetBlock
