@@ -45,8 +45,22 @@ static void pass(int64_t threads, int64_t stages, std::vector<uint64_t>& out) {
     out = from;
 }
 
+// Whether helpers are tried again after a time in which they got less done, and kept once they get more done.
+static bool choice_follows() {
+    Choice choice;
+    int helped[3] = {};
+    for (int moment = 0; moment < 3; moment++)  // idle, busy, idle
+        for (int i = 0; i < 300; i++) {
+            helped[moment] += choice.helped();
+            choice.count(choice.helped() ? (moment == 1 ? 0.007 : 0.019) : 0.0098, 0.01);
+        }
+    std::printf("with helpers %d, %d, %d of 300\n", helped[0], helped[1], helped[2]);
+    return helped[0] == 300 && helped[1] > 0 && helped[1] < 90 && helped[2] > 240;
+}
+
 int main(int, char** arguments) {
     disturbance = arguments[1];
+    if (is("choice")) return !choice_follows();
     const int64_t passes = std::atoi(arguments[2]);
     std::vector<uint64_t> expected, found;
     pass(1, 200, expected);

@@ -71,13 +71,13 @@ class Choice {
         rate_[helped_] = work_ / seconds_;
         work_ = seconds_ = 0;
         better_ = rate_[true] > MARGIN * rate_[false];
-        helped_ = helped_ != better_ ? better_ : better_ && rate_[true] > QUIET;
+        helped_ = helped_ != better_ ? better_ : !better_ || rate_[true] > QUIET;
     }
 
   private:
-    static constexpr double SHORT = 0.04, LONG = 0.15, LONGEST = 0.4;  // seconds
+    static constexpr double SHORT = 0.04, LONG = 0.3, LONGEST = 0.4;  // seconds
     static constexpr double MARGIN = 1.1;  // helpers must gain so much: pieces take longer where memory is shared
-    static constexpr double QUIET = 1.6;   // with so much being done, nobody else is there
+    static constexpr double QUIET = 1.4;   // with so much being done, nobody else is there
 
     bool helped_ = true, better_ = true;
     double rate_[2] = {1, 2}, work_ = 0, seconds_ = 0;
