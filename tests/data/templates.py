@@ -248,6 +248,9 @@ def templated(name: str) -> Any:
         else None
     )
     made = Tokenizer.from_str(json.dumps(settings))
-    made.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS[name]])
+    for mark in MARKS[name]:  # as Qwen3 has them, what models write themselves isn't special
+        written = mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")
+        added = AddedToken(mark, normalized=False, special=not written)
+        (made.add_tokens if written else made.add_special_tokens)([added])
     bos, eos = BOS_EOS[name]
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token=bos, eos_token=eos, chat_template=TEMPLATES[name])

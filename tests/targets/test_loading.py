@@ -263,8 +263,6 @@ def test_the_checkpoints_file_is_not_kept_in_memory(tmp_path: Path) -> None:
     target = load_target(tmp_path)
     assert target.native is not None
     assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
-    for name, tensor in (*target.model.named_parameters(), *target.model.named_buffers()):
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

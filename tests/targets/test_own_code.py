@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from eyas.cli.app import app
 from eyas.errors import ModelError
 from eyas.targets.loading import load_embedding_and_head, load_target, read_config
 from eyas.targets.tokenizers import load_tokenizer
@@ -61,10 +61,7 @@ def of_its_own(checkpoint: Path, part: str) -> None:
 def test_a_yes_on_standard_input_runs_no_code(checkpoint: Path, planted: Path, part: str, verb: str) -> None:
     of_its_own(checkpoint, part)
     extra = ["--max-new-tokens", "2", "--prompt", "hello"] if verb == "generate" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "eyas", verb, str(checkpoint), *extra],
-        input="y\ny\nyes\nhello\n", capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = CliRunner().invoke(app, [verb, str(checkpoint), *extra], input="y\ny\nyes\nhello\n")
     said = done.stdout + done.stderr
     assert not planted.exists()
     assert "eyas runs no code of a checkpoint" in said

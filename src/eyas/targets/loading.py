@@ -186,13 +186,12 @@ def _prepack(
 
 
 def _unmap(model: Any) -> None:
-    """Copy what is left of a checkpoint's tensors, whose file stays in memory while one of them is a view of it.
+    """Copy what is left of a checkpoint's tensors, whose file stays in memory while one of them lies in it.
 
     The others have been laid out anew: file and copies together took twice the memory.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.untyped_storage().nbytes() > tensor.nbytes:
-            tensor.data = mapped_copy(tensor.data)
+        tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, weights: int) -> None:
