@@ -10,8 +10,8 @@ from starlette.responses import Response
 from eyas.serve.api.blocks import BlocksWriter
 from eyas.serve.api.chat import read_chat, start_chat
 from eyas.serve.api.schema.anthropic import (
-    AnthropicErrorBody,
     AnthropicConversation,
+    AnthropicErrorBody,
     MessageEvent,
     MessageResponse,
     MessagesRequest,
