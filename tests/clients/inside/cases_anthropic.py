@@ -9,7 +9,7 @@ import pytest
 from common import KEY, MESSAGES, MODEL, SCHEMA, URL, chat, fits
 
 OPTIONS: dict[str, Any] = {"base_url": URL, "api_key": KEY, "max_retries": 0, "timeout": 300}
-GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "messages": MESSAGES}
+GREEDY: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "extra_body": {"temperature": 0}}
 TOOL: Any = {"name": "get_weather", "description": "The weather in a city.", "input_schema": SCHEMA}
 ONE: Any = {"type": "any", "disable_parallel_tool_use": True}
 

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from eyas.serve.api.blocks import BlocksWriter
 from eyas.serve.api.chat import read_chat, size_of, start_chat
 from eyas.serve.api.schema.anthropic import (
+    AnthropicConversation,
     AnthropicErrorBody,
-    Conversation,
     MessageEvent,
     MessageResponse,
     MessagesRequest,
@@ -48,7 +48,7 @@ async def create_message(body: MessagesRequest, context: Context, info: Info) ->
     response_model=TokenCount,
     responses=error_responses(*WITH_BODY, body=AnthropicErrorBody),
 )
-async def count_tokens(body: Conversation, context: Context, info: Info) -> Any:
+async def count_tokens(body: AnthropicConversation, context: Context, info: Info) -> Any:
     """Count the tokens of a conversation, up to where the answer begins."""
     context.check_model(body.model)
     context.log_ignored(ignored_fields(body))

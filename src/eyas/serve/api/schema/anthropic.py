@@ -137,7 +137,7 @@ class RequestMetadata(RequestModel):
     )
 
 
-class Conversation(IgnoredFields):
+class AnthropicConversation(IgnoredFields):
     """What is read before an answer begins."""
 
     model: Name
@@ -157,7 +157,7 @@ class Conversation(IgnoredFields):
     workspace_id: Annotated[Any, ELSEWHERE] = None
 
     @model_validator(mode="after")
-    def _a_choice_needs_tools(self) -> Conversation:
+    def _a_choice_needs_tools(self) -> AnthropicConversation:
         if self.tool_choice is not None and self.tool_choice.type in ("any", "tool") and not self.tools:
             raise ValueError("tool_choice needs tools")
         return self
@@ -186,7 +186,7 @@ class Conversation(IgnoredFields):
         )
 
 
-class MessagesRequest(Conversation):
+class MessagesRequest(AnthropicConversation):
     """A conversation to answer, with Anthropic's fields, and `seed` and `eyas` besides."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
