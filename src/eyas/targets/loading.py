@@ -293,7 +293,9 @@ def read_model(
         check_peft(adapter)
         source = adapter.base
     packed = weights_file(source)
-    beside: dict[str, Any] = {} if adapter is None or not adapter.beside else {"adapter_kwargs": {"subfolder": "merged-below"}}
+    beside: dict[str, Any] = {}
+    if adapter is not None and adapter.beside:
+        beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
         if packed is not None:
             beside["state_dict"] = read_weights(packed, model_class(config), config, dtype)

@@ -23,7 +23,7 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 
 @lru_cache
-def _of_class(module_class: type[nn.Module]) -> str:
+def _of_class(module_class: Any) -> str:
     found = cache_argument(module_class.forward)
     if found is None:
         raise UnsupportedModelError(f"{module_class.__name__} takes no key-value cache")
@@ -32,4 +32,5 @@ def _of_class(module_class: type[nn.Module]) -> str:
 
 def given(module: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword arguments that hand a module's forward its `cache`."""
-    return {_of_class(type(module)): cache}
+    kind: Any = type(module)
+    return {_of_class(kind): cache}

@@ -14,12 +14,12 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.errors import EyasError
 from eyas.targets.attention import intercept, set_attention
@@ -115,7 +115,7 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
 
 
 @contextmanager
-def moved_by_roundings(layers: Sequence[Any], dtype: torch.dtype) -> Iterator[None]:
+def moved_by_roundings(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
     """Within the block the states that each of the `layers` reads are multiplied by 1 +- a rounding in `dtype`."""
     draw = torch.Generator().manual_seed(0)
 

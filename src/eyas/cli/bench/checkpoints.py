@@ -154,11 +154,11 @@ def checkpoints(
             write_default_tree(run / "pick", trees.choice.best.name)
             note(f"its default_tree is {trees.choice.best.name}")
     code = finish(report.machine, errors)
-    prompts = prompt_options(measuring)
+    asked = prompt_options(measuring)
     if write:
-        next_step("bench", "methods", name, "--draft-model", run / "pick", *prompts)
+        next_step("bench", "methods", name, "--draft-model", run / "pick", *asked)
     else:
-        next_step("bench", "checkpoints", run, *prompts, "--write")
+        next_step("bench", "checkpoints", run, *asked, "--write")
     return code
 
 

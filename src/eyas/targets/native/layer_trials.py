@@ -284,11 +284,12 @@ def _widened(layer: nn.Module) -> nn.Module:
     made = copy.deepcopy(layer, kept)
     for part in made.modules():
         if id(part) not in shared:
-            for tensors in (part._parameters, part._buffers):
-                for name, tensor in tensors.items():
-                    if tensor is not None and tensor.is_floating_point():
-                        wide_tensor = tensor.detach().float()
-                        tensors[name] = nn.Parameter(wide_tensor, False) if tensors is part._parameters else wide_tensor
+            for name, weight in part._parameters.items():
+                if weight is not None and weight.is_floating_point():
+                    part._parameters[name] = nn.Parameter(weight.detach().float(), False)
+            for name, buffer in part._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    part._buffers[name] = buffer.float()
     return made
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -140,7 +140,7 @@ class MLflow:
         self._module.end_run()
 
 
-_TRACKERS = {"wandb": Wandb, "mlflow": MLflow}
+_TRACKERS: dict[str, Callable[[str, Path], Writer]] = {"wandb": Wandb, "mlflow": MLflow}
 
 
 def check_trackers(asked: Mapping[str, str]) -> None:
@@ -157,7 +157,8 @@ def writers(folder: Path, done: int, asked: Mapping[str, str], console: Console)
         found.append(TensorBoard(folder / "tensorboard", done))
     else:
         console.print("no TensorBoard files are written: `pip install 'eyas[train]'`", highlight=False)
-    return found + [_TRACKERS[name](project, folder) for name, project in asked.items()]
+    found += [_TRACKERS[name](project, folder) for name, project in asked.items()]
+    return found
 
 
 class RunLog:
