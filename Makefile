@@ -8,7 +8,7 @@ export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
 # processes that share the tests
 WORKERS ?= 2
 
-.PHONY: install demo pipeline engines clients ray gpu wheel test lint types unit slow format clean
+.PHONY: install demo pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -55,6 +55,18 @@ gpu: $(if $(GPU_PYTHON),,install)
 	HF_HUB_OFFLINE=1 PYTHONPATH=src $(or $(GPU_PYTHON),$(RUN)/python) -m benchmarks.gpu \
 	  --device $(DEVICE) --output $(OUTPUT)
 
+# the tests of targets, engine and drafters with the oldest and the newest supported transformers and torch
+OLDEST ?= transformers==5.17.0 torch==2.11.0
+NEWEST ?= transformers torch
+compat: compat-oldest compat-newest
+
+compat-oldest: PINS = $(OLDEST)
+compat-newest: PINS = $(NEWEST)
+compat-%:
+	test -d .compat/$* || $(PYTHON) -m venv .compat/$*
+	.compat/$*/bin/python -m pip install --quiet --upgrade --editable '.[dev]' $(PINS)
+	HF_HUB_OFFLINE=1 .compat/$*/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/targets tests/engine tests/drafters
+
 # the wheel in an environment of its own: every command of the README, away from this repository
 wheel: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
@@ -80,4 +92,4 @@ format: install
 	$(RUN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .ray .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .ray .compat .pytest_cache .mypy_cache .ruff_cache .hypothesis
