@@ -210,7 +210,7 @@ class Outlook:
         if answers >= _LEAST_ANSWERS or self.target.vocab_size < _REAL_VOCABULARY:
             return
         yield (
-            f"{answers:,} answer tokens are few: expect an accept length of some 1.3 to 2; published drafters have "
+            f"{answers:,} answer tokens are few: expect an accept length below 2; published drafters have "
             "learnt from 10 to 100 million. More chats help most; --method ngram needs no training and may be as fast "
             "(`eyas bench methods` compares them)"
         )
