@@ -13,9 +13,8 @@ from pathlib import Path
 
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
-from eyas.gguf import GGUF_SUFFIX, Gguf
-from eyas.machine import cache_directory
 
+_SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
 """The file of such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
@@ -35,11 +34,11 @@ def target_folder(name: str) -> str:
         return _made(_downloaded(**in_repository.groupdict()))
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(each for each in path.iterdir() if each.suffix.lower() == GGUF_SUFFIX)
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() == _SUFFIX)
         if len(files) > 1:
             raise UsageError(f"{name} holds {len(files)} GGUF files: name one, such as {files[0]}")
         path = files[0] if files else path
-    if path.is_file() and path.suffix.lower() == GGUF_SUFFIX:
+    if path.is_file() and path.suffix.lower() == _SUFFIX:
         return _made(path)
     return name
 
@@ -51,12 +50,16 @@ def weights_file(folder: str | Path) -> Path | None:
 
 
 def _made(file: Path) -> str:
+    from eyas.machine import cache_directory  # it imports torch
+
     file = file.resolve()
     stat = file.stat()
     identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
     folder = cache_directory() / "gguf" / f"{file.stem}-{identity}"
     if (folder / WEIGHTS).is_file():
         return str(folder)
+    from eyas.gguf import Gguf  # it imports torch
+
     architecture = Gguf(file).metadata.get("general.architecture")
     if architecture in DRAFTERS:
         return str(file)

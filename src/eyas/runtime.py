@@ -111,7 +111,7 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
     import torch
 
     nbytes = math.prod(size) * dtype.itemsize
-    plain = partial(torch.zeros, *size, dtype=dtype, device=device)
+    plain = partial(torch.zeros, tuple(size), dtype=dtype, device=device)
     if device.type != "cpu" or nbytes < _LEAST_MAPPED:
         return plain()
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

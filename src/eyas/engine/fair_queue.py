@@ -158,20 +158,20 @@ class _Turns:
 
     def __init__(self) -> None:
         self._time = 0.0
-        self._ends: dict[str, float] = {}
+        self._finishes: dict[str, float] = {}
         self._most = 64
 
     def start(self, key: str) -> float:
         """The start tag that a key's next request has now."""
-        return max(self._time, self._ends.get(key, 0.0))
+        return max(self._time, self._finishes.get(key, 0.0))
 
     def charge(self, key: str, cost: int) -> None:
         """A request of this key has its turn."""
         self._time = max(self._time, self.start(key))
-        self._ends[key] = self.start(key) + cost
-        if len(self._ends) > self._most:  # those in the past say nothing any more
-            self._ends = {key: end for key, end in self._ends.items() if end > self._time}
-            self._most = 64 + 2 * len(self._ends)
+        self._finishes[key] = self.start(key) + cost
+        if len(self._finishes) > self._most:  # those in the past say nothing any more
+            self._finishes = {key: end for key, end in self._finishes.items() if end > self._time}
+            self._most = 64 + 2 * len(self._finishes)
 
 
 class TimeShares:

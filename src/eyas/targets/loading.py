@@ -292,15 +292,15 @@ def read_model(
     if adapter is not None:
         check_peft(adapter)
         source = adapter.base
-    packed = weights_file(source)
+    gguf_file = weights_file(source)
     beside: dict[str, Any] = {}
     if adapter is not None and adapter.beside:
         beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
-        if packed is not None:
-            beside["state_dict"] = read_weights(packed, model_class(config), config, dtype)
-        loaded, report = (auto_class if packed is None else model_class)(config).from_pretrained(
-            source if packed is None else None,
+        if gguf_file is not None:
+            beside["state_dict"] = read_weights(gguf_file, model_class(config), config, dtype)
+        loaded, report = (auto_class if gguf_file is None else model_class)(config).from_pretrained(
+            source if gguf_file is None else None,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
@@ -374,9 +374,9 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
         if stated not in _DTYPES.values():
             raise UsageError(f"{name} is stored in {stated}: choose a dtype among {', '.join(_DTYPES)}")
         return cast(torch.dtype, stated)
-    packed = weights_file(base_of(name))
-    if packed is not None:
-        return stored_dtype(packed)
+    gguf_file = weights_file(base_of(name))
+    if gguf_file is not None:
+        return stored_dtype(gguf_file)
     sizes: dict[str, int] = {}
     try:
         with safe_open(_weight_file(name), framework="pt") as file:

@@ -76,14 +76,14 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command line to copy."""
 
     kind: ClassVar[str] = "command"
     line: str
 
 
-Block = Text | DataTable | Image | Json | Tiles | Command
+Block = Text | DataTable | Image | Json | Tiles | ShellCommand
 
 
 @dataclass(frozen=True)

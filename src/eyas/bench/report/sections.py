@@ -18,11 +18,11 @@ from eyas.bench.report.figures import (
 )
 from eyas.bench.report.page import (
     Block,
-    Command,
     DataTable,
     Image,
     Json,
     Section,
+    ShellCommand,
     Text,
     Tiles,
     cell,
@@ -66,7 +66,7 @@ def headline(checkpoints: Report | None, trees: Report | None, target: str, draf
         Tiles(tiles),
         *([] if doubted is None else [Text(f"{doubted}.")]),
         Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
-        Command(shlex.join(command)),
+        ShellCommand(shlex.join(command)),
     ]
 
 

@@ -154,11 +154,11 @@ def checkpoints(
             write_default_tree(run / "pick", trees.choice.best.name)
             note(f"its default_tree is {trees.choice.best.name}")
     code = finish(report.machine, errors)
-    asked = prompt_options(measuring)
+    options = prompt_options(measuring)
     if write:
-        next_step("bench", "methods", name, "--draft-model", run / "pick", *asked)
+        next_step("bench", "methods", name, "--draft-model", run / "pick", *options)
     else:
-        next_step("bench", "checkpoints", run, *asked, "--write")
+        next_step("bench", "checkpoints", run, *options, "--write")
     return code
 
 

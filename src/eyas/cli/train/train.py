@@ -37,8 +37,8 @@ def train(
     if len(values.keys() & {"lm", "drafter"}) != 1:
         raise ConfigError(f"{recipe}: a recipe must have one section, `lm` or `drafter`")
     section = next(iter(values.keys() & {"lm", "drafter"}))
-    asked = {"wandb": wandb, "mlflow": mlflow}
-    changes = [*(overrides or ()), *(f"{section}.loop.{name}={each}" for name, each in asked.items() if each)]
+    trackers = {"wandb": wandb, "mlflow": mlflow}
+    changes = [*(overrides or ()), *(f"{section}.loop.{name}={each}" for name, each in trackers.items() if each)]
     from eyas.train.recipe import run_recipe
 
     quiet()

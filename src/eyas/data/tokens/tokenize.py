@@ -97,8 +97,8 @@ class ChatTokenizer:
         text, spans = self._spans(*texts)
         encoded = self._control_encoder.encode(text)
         kept = encoded.tokens != self._control.mark_id  # [T]
-        places = [0, *kept.cumsum().tolist()]
-        return encoded.tokens[kept], [(places[first], places[last]) for first, last in encoded.inside(spans)]
+        positions = [0, *kept.cumsum().tolist()]
+        return encoded.tokens[kept], [(positions[first], positions[last]) for first, last in encoded.inside(spans)]
 
     @cached_property
     def _control_encoder(self) -> OffsetEncoder:

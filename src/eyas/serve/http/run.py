@@ -188,10 +188,10 @@ class WaitingConnections:
     def __init__(self, most: int, header_seconds: float) -> None:
         """At most `most` connections; `header_seconds` is how long a client may take for a request's headers."""
         self.most, self.header_seconds = most, header_seconds
-        self._open: set[Connection] = set()
-        self._waiting: dict[Connection, None] = {}
+        self._open: set[ClientConnection] = set()
+        self._waiting: dict[ClientConnection, None] = {}
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """Count a new connection. Where there are too many, the one that has waited longest is closed."""
         self._open.add(connection)
         self._waiting[connection] = None
@@ -206,20 +206,20 @@ class WaitingConnections:
             log.warning("closed a connection that sent no request: %d are open, the most there may be", self.most)
             oldest.transport.abort()  # a client that reads nothing would hold it open
 
-    def note(self, connection: Connection, waits: bool) -> None:
+    def note(self, connection: ClientConnection, waits: bool) -> None:
         """Note whether a connection waits for its client."""
         if not waits:
             self._waiting.pop(connection, None)
         elif connection in self._open:
             self._waiting.setdefault(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: ClientConnection) -> None:
         """Forget a connection that is closed."""
         self._open.discard(connection)
         self._waiting.pop(connection, None)
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """What counts as an open connection."""
 
     transport: asyncio.Transport

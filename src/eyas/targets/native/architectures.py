@@ -52,7 +52,7 @@ _OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
 _OF_MLP = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}
 """The linears of attention and MLP: each by itself, those with one input as one, an MLP without a gate."""
 _GIVEN = {
-    "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "layer_past", "position_ids",
+    "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "cache", "layer_past", "position_ids",
     "use_cache", "output_attentions", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
 }  # fmt: skip
 """What attention may be given. Whether position ids are more than RoPE's is tried (`layer_trials`)."""

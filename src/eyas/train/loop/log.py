@@ -143,21 +143,21 @@ class MLflow:
 _TRACKERS: dict[str, Callable[[str, Path], Writer]] = {"wandb": Wandb, "mlflow": MLflow}
 
 
-def check_trackers(asked: Mapping[str, str]) -> None:
-    """Raise ConfigError if a library among `asked` (`wandb`, `mlflow` -> project) isn't installed."""
-    for name in asked:
+def check_trackers(trackers: Mapping[str, str]) -> None:
+    """Raise ConfigError if a library among `trackers` (`wandb`, `mlflow` -> project) isn't installed."""
+    for name in trackers:
         if find_spec(name) is None:
             raise ConfigError(f"loop.{name} is set, but {name} isn't installed: `pip install {name}`, or leave it out")
 
 
-def writers(folder: Path, done: int, asked: Mapping[str, str], console: Console) -> list[Writer]:
-    """The destinations of a run's records. `done`: steps already finished; `asked`: as in `check_trackers`."""
+def writers(folder: Path, done: int, trackers: Mapping[str, str], console: Console) -> list[Writer]:
+    """The destinations of a run's records. `done`: steps already finished; `trackers`: as in `check_trackers`."""
     found: list[Writer] = [JsonLines(folder / "metrics.jsonl", done)]
     if find_spec("tensorboard") is not None:
         found.append(TensorBoard(folder / "tensorboard", done))
     else:
         console.print("no TensorBoard files are written: `pip install 'eyas[train]'`", highlight=False)
-    found += [_TRACKERS[name](project, folder) for name, project in asked.items()]
+    found += [_TRACKERS[name](project, folder) for name, project in trackers.items()]
     return found
 
 

@@ -62,8 +62,8 @@ class LoopConfig(StrictModel):
     @property
     def trackers(self) -> dict[str, str]:
         """Library -> the project or experiment that it is to log to, of those that are asked for."""
-        asked = {"wandb": self.wandb, "mlflow": self.mlflow}
-        return {name: project for name, project in asked.items() if project is not None}
+        trackers = {"wandb": self.wandb, "mlflow": self.mlflow}
+        return {name: project for name, project in trackers.items() if project is not None}
 
     @model_validator(mode="after")
     def _one_length(self) -> LoopConfig:
