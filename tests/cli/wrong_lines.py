@@ -89,7 +89,6 @@ LINES: list[tuple[str, str]] = [
     (f'{_GENERATE} --speculative-config {{"method":"mlp_speculator"}}', "eyas has no such method"),
     (f"{_GENERATE} --speculative-algorithm OAK", "--speculative-algorithm OAK"),
     # chat, demo
-    ("chat ./mien", "there is no ./mien"),
     ("chat demo --min-p 3", "--min-p 3"),
     ("chat demo --draft-model ./mien", "there is no ./mien"),
     ("demo --tree bush", "unknown tree 'bush'"),
@@ -98,7 +97,6 @@ LINES: list[tuple[str, str]] = [
     ("serve", "which target?"),
     ("serve ./mien", "there is no ./mien"),
     (f"{_SERVE} --port 99999", "--port"),
-    (f"{_SERVE} --max-cached-tokens 1", "--max-cached-tokens"),
     (f"{_SERVE} --log-format xml", "'xml' is not one of"),
     (f"{_SERVE} --draft-model demo --tree bush", "unknown tree 'bush'"),
     (f"{_SERVE} --draft-model {{f}}/none", "there is no {f}/none"),
@@ -131,6 +129,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_PLAN} --anchors 3", "--anchors says nothing about a drafter of kind eagle3"),
     (f"{_PLAN} --kind dspark --unroll 3", "--unroll says nothing about a drafter of kind dspark"),
     ("train eagle33", "did you mean eagle3?"),
+    ("pipeline ./mien {f}/chats.jsonl -o {f}/out", "there is no ./mien"),
     ("train {f}/none.yaml", "there is no file {f}/none.yaml"),
     ("train eagle3 drafter", "must look like key=value"),
     ("train {f}/empty.yaml", "one section, `lm` or `drafter`"),

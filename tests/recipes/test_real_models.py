@@ -138,7 +138,8 @@ def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: P
     made = json.loads((place / "config.json").read_text())
     epoch = 3 if config.batch_tokens == "auto" else 1  # micro-batches: 1,400 tokens, 512 or 4,096 together
     steps = -(-5 * epoch // config.loop.accumulate)
-    assert made["eyas"]["steps"] == made["eyas"]["loop"]["steps"] == steps > 1
+    # so few chats are cut into smaller micro-batches, for more steps
+    assert made["eyas"]["steps"] == made["eyas"]["loop"]["steps"] >= steps > 1
     assert made["draft_vocab_size"] == made["vocab_size"]
     assert (made["hidden_size"], made["num_hidden_layers"]) == (32, 1)
     assert ("kv_lora_rank" in made) == (name == "eagle3_mla")

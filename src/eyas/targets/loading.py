@@ -21,7 +21,7 @@ from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, Us
 from eyas.gguf_target import weights_file
 from eyas.hub import find_model, why_unreadable
 from eyas.machine import cpu_computes_in
-from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
+from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_weights import read_weights, stored_dtype
@@ -176,22 +176,11 @@ def _prepack(
         prepack_linears(model, layout, dtype)
         if layout is NativeLinear:
             replace_experts(model, NativeLinear, dtype)
-    if quantize or layout is not None:
-        _unmap(model)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
-
-
-def _unmap(model: Any) -> None:
-    """Copy what is left of a checkpoint's tensors, whose file stays in memory while one of them lies in it.
-
-    The others have been laid out anew: file and copies together took twice the memory.
-    """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, weights: int) -> None:

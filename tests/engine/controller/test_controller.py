@@ -189,19 +189,17 @@ def test_a_wrong_calibration_is_mended() -> None:
 
 
 def test_prices_that_were_measured_in_noise_are_mended_before_they_are_trusted() -> None:
-    """What promises little is left until plain rounds have been seen; then it is taken up all the same."""
+    """What a plan must promise is more where prices were measured in noise, until rounds have corrected them."""
 
-    def begins(spread: float) -> int:
-        made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+    def least(spread: float, rounds: int = 0) -> float:
+        made = controller(MACHINE)
         made._costs.table = made._costs.table.model_copy(update={"spread": spread})
-        for count in range(200):
-            if decided(made, 1) is not None:
-                return count
-            simulation.run(made, 1)
-        return 200
+        made._counts["rounds"] = rounds
+        return made._least
 
-    assert begins(0.1) == begins(0.0) < 10
-    assert begins(0.0) < begins(9.0) < 120
+    assert least(0.1) == least(0.0)
+    assert least(0.0) < least(9.0, rounds=50) < least(9.0)
+    assert least(9.0, rounds=1000) == least(0.0)
 
 
 def test_predictions_come_true() -> None:

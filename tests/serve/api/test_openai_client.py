@@ -150,8 +150,9 @@ def test_errors_are_the_client_s_own(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="other", messages=HELLO)
     with pytest.raises(openai.BadRequestError, match="context holds"):
         client.completions.create(model="tiny", prompt="a " * 500)
+    seen: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}]
     with pytest.raises(openai.BadRequestError, match="not supported"):
-        client.chat.completions.create(model="tiny", messages=HELLO, reasoning_effort="high")
+        client.chat.completions.create(model="tiny", messages=seen)
 
 
 def test_models_can_be_listed_and_asked_for(client: openai.OpenAI) -> None:

@@ -210,7 +210,7 @@ def test_tokens_a_pass_are_the_servers(server: FakeServer, open_page: Any) -> No
 
 @pytest.mark.parametrize(
     ("model", "name"),
-    [("/models/smol/target", "target"), ("org/model-1B", "model-1B"),
+    [("/models/smol/target", "target"), ("org/model-1B", "org/model-1B"),
      ("/root/hub/models--org--model-1B/snapshots/0123abcd", "org/model-1B")],
 )  # fmt: skip
 def test_the_model_goes_by_its_name(open_page: Any, model: str, name: str) -> None:

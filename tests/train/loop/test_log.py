@@ -77,7 +77,7 @@ def test_it_is_said_how_long_it_takes_before_the_first_record(
     now = [0.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
     console = Console(stderr=True, force_terminal=False)
-    with RunLog(33, 0, writers(tmp_path, 0, None, console), console) as out:
+    with RunLog(33, 0, writers(tmp_path, 0, {}, console), console) as out:
         for step in range(1, 6):
             now[0] += 50.0
             out.advance(step)
@@ -91,7 +91,7 @@ def test_the_figure_that_decides_is_seen_on_a_terminal(tmp_path: Path, columns: 
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, width=columns)
     figures = {f"validation_{name}": 1.25 for name in ("loss", "accuracy_0", "overlap_0", "accept_length")}
-    with RunLog(9, 0, writers(tmp_path, 0, None, console), console) as out:
+    with RunLog(9, 0, writers(tmp_path, 0, {}, console), console) as out:
         out.record(4, 1.0, {**figures, "decoded_accept_length": 1.75})
         out.record(5, 1.0, {"loss": 0.25, "accuracy_0": 0.5})
     (line,) = [line for line in screen.getvalue().splitlines() if "decoded_accept_length 1.75" in line]
@@ -132,7 +132,8 @@ def test_mlflow_goes_on_with_the_run_of_the_folder(tmp_path: Path, monkeypatch: 
     begun = {"run_name": tmp_path.name, "tags": {"eyas.folder": folder}}
     assert said == ["drafts", f"tags.`eyas.folder` = '{folder}'", begun, (3, {"seconds": 0.5, "loss": 1.0}), "ended"]
     known.append(SimpleNamespace(info=SimpleNamespace(run_id="r1")))
-    writers(tmp_path, 0, {"mlflow": "drafts"}, QUIET)[-1].close()
+    for writer in writers(tmp_path, 0, {"mlflow": "drafts"}, QUIET):
+        writer.close()
     assert said[-2:] == [{"run_id": "r1"}, "ended"]
 
 

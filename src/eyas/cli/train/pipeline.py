@@ -73,7 +73,7 @@ def pipeline(
     options: StepOptions,
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The folder of everything.")],
 ) -> int:
-    """Make a drafter for a model from chats, and find the fastest way to serve it.
+    """Go from chats to the fastest way to serve a model.
 
     Prepares the chats, has the model answer them, stores its states, trains, picks checkpoint and tree, compares the
     drafter with plain decoding and with methods that need no training, and says how to serve the fastest. A step that
