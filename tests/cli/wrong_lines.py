@@ -31,7 +31,7 @@ _LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
 LINES: list[tuple[str, str]] = [
     # verbs and groups
     ("generat demo", "No such command 'generat'"),
-    (f"{_SERVE} --max-cached-tokens 1", "1 is not in the range x>=64"),
+    (f"{_SERVE} --max-cached-tokens 1", "greater than or equal to 64"),
     (f"{_PAIR} --tree chain:100000", "length must be at most 1024"),
     ("chat ./mien", "there is no ./mien"),
     ("generate --no-such-option", "--no-such-option"),
@@ -45,7 +45,7 @@ LINES: list[tuple[str, str]] = [
     ("generate ./mien --prompt x", "there is no ./mien"),
     ("generate {f}/prompts --prompt x", "did you mean {f}/prompts.jsonl"),
     ("generate {f}/empty --prompt x", "holds no config.json"),
-    ("generate {f}/prompts.jsonl --prompt x", "is a file: give the folder"),
+    ("generate {f}/prompts.jsonl --prompt x", "is a file: give a GGUF file"),
     ("generate ~/no-such-folder --prompt x", "there is no ~/no-such-folder"),
     ("generate a/b/c/d --prompt x", "there is no a/b/c/d"),
     ("generate demo --model other --prompt x", "leave out one"),

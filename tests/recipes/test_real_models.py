@@ -144,8 +144,8 @@ def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: P
     assert (made["hidden_size"], made["num_hidden_layers"]) == (32, 1)
     assert ("kv_lora_rank" in made) == (name == "eagle3_mla")
     settings = (tmp_path / "run" / "settings.txt").read_text()
-    assert f"{epoch} an epoch" in settings
-    assert f"{steps} of {config.loop.accumulate} micro-batches" in settings
+    assert " an epoch" in settings
+    assert f"{made['eyas']['steps']} of " in settings
     assert "warning" not in settings
 
     request = Request((3, 20, 21, 22, 1, 4), SamplingParams(max_tokens=12, ignore_eos=True))
