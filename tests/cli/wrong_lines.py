@@ -129,7 +129,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_PLAN} --anchors 3", "--anchors says nothing about a drafter of kind eagle3"),
     (f"{_PLAN} --kind dspark --unroll 3", "--unroll says nothing about a drafter of kind dspark"),
     ("train eagle33", "did you mean eagle3?"),
-    ("pipeline ./mien {f}/chats.jsonl -o {f}/out", "there is no ./mien"),
+    ("pipeline demo {f}/chats.jsonl -o {f}/out --workers 2", "--workers says nothing without --on"),
     ("train {f}/none.yaml", "there is no file {f}/none.yaml"),
     ("train eagle3 drafter", "must look like key=value"),
     ("train {f}/empty.yaml", "one section, `lm` or `drafter`"),

@@ -15,12 +15,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import typer
 from typer import Argument, Option
 
-from eyas.assets import named_target
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.display import next_step, note
 from eyas.cli.common.verb import keeping
 from eyas.errors import StoppedError, UsageError
-from eyas.hub import find_model
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,6 @@ def pipeline(
     """
     if options.workers is not None and options.on is None:
         raise UsageError("--workers says nothing without --on")
-    find_model(named_target(target.model))
     output.mkdir(parents=True, exist_ok=True)
     kept = f"what was done is kept in {output}"
     with keeping(kept):
