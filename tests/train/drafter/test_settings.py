@@ -127,7 +127,7 @@ def test_a_draft_vocabulary_is_judged_by_what_it_covers_and_data_by_its_size(tmp
     """Of a real vocabulary 97 tokens may be enough; 200 answer tokens never are, and it is said what to expect."""
     covering, lacking = (outlook(written(tmp_path), share, vocab_size=128_256) for share in (1.0, 0.98))
     [little] = covering.warnings()
-    assert "200 answer tokens are few: expect an accept length of some" in little
+    assert "200 answer tokens are few: expect an accept length below 2" in little
     assert "--method ngram" in little
     again, vocabulary = lacking.warnings()
     assert again == little
