@@ -20,6 +20,7 @@ from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.cli.data.capture import capture as data_capture
 from eyas.cli.data.prepare import prepare as data_prepare
 from eyas.cli.data.regenerate import regenerate as data_regenerate
+from eyas.cli.data.synthesize import synthesize as data_synthesize
 from eyas.cli.decode.chat import chat
 from eyas.cli.decode.demo import demo
 from eyas.cli.decode.generate import generate
@@ -53,7 +54,12 @@ VERBS: dict[str, Callable[..., int | None]] = {
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
     "data": (
         "Make training data: chats, answers, hidden states.",
-        {"prepare": data_prepare, "regenerate": data_regenerate, "capture": data_capture},
+        {
+            "synthesize": data_synthesize,
+            "prepare": data_prepare,
+            "regenerate": data_regenerate,
+            "capture": data_capture,
+        },
     ),
     "bench": (
         "Measure drafters, methods, answers, checkpoints, trees, servers.",

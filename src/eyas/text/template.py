@@ -98,6 +98,32 @@ def encode_chat(
     return tuple(ids) if control is None else tuple(token for token in ids if token != control.mark_id)
 
 
+def encode_user_turn(tokenizer: Any, messages: Sequence[Message]) -> tuple[tuple[int, ...], int]:
+    """Tokenize a chat up to where the user's next message begins; the second value is the token that ends it there.
+
+    A model that goes on from here writes what a user would say: Magpie, arXiv 2406.08464. Raises RequestError if there
+    is no template, if it refuses the chat, or if it ends a user's message with plain text.
+    """
+    if not has_chat_template(required(tokenizer)):
+        raise RequestError("the tokenizer has no chat template, which says where a user's message begins")
+    control = control_tokens(tokenizer, str(tokenizer.chat_template))
+    turns = control.break_up_turns(_template_turns(tokenizer, messages))
+    try:
+        ids = control.tokenizer.apply_chat_template(
+            [*turns, {"role": "user", "content": control.mark}], return_dict=False
+        )
+    except Exception as error:  # templates raise whatever they like
+        raise RequestError(f"the chat template refuses this chat: {error}") from error
+    last = max((at for at, token in enumerate(ids) if token == control.mark_id), default=None)
+    if last is None:
+        raise RequestError("the chat template doesn't write what the user says")
+    added = tokenizer.added_tokens_decoder
+    end = next((token for token in ids[last + 1 :] if tokenizer.decode([token]).strip()), None)
+    if end not in added or not added[end].special:
+        raise RequestError("the chat template ends a user's message with plain text: where it ends can't be told")
+    return tuple(token for token in ids[:last] if token != control.mark_id), end
+
+
 class ControlTokens:
     """The texts that a tokenizer reads as control tokens, and how they are kept from it.
 
@@ -112,7 +138,7 @@ class ControlTokens:
         written = {token.content for token in added if token.content.strip() and token.content in template}
         self._special, self._all = _beginnings(special), _beginnings(special | written)
         self._original = tokenizer
-        self._mark = f"mark{secrets.token_hex(16)}"  # nobody else can write it
+        self.mark = f"mark{secrets.token_hex(16)}"  # nobody else can write it
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -120,13 +146,13 @@ class ControlTokens:
         from tokenizers import AddedToken
 
         copied = deepcopy(self._original)
-        copied.add_tokens([AddedToken(self._mark, normalized=False)])
+        copied.add_tokens([AddedToken(self.mark, normalized=False)])
         return copied
 
     @property
     def mark_id(self) -> int:
         """The token id of the mark."""
-        return int(self.tokenizer.convert_tokens_to_ids(self._mark))
+        return int(self.tokenizer.convert_tokens_to_ids(self.mark))
 
     def break_up_turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """The messages of a chat with a mark in each control token that they don't write themselves."""
@@ -141,7 +167,7 @@ class ControlTokens:
         if pattern is None:
             return value
         if isinstance(value, str):
-            return pattern.sub(lambda found: found[0] + self._mark, value)
+            return pattern.sub(lambda found: found[0] + self.mark, value)
         if isinstance(value, Mapping):
             return {self.break_up(key, only_special): self.break_up(each, only_special) for key, each in value.items()}
         if isinstance(value, list | tuple):

@@ -21,21 +21,25 @@ from eyas.types import Stats
 
 @dataclass(frozen=True)
 class Question:
-    """The messages of a chat before one of its assistant turns, which the target is to answer."""
+    """The messages of a chat before a turn that the target is to write: an answer, or what the user says next."""
 
     id: str
     """The chat's id."""
     turn: int
-    """The index of the assistant turn in the chat, from 0."""
+    """The index of the turn among those that the target writes, from 0."""
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
     held: tuple[int, ...] = ()
     """Token ids of the previous question and its answer; empty if unknown."""
+    role: Literal["assistant", "user"] = "assistant"
+    """Whose turn it is; `user` is for synthesis."""
 
     @cached_property
     def digest(self) -> str:
         """A hash of messages and tools; an entry with another digest doesn't answer this question."""
-        content = [[message.for_template() for message in self.messages], self.tools]
+        content: list[Any] = [[message.for_template() for message in self.messages], self.tools]
+        if self.role != "assistant":
+            content.append(self.role)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def seed(self, base: int) -> int:

@@ -12,7 +12,7 @@ from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
 from eyas.targets.fingerprint import fingerprint
 from eyas.text.chats import Message
-from eyas.text.template import encode_chat
+from eyas.text.template import encode_chat, encode_user_turn
 from eyas.types import Completion, Request, SamplingParams
 
 
@@ -70,8 +70,13 @@ class EngineAnswerer:
         yield from refused
 
     def _request(self, question: Question) -> Request:
-        prompt = encode_chat(self._engine.tokenizer, question.messages, question.tools)
-        params = self._params.model_copy(update={"seed": question.seed(self._params.seed)})
+        update: dict[str, Any] = {"seed": question.seed(self._params.seed)}
+        if question.role == "user":
+            prompt, end = encode_user_turn(self._engine.tokenizer, question.messages)
+            update["stop_token_ids"] = (*self._params.stop_token_ids, end)
+        else:
+            prompt = encode_chat(self._engine.tokenizer, question.messages, question.tools)
+        params = self._params.model_copy(update=update)
         if self._max_length is not None:
             room = self._max_length - len(prompt)
             if room < 1:
@@ -91,7 +96,7 @@ def _reply(question: Question, prompt: tuple[int, ...], completion: Completion) 
         id=question.id,
         turn=question.turn,
         asked=question.digest,
-        message=Message(role="assistant", content=completion.text),
+        message=Message(role=question.role, content=completion.text),
         finish_reason=completion.finish_reason,
         count=len(completion.token_ids),
         tokens=AnswerTokens(kept=kept, prompt=prompt[kept:], answer=tuple(completion.token_ids)),

@@ -14,7 +14,8 @@ from typing import Any
 from eyas.data.chats.folder import REPORT, SPLITS, read_report, split_file, write_report
 from eyas.data.regenerate.entries import Unanswered
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.rewrite import Rewrite, RewriteRule, replay
+from eyas.data.regenerate.open_chats import replay
+from eyas.data.regenerate.rewrite import Rewrite, RewriteRule
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import StagedFiles, sync_folder
 from eyas.text.chats import Chat, chat_line, chat_rows
@@ -97,7 +98,7 @@ def write_output(
 
 def _finished(chat: Chat, rule: RewriteRule, journal: Journal, summary: RegenerationSummary) -> Chat | None:
     """The answered chat, or None if it isn't complete; `summary` counts it either way."""
-    rewrite = replay(chat, rule, journal)
+    rewrite = replay(Rewrite(chat, rule), journal)
     question = rewrite.question()
     if question is not None:
         found = journal.find(question)

@@ -1,17 +1,13 @@
-"""Rewriting of chats: their assistant turns are replaced, one by one, by answers of the target.
-
-`OpenChats` hands out the questions of all chats; only chats with a question in flight are in memory.
-"""
+"""Rewriting of chats: their assistant turns are replaced, one by one, by answers of the target."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
-from eyas.data.regenerate.entries import Answer, AnswerTokens, Question, Unanswered
-from eyas.data.regenerate.journal import Journal
+from eyas.data.regenerate.entries import Answer, AnswerTokens, Question
 from eyas.text.chats import Chat, Message, ToolCall
 
 Turns = Literal["last", "all"]
@@ -53,6 +49,11 @@ class Rewrite:
             self._said += self._ahead
             self._ahead.clear()
         self._go_on()
+
+    @property
+    def id(self) -> str:
+        """The chat's id."""
+        return self._original.id
 
     @property
     def dropped(self) -> bool:
@@ -127,66 +128,5 @@ class Rewrite:
         self._spans.append((len(prompt), len(self._tokens)))
 
 
-def replay(chat: Chat, rule: RewriteRule, journal: Journal) -> Rewrite:
-    """The rewrite of a chat with all answers that the journal holds."""
-    rewrite = Rewrite(chat, rule)
-    while (question := rewrite.question()) is not None:
-        found = journal.find(question)
-        if not isinstance(found, Answer):
-            break
-        rewrite.take(found)
-    return rewrite
-
-
 def _names(calls: Sequence[ToolCall]) -> list[str]:
     return [call.function.name for call in calls]
-
-
-class OpenChats:
-    """Hands out the questions of all chats that the journal doesn't answer, and takes back their entries."""
-
-    def __init__(self, chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> None:
-        self._chats, self._rule, self._journal = iter(chats), rule, journal
-        self._in_flight: dict[str, Rewrite] = {}
-        self._next: deque[Question] = deque()
-        self.settled = 0
-        """The number of chats that this run is done with: answered, failed, or without a question."""
-
-    def take(self, room: int) -> list[Question]:
-        """At most `room` questions; further turns of chats in progress come before new chats."""
-        taken: list[Question] = []
-        while len(taken) < room:
-            if self._next:
-                taken.append(self._next.popleft())
-                continue
-            chat = next(self._chats, None)
-            if chat is None:
-                break
-            self._go_on(chat.id, replay(chat, self._rule, self._journal))
-        return taken
-
-    def settle(self, entry: Answer | Unanswered) -> None:
-        """Write an entry to the journal; an answer may lead to the chat's next question."""
-        self._journal.append(entry)
-        rewrite = self._in_flight.pop(entry.id)
-        if isinstance(entry, Answer):
-            rewrite.take(entry)
-            self._go_on(entry.id, rewrite)
-        else:
-            self.settled += 1
-
-    def _go_on(self, name: str, rewrite: Rewrite) -> None:
-        question = rewrite.question()
-        if question is None:
-            self.settled += 1
-        else:
-            self._in_flight[name] = rewrite
-            self._next.append(question)
-
-
-def open_questions(chats: Iterable[Chat], rule: RewriteRule, journal: Journal) -> Iterator[Question]:
-    """The next question of every chat that has one."""
-    for chat in chats:
-        question = replay(chat, rule, journal).question()
-        if question is not None:
-            yield question

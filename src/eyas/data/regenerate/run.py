@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +17,9 @@ from eyas.data.regenerate.batch_files import BatchFile, batch_settings, write_ba
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.entries import Answer, Answerer, Reply
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.output import ChatFiles, RegenerationSummary, chat_files, write_output
-from eyas.data.regenerate.rewrite import OpenChats, RewriteRule, open_questions
+from eyas.data.regenerate.output import RegenerationSummary, chat_files, write_output
+from eyas.data.regenerate.open_chats import OpenChat, OpenChats, replay
+from eyas.data.regenerate.rewrite import Rewrite, RewriteRule
 from eyas.errors import EndpointError
 from eyas.types import Stats
 
@@ -103,7 +104,8 @@ def regenerate(
     files = chat_files(source, output)
     settings = run_settings(answerer.settings, rule)
     with Journal(files.journal, settings) as journal:
-        answer_all(files, answerer, rule, journal, watch)
+        chats = (Rewrite(chat, rule) for chat in files.chats())
+        answer_all(chats, answerer, journal, RegenerationProgress(files.count()), watch)
         return write_output(files, rule, journal, settings)
 
 
@@ -117,7 +119,8 @@ def write_requests(
     """
     files = chat_files(source, output)
     with Journal(files.journal, run_settings(batch_settings(completions), rule)) as journal:
-        return write_batch(path, open_questions(files.chats(), rule, journal), completions)
+        asked = (replay(Rewrite(chat, rule), journal).question() for chat in files.chats())
+        return write_batch(path, (question for question in asked if question is not None), completions)
 
 
 def run_settings(answerer: dict[str, Any], rule: RewriteRule) -> dict[str, Any]:
@@ -126,19 +129,19 @@ def run_settings(answerer: dict[str, Any], rule: RewriteRule) -> dict[str, Any]:
 
 
 def answer_all(
-    files: ChatFiles,
+    chats: Iterable[OpenChat],
     answerer: Answerer,
-    rule: RewriteRule,
     journal: Journal,
+    tally: RegenerationProgress,
     watch: Callable[[RegenerationProgress], None],
 ) -> None:
-    """Ask questions until every chat is answered or has failed."""
-    work = OpenChats(files.chats(), rule, journal)
-    breaker, tally = CircuitBreaker(journal.answered), RegenerationProgress(files.count())
+    """Ask questions until every chat is written or has failed; `tally` counts on from `tally.settled` chats."""
+    work, before = OpenChats(chats, journal), tally.settled
+    breaker = CircuitBreaker(journal.answered)
     with closing(answerer.answers(work.take)) as replies:
         for reply in replies:
             work.settle(reply.entry)
             tally.add(reply)
-            tally.settled = work.settled
+            tally.settled = before + work.settled
             watch(tally)
             breaker.add(reply)

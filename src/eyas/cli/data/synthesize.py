@@ -1,0 +1,119 @@
+"""`eyas data synthesize`: the target makes up chats, for who has no traffic to train on."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from typer import Option
+
+from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.display import next_step
+from eyas.cli.common.display import output as screen
+from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetOptions
+from eyas.cli.common.verb import keeping
+from eyas.cli.data.regenerate import RegenerateProgress
+from eyas.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from eyas.data.synthesize import SynthesisSummary
+
+
+@dataclass(frozen=True)
+class SynthesisSamplingOptions(SamplingOptions):
+    """How messages are sampled: what is greedy makes up the same chat again and again."""
+
+    max_new_tokens: MaxNewTokens = 512
+    temperature: Annotated[float, Option(help="1 = as the target would.")] = 1.0
+
+
+@dataclass(frozen=True)
+class SynthesisFilterOptions:
+    """Which chats are kept."""
+
+    PANEL: ClassVar = "Filters"
+    min_words: Annotated[int, Option(min=1, help="Words in the first message.")] = 4
+    max_words: Annotated[int, Option(min=1, help="Words in any message of the user's.")] = 400
+    language: Annotated[
+        str, Option(help="Languages to keep, as ISO 639-1 codes such as en or en,de; any: all (else needs py3langid).")
+    ] = "any"
+    near_duplicates: Annotated[
+        str, Option(help="Similarity from which a question repeats an earlier one (needs datasketch); off: only equal.")
+    ] = "0.8"
+
+
+def synthesize(
+    target: TargetOptions,
+    draft: DraftOptions,
+    sampling: SynthesisSamplingOptions,
+    filters: SynthesisFilterOptions,
+    chats: Annotated[int, Option(min=1, help="Chats to write.")],
+    output: Annotated[Path, Option("--output", "-o", dir_okay=False, help="The .jsonl file to write.")],
+    turns: Annotated[int, Option(min=1, help="The user's messages in a chat; the target answers all but the last.")] = 1,
+    topics: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="A file with a topic a line; an empty file steers towards none."),
+    ] = None,
+    batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8,
+    json: Json = False,
+) -> int:
+    """Have the target make up chats as its users would write them.
+
+    The target reads its chat template up to the user's turn and goes on from there (Magpie). Interrupted at any moment,
+    the same command goes on where it was and writes the same file. `eyas data regenerate` then answers the chats.
+    """
+    from eyas.data.regenerate.in_process import EngineAnswerer
+    from eyas.data.synthesize import TOPICS, SynthesisRule
+    from eyas.data.synthesize import synthesize as run
+
+    rule = SynthesisRule(
+        chats=chats,
+        turns=turns,
+        topics=TOPICS if topics is None else _topics(topics),
+        seed=sampling.seed,
+        min_words=filters.min_words,
+        max_words=filters.max_words,
+        languages=() if filters.language == "any" else tuple(filters.language.split(",")),
+        near_duplicates=None if filters.near_duplicates == "off" else _share(filters.near_duplicates),
+    )
+    answerer = EngineAnswerer(open_engine(target, draft, batch_size), sampling_params(sampling))
+    with RegenerateProgress() as progress, keeping("every message so far is kept in the journal beside the output"):
+        summary = run(output, answerer, rule, progress.watch)
+    if json:
+        typer.echo(jsonlib.dumps(summary.as_dict(), ensure_ascii=False))
+    else:
+        _show(summary)
+    answered = output.with_name(f"{output.stem}_answered.jsonl")
+    next_step("data", "regenerate", "--model", target.model, "--chats", output, "--output", answered)
+    return 0
+
+
+def _topics(path: Path) -> tuple[str, ...]:
+    try:
+        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except UnicodeDecodeError:
+        raise DataError(f"{path} isn't UTF-8 text: write a topic a line") from None
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise UsageError(f"--near-duplicates {text}: give a similarity above 0 and at most 1, or off")
+    return share
+
+
+def _show(summary: SynthesisSummary) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False)
+    table.add_row(str(summary.chats), "chats written")
+    table.add_row(f"{summary.yield_rate:.0%}", f"of {summary.tried} that were tried")
+    for reason, count in summary.dropped.most_common():
+        table.add_row(str(count), f"left out: {reason}")
+    screen().print(table)
