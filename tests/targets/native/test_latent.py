@@ -126,11 +126,12 @@ def test_attention_that_caches_something_else_is_refused(monkeypatch: pytest.Mon
         def __init__(self, cache: Any) -> None:
             self.cache = cache
 
-        def update(self, latents: Tensor, keys: Tensor, layer: int) -> Any:
-            return self.cache.update(2 * latents, keys, layer)
+        def update(self, latents: Tensor, keys: Tensor, layer: int, **more: Any) -> Any:
+            return self.cache.update(2 * latents, keys, layer, **more)
 
-    def doubled(hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any) -> Any:
-        return forward(hidden_states, position_embeddings, attention_mask, Doubling(past_key_values))
+    def doubled(hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, **given: Any) -> Any:
+        [cache] = given.values()  # whatever this release of transformers calls it
+        return forward(hidden_states, position_embeddings, attention_mask, Doubling(cache))
 
     attention.forward = doubled
     with pytest.raises(UnsupportedModelError, match="something else than latents and keys"):
@@ -144,9 +145,10 @@ def test_attention_that_looks_at_positions_is_refused() -> None:
     own = attention.forward
 
     def forward(
-        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any, past_key_values: Any
+        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any, **given: Any
     ) -> Any:
-        return own(hidden_states * (1 + position_ids), position_embeddings, attention_mask, past_key_values)
+        [cache] = given.values()
+        return own(hidden_states * (1 + position_ids), position_embeddings, attention_mask, cache)
 
     attention.forward = forward
     with pytest.raises(UnsupportedModelError, match="position_ids"):

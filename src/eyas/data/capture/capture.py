@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from eyas.data.store.manifest import (
     StoredSplit,
     changed_settings,
     lock_store,
+    read_manifest,
     read_settings,
     rows_hash,
     write_model,
@@ -206,6 +207,10 @@ class Capture:
         )  # fmt: skip
         if len(shards) < len(self.plans):
             return None
+        with suppress(StoreError):  # there is none yet, or it is damaged
+            written = read_manifest(self.folder)
+            if (written.settings, written.shards) == (self.settings, shards):
+                return written  # its versions are those that made the shards
         engine = {} if self.engine_version is None else {self.settings.engine: self.engine_version}
         manifest = Manifest(settings=self.settings, shards=shards, versions=versions() | engine)
         write_model(self.folder / MANIFEST, manifest)
