@@ -19,9 +19,26 @@ def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
+K_SCALES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
+"""Where the half-precision scales lie in a block of 256 values; gguf writes no such blocks, so they are drawn."""
+
+
+def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
+    """A matrix as blocks of a GGML type; of k-quants random blocks of its shape."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    if kind not in K_SCALES:
+        return values if kind == "F32" else gguf.quantize(values, type_)
+    size, bytes_ = gguf.GGML_QUANT_SIZES[type_]
+    drawn = np.random.default_rng(values.size).integers(0, 256, (values.size // size, bytes_), dtype=np.uint8)
+    first, stop = K_SCALES[kind]
+    drawn[:, first:stop] = np.full((stop - first) // 2, 0.0007, np.float16).view(np.uint8)
+    return drawn.reshape(values.shape[0], -1)
+
+
 def write_llama(path: Path, kind: str = "F32") -> Any:
     """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of."""
-    model = tiny.build_model("llama", hidden_size=64, intermediate_size=128)  # rows of whole blocks
+    sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
+    model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1])
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -45,8 +62,7 @@ def write_llama(path: Path, kind: str = "F32") -> Any:
         values, type_ = weight.float().numpy(), gguf.GGMLQuantizationType[kind]
         if weight.dim() == 1:
             type_ = gguf.GGMLQuantizationType.F32
-        blocks = values if type_.name == "F32" else gguf.quantize(values, type_)
-        writer.add_tensor(f"{names.get_name(base)}.weight", blocks, raw_dtype=type_)
+        writer.add_tensor(f"{names.get_name(base)}.weight", blocks_of(values, type_.name), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -40,7 +40,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf": frozenset({"errors"}),
     "gguf_target": frozenset({"errors", "files", "gguf", "machine"}),
     "assets": frozenset({"gguf_target"}),
-    "hub": frozenset({"errors"}),
+    "hub": frozenset({"assets", "errors"}),
     "recipes": frozenset({"config", "errors"}),
     "cluster": frozenset({"config", "errors", "files", "runtime"}),
     "tree": FOUNDATION,

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from eyas.assets import named_drafter, named_target
 from eyas.errors import MissingModelError, ModelError
 
 
@@ -26,6 +27,16 @@ def find_model(name: str | Path) -> str:
     if _looks_like_path(str(name)):
         raise MissingModelError(f"there is no {name}: {_what_is_there(path)}")
     return _on_hub(str(name))
+
+
+def find_target(name: str | Path) -> str:
+    """`find_model` for a target, which may be the embedded one or a GGUF file as well."""
+    return find_model(named_target(name))
+
+
+def find_drafter(name: str | Path) -> str:
+    """`find_model` for a drafter, which may be an embedded one as well."""
+    return find_model(named_drafter(name))
 
 
 def why_unreadable(error: Exception) -> str:

@@ -17,7 +17,7 @@ from eyas.targets import load_target, load_tokenizer
 from eyas.targets.loading import read_config, read_model, resolve_dtype
 from tests import gguf_models, tiny
 
-KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.K_SCALES]
 
 
 @pytest.fixture(autouse=True, scope="module")

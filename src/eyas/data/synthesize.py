@@ -80,7 +80,9 @@ class SynthesisRule:
         if self.chats < 1 or self.turns < 1:
             raise UsageError("at least one chat of at least one turn")
         if self.min_words > self.max_words:
-            raise UsageError(f"questions of at least {self.min_words} and at most {self.max_words} words: there are none")
+            raise UsageError(
+                f"questions of at least {self.min_words} and at most {self.max_words} words: there are none"
+            )
 
     def settings(self) -> dict[str, Any]:
         """What the target writes depends on; filters and the number of chats can be changed afterwards."""
@@ -207,7 +209,9 @@ def synthesize(
             with writing(output) as file:
                 file.writelines(map(chat_line, chats))
         except OSError as error:
-            raise OutputError(f"can't write {output}: {error.strerror}. All that was written is in the journal") from error
+            raise OutputError(
+                f"can't write {output}: {error.strerror}. All that was written is in the journal"
+            ) from error
     if summary.chats < rule.chats:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in summary.dropped.most_common())
         raise DataError(f"only {summary.chats} of {summary.tried} chats are good, and are in {output}: {reasons}")

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.assets import named_drafter, named_target
 from eyas.drafters.base import Drafter
 from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
 from eyas.drafters.block.network import BlockNetwork
@@ -29,7 +28,7 @@ from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowDrafter
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
-from eyas.hub import find_model
+from eyas.hub import find_drafter, find_target
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
@@ -76,7 +75,7 @@ def open_drafter(
         assert lookup is not None
         return lookup
     if source is None and model is not None and parsed.kind in IN_TARGET:
-        files = local_directory(base_of(find_model(named_target(model))))
+        files = local_directory(base_of(find_target(model)))
         return _united(_decoding(IN_TARGET[parsed.kind](files, target), target, window, quantize), lookup, target)
     if source is None:
         raise UsageError(f"method {method} needs a drafter: give a draft model")
@@ -197,7 +196,7 @@ def local_directory(source: str | Path) -> Path:
 
     Raises MissingModelError if there is no such thing, CheckpointError if it can't be fetched.
     """
-    path = Path(find_model(named_drafter(source)))
+    path = Path(find_drafter(source))
     if path.exists():
         return path
     try:

@@ -16,10 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
-from eyas.assets import DEMO_TARGET, named_target
+from eyas.assets import DEMO_TARGET
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
-from eyas.hub import find_model, why_unreadable
+from eyas.hub import find_target, why_unreadable
 from eyas.machine import cpu_computes_in
 from eyas.runtime import keep_freed_memory, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
@@ -71,7 +71,7 @@ def load_target(
         raise UsageError("a compiled target can't be prepacked as well: choose one")
     if quantize not in (None, "int8"):
         raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
-    torch_device, name = resolve_device(device), find_model(named_target(model))
+    torch_device, name = resolve_device(device), find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
             "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
@@ -219,7 +219,7 @@ def load_embedding_and_head(
     transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2
     GB.
     """
-    torch_device, name = resolve_device(device), find_model(named_target(model))
+    torch_device, name = resolve_device(device), find_target(model)
     config = read_config(name)
     dequantize_at_load(config, torch_device)
     short = _shortened(config)
@@ -253,7 +253,7 @@ def read_config(name: str) -> Any:
 
     Raises ModelError if it can't be read.
     """
-    found = find_model(named_target(name))
+    found = find_target(name)
     adapter = find_adapter(found)
     if adapter is not None and not adapter.beside:
         try:
@@ -343,7 +343,7 @@ def resolve_dtype(
     if dtype != "auto" or model is None:
         known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
         raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
-    name = find_model(named_target(model))
+    name = find_target(model)
     if name == str(DEMO_TARGET):
         return torch.float32
     found = _checkpoint_dtype(name)

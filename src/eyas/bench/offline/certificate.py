@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.assets import named_target
 from eyas.bench.offline.transformers_baseline import TransformersBaseline
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
-from eyas.hub import find_model
+from eyas.hub import find_target
 from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native.linears import holds_int8
@@ -234,7 +233,7 @@ def own_modules(model: str, target: Target) -> Target:
     """
     if holds_int8(target.model):
         return Target(target.model, ragged=False)
-    name = find_model(named_target(model))
+    name = find_target(model)
     config = read_config(name)
     dequantize_at_load(config, target.device)
     loaded = read_model(name, config, target.dtype)

@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig
 
-from eyas.assets import named_target
 from eyas.bench.offline.runner import Group, GroupRun, pooled
 from eyas.engine import Engine
 from eyas.errors import UsageError
-from eyas.hub import find_model
+from eyas.hub import find_target
 from eyas.targets.loading import read_config, read_model
 from eyas.text.dialogue import Dialogue
 from eyas.types import Completion, Request, SamplingParams, Stats
@@ -35,7 +34,7 @@ class TransformersBaseline:
 
         The engine makes the prompts and knows which tokens end an answer; it doesn't run. Raises ModelError.
         """
-        name = find_model(named_target(model))
+        name = find_target(model)
         loaded = read_model(name, read_config(name), engine.target.dtype)
         self.model = loaded.to(engine.target.device).eval().requires_grad_(False)
         self.model.generation_config = GenerationConfig()  # a checkpoint's own may penalise or ban tokens

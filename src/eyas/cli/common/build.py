@@ -8,7 +8,6 @@ from pathlib import Path
 from re import fullmatch
 from typing import TYPE_CHECKING
 
-from eyas.assets import named_drafter, named_target
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import (
@@ -24,7 +23,7 @@ from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, ModelError, UsageError
-from eyas.hub import find_model
+from eyas.hub import find_drafter, find_target
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
 
@@ -103,7 +102,7 @@ def check_target(name: str, runtime: RuntimeOptions) -> None:
         raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
     if runtime.enforce_eager and (runtime.compile or runtime.device == "cpu"):
         raise UsageError("only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager")
-    found = Path(find_model(named_target(name)))
+    found = Path(find_target(name))
     if found.is_file():
         raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
     if found.is_dir() and not (found / "config.json").is_file():
@@ -120,7 +119,7 @@ def check_drafter(name: str, files: DrafterFileOptions) -> None:
     """Refuse a drafter that isn't there, or a window that can't be, before anything heavy is imported."""
     if isinstance(files, LoadedDrafterOptions):
         read_window(files.draft_window)
-    found = Path(find_model(named_drafter(name)))
+    found = Path(find_drafter(name))
     if files.draft_weights is not None and found.is_dir() and not (found / files.draft_weights).is_file():
         raise CheckpointError(f"--draft-weights {files.draft_weights}: {name} holds no such file")
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.assets import named_target
 from eyas.cli.common.display import counting, next_step, note, output, show_table
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
-from eyas.hub import find_model
+from eyas.hub import find_target
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,7 +87,7 @@ def prepare(
         "the command line",
     )
     if model is not None:
-        find_model(named_target(model))
+        find_target(model)
     from eyas.data.chats.prepare import prepare as make
 
     with keeping("nothing is written before all chats are gathered, so they are read again"), counting() as progress:

@@ -52,7 +52,9 @@ def synthesize(
     filters: SynthesisFilterOptions,
     chats: Annotated[int, Option(min=1, help="Chats to write.")],
     output: Annotated[Path, Option("--output", "-o", dir_okay=False, help="The .jsonl file to write.")],
-    turns: Annotated[int, Option(min=1, help="The user's messages in a chat; the target answers all but the last.")] = 1,
+    turns: Annotated[
+        int, Option(min=1, help="The user's messages in a chat; the target answers all but the last.")
+    ] = 1,
     topics: Annotated[
         Path | None,
         Option(exists=True, dir_okay=False, help="A file with a topic a line; an empty file steers towards none."),

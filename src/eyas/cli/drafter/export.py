@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.assets import named_target
 from eyas.cli.common.build import check_drafter, quiet
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
 from eyas.errors import UsageError
-from eyas.hub import find_model
+from eyas.hub import find_target
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +48,7 @@ def export(
     boundaries = None if taps is None else _boundaries(taps)
     check_drafter(drafter, files)
     if model is not None:
-        find_model(named_target(model))
+        find_target(model)
     quiet()
     from eyas.drafters.loading import local_directory
     from eyas.interop.export.export import export as write
@@ -91,7 +90,7 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     from eyas.targets import load_tokenizer
     from eyas.targets.loading import load_embedding_and_head
 
-    name = find_model(named_target(target))
+    name = find_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
     embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
     return ServedTarget(name, embedding_and_head, load_tokenizer(name))

@@ -16,7 +16,7 @@ from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
-from eyas.hub import find_model
+from eyas.hub import find_target
 
 if TYPE_CHECKING:
     from eyas.interop.inspect.drafter_report import DrafterReport
@@ -35,7 +35,7 @@ def inspect(
     """
     for name in (source, model):
         if name is not None:
-            find_model(named_target(name))
+            find_target(name)
     quiet()
     report = _examine(named_target(source), None if model is None else named_target(model))
     if json:

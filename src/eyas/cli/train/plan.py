@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
-from eyas.assets import named_target
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
 from eyas.cli.common.display import output, show_table
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
-from eyas.hub import find_model
+from eyas.hub import find_target
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +82,7 @@ def plan(
         raise UsageError("--machines says which devices and how many: leave out --machine and --devices")
     if price is not None and machines is None:
         raise UsageError("--price would be ignored: it is what a GPU of --machines costs an hour")
-    find_model(named_target(model))
+    find_target(model)
     quiet()
     from eyas.data import plan as plans
     from eyas.data.block_plan import BlockPlan, BlockShape, PEaglePlan

@@ -17,8 +17,8 @@ from eyas.data.regenerate.batch_files import BatchFile, batch_settings, write_ba
 from eyas.data.regenerate.completions import CompletionSettings
 from eyas.data.regenerate.entries import Answer, Answerer, Reply
 from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.output import RegenerationSummary, chat_files, write_output
 from eyas.data.regenerate.open_chats import OpenChat, OpenChats, replay
+from eyas.data.regenerate.output import RegenerationSummary, chat_files, write_output
 from eyas.data.regenerate.rewrite import Rewrite, RewriteRule
 from eyas.errors import EndpointError
 from eyas.types import Stats
