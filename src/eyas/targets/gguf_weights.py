@@ -7,6 +7,7 @@ checks every size before it is used, and is ten times as fast.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from eyas.errors import ModelError
 from eyas.gguf import Gguf
 
 
-def read_weights(file: Path, model_class: Any, config: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+def read_weights(
+    file: Path, model_class: Any, config: Any, dtype: torch.dtype, *, partial: bool = False
+) -> dict[str, Tensor]:
     """The state dict of a `model_class` with `config`, in `dtype`, from a GGUF file.
 
-    Raises ModelError for tensors that the model has no place for, CheckpointError for a damaged file.
+    `partial`: the config has fewer layers than the file; the others aren't read. Raises ModelError for tensors that
+    the model has no place for, CheckpointError for a damaged file.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
@@ -32,7 +36,11 @@ def read_weights(file: Path, model_class: Any, config: Any, dtype: torch.dtype) 
         names = get_gguf_hf_weights_map(model_class(config), processor)
     read: dict[str, Any] = {"tensors": {}}  # experts' parts are put together there
     unknown = []
+    layers = config.get_text_config().num_hidden_layers
     for name in opened.tensors:
+        layer = _LAYER.match(name)
+        if partial and layer is not None and int(layer[1]) >= layers:
+            continue
         made = processor.process(
             weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
         )
@@ -56,5 +64,7 @@ def stored_dtype(file: Path) -> torch.dtype:
     return {"F32": torch.float32, "F16": torch.float16}.get(most, torch.bfloat16)
 
 
+_LAYER = re.compile(r"blk\.(\d+)\.")
+"""What the names of a layer's tensors begin with."""
 _COMPUTED = frozenset({"rope_freqs.weight"})
 """Tensors that transformers computes from the config."""

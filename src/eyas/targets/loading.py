@@ -287,7 +287,7 @@ def read_model(
         beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
         if gguf_file is not None:
-            beside["state_dict"] = read_weights(gguf_file, model_class(config), config, dtype)
+            beside["state_dict"] = read_weights(gguf_file, model_class(config), config, dtype, partial=partial)
         loaded, report = (auto_class if gguf_file is None else model_class)(config).from_pretrained(
             source if gguf_file is None else None,
             config=config,
