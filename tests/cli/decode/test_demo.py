@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
@@ -54,6 +56,18 @@ def test_text(demo: Run) -> None:
     assert "DIFFERENT" not in result.stdout
     assert "a frequency penalty of 0.5" in result.stdout
     assert "frequency penalty" not in demo("--frequency-penalty", 0).stdout
+
+
+def test_a_drawing_of_the_run(demo: Run, tmp_path: Path) -> None:
+    """It stands alone: nothing in it is fetched from elsewhere."""
+    result = demo("--svg", tmp_path / "demo.svg")
+    assert result.exit_code == 0, result.output
+    drawn = (tmp_path / "demo.svg").read_text()
+    ElementTree.fromstring(drawn)
+    for words in ("48/2?", "tokens/s", "speedup"):
+        assert words in drawn.replace("&#160;", " ")
+    assert "url(http" not in drawn.replace('"', "")
+    assert "can't write" in demo("--svg", tmp_path / "demo.svg" / "below.svg").stderr
 
 
 def test_figures_that_are_not_to_be_trusted_are_warned_of(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json as jsonlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +19,8 @@ from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import note, output, quietly_refreshing, show_table
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
+from eyas.errors import OutputError
+from eyas.files import write_text
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
@@ -41,6 +46,9 @@ def demo(
     frequency_penalty: Annotated[
         float, Option(help="Keeps so small a model from writing one phrase over and over; 0 leaves it as it is.")
     ] = 0.5,
+    svg: Annotated[
+        Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this file.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Watch a small language model write texts plain and speculative."""
@@ -57,7 +65,7 @@ def demo(
     show = not json and screen.is_terminal
     if show:
         screen.print(LEGEND)
-    results = []
+    results, raced = [], []
     for number, (kind, text) in enumerate(PROMPTS):
         chat = [Message(role="user", content=text)]
         request = Request(tuple(encode_chat(plain.tokenizer, chat)), params, chat=True)
@@ -70,15 +78,19 @@ def demo(
             race(lanes, request, refresh)
         completions = [lane.completion for lane in lanes if lane.completion is not None]
         results.append((kind, completions))
+        raced.append((text, lanes))
         if not json and not show:
             screen.print(completions[1].text)
     settings = _settings(plain, dtype, params)
     report = _methods_report(results, list(engines), settings) if methods else _report(results, settings)
+    table = _methods_table(report) if methods else _table(report)
     if json:
         typer.echo(jsonlib.dumps(report))
     else:
-        show_table(screen, _methods_table(report) if methods else _table(report))
+        show_table(screen, table)
         _explain(report)
+    if svg is not None:
+        _draw(svg, raced, table)
     _warn(report)
     broken = dtype == "float32" and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
@@ -184,6 +196,22 @@ def _methods_report(results: list[Any], names: list[str], settings: dict[str, An
     return {"rows": rows, "settings": settings, "machine": describe_machine()}
 
 
+def _draw(path: Path, raced: Sequence[tuple[str, Sequence[Lane]]], table: Any) -> None:
+    """Write the end of a race's first texts, and its table, as an SVG. Raises OutputError."""
+    from rich.console import Console
+
+    console = Console(record=True, width=DRAWN[0], file=StringIO(), force_terminal=True, color_system="truecolor")
+    for text, lanes in raced[:2]:
+        console.print(f"\n> {text.strip()}", markup=False, highlight=False)
+        console.print(side_by_side(lanes, DRAWN))
+    console.print(table)
+    drawn = re.sub(r"@font-face {.*?}\s*", "", console.export_svg(title="eyas demo"), flags=re.DOTALL)
+    try:
+        write_text(path, drawn)  # without the fonts that it would fetch from the network
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror}") from error
+
+
 def _settings(plain: Engine, dtype: str, params: SamplingParams) -> dict[str, Any]:
     return {
         "dtype": dtype,
@@ -279,6 +307,8 @@ LEGEND = (
     "Underlined: drafted, and accepted because the model itself writes exactly that. All take turns on this "
     "machine; each clock counts its own side only, reading the prompt included (the table below leaves that out)."
 )
+DRAWN = (100, 24)
+"""Columns and lines of what is drawn into a file."""
 _WIDEST, _LINES = 72, 14
 """Most columns and lines of a panel."""
 _NARROWEST = 36
