@@ -11,6 +11,8 @@ import pytest
 from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
+from eyas.targets.native.builds import BUILDS
+
 ROOT = Path(__file__).parent.parent
 PARTS = ("src", "tests", "docs", "recipes", "benchmarks")
 NEEDED = {
@@ -45,7 +47,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             with path.open("rb") as file:
                 target.write_bytes(file.read(1000))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
+    builds = "src/eyas/targets/native/builds.py"  # which is run
+    for name in ("pyproject.toml", "hatch_build.py", builds, "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy / name)
     return copy
@@ -63,12 +66,31 @@ def test_no_folder_is_called_as_stock_gitignores_call_what_is_built() -> None:
     assert not folders & STOCK_IGNORED
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(project: Path, tmp_path: Path) -> None:
+COMPILER = """#!/bin/sh
+while [ "$1" != "-o" ]; do shift; done
+echo library > "$2"
+"""
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_wheel_holds_the_package_its_kernels_and_nothing_else(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    """A wheel that is made without a compiler, or for other machines, is pure Python."""
+    (tmp_path / "cxx").write_text(COMPILER)
+    (tmp_path / "cxx").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
+    monkeypatch.setattr("platform.machine", lambda: "x86_64" if native else "riscv64")
     (path,) = WheelBuilder(str(project)).build(directory=str(tmp_path), versions=["standard"])
     with zipfile.ZipFile(path) as wheel:
         inside = set(wheel.namelist())
     of_package = {name.removeprefix("eyas/") for name in inside if name.startswith("eyas/")}
-    assert of_package == names(ROOT / "src" / "eyas")
+    libraries = {name for name in of_package if name.startswith("targets/native/prebuilt/")}
+    assert {name.split("/")[-1].rpartition("-")[0] for name in libraries} == (
+        {build.name for build in BUILDS} if native else set()
+    )
+    assert path.endswith("-py3-none-linux_x86_64.whl" if native else "-py3-none-any.whl")
+    assert of_package - libraries == names(ROOT / "src" / "eyas")
     described = {name for name in inside if name.split("/")[0].endswith(".dist-info")}
     assert len(of_package) + len(described) == len(inside)
     assert any(name.endswith("/licenses/LICENSE") for name in described)

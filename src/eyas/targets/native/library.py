@@ -1,8 +1,8 @@
-"""The native kernels: compiled on the machine they run on, once, and called through ctypes.
+"""The native kernels, called through ctypes: a wheel's for this kind of processor, or compiled here, once.
 
-No user needs a compiler: where there is none, or the processor has neither AVX2 nor AVX-512, `kernels()` is None and
-everything runs as plain PyTorch. The library is kept in the user's cache directory under a name that says what it was
-made of (sources, compiler, processor), so a changed one is compiled anew, which takes some seven seconds.
+Where there is neither a wheel nor a compiler, or the processor has no AVX2, `kernels()` is None and everything runs as
+plain PyTorch. A compiled library is kept in the user's cache directory under a name that says what it was made of
+(sources, compiler, processor), so a changed one is compiled anew, which takes some seven seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
@@ -24,12 +23,11 @@ import torch
 from torch import Tensor
 
 from eyas.files import writing_path
-from eyas.machine import cache_directory, processor_flags
+from eyas.machine import cache_directory, processor_flags, processor_model
 from eyas.runtime import mapped_zeros
+from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole, prebuilt, sources_hash
 
 _LOG = logging.getLogger("eyas")
-_SOURCES = Path(__file__).parent / "kernels"
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp-simd", "-pthread", "-fPIC", "-shared", "-ffp-contract=off")
 DISABLE = "EYAS_NATIVE"
 """The environment variable that turns the kernels off, if it is 0."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -237,12 +235,14 @@ def kernels() -> Kernels | None:
     flags = processor_flags()
     if not {"avx2", "fma"} <= flags:
         return None
-    compiler = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
-    if compiler is None:
+    if (shipped := prebuilt(flags, processor_model())) is not None:
+        return Kernels(shipped)
+    found = compiler()
+    if found is None:
         _LOG.info("no C++ compiler was found, so the CPU runs PyTorch's kernels: install g++ to decode faster")
         return None
     try:
-        return Kernels(_compiled(compiler, flags))
+        return Kernels(_compiled(found, flags))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", b"") or b""
         _LOG.warning(
@@ -253,30 +253,16 @@ def kernels() -> Kernels | None:
 
 
 def _compiled(compiler: str, flags: frozenset[str]) -> Path:
-    """The library's file, compiled unless it is there whole: its last bytes are a hash of the others.
-
-    Mapping a truncated one would end the process with a bus error.
-    """
-    files = sorted(_SOURCES.iterdir())
-    content = b"\0".join(file.read_bytes() for file in files)
+    """The library's file in the cache, compiled unless it is there whole."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
-    parts = (content, version, " ".join(sorted(flags)).encode(), " ".join(_FLAGS).encode(), torch.__version__.encode())
-    name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    parts = (sources_hash(), " ".join(sorted(flags)), " ".join(HERE), torch.__version__)
+    name = hashlib.sha256(b"\0".join([version, *(part.encode() for part in parts)])).hexdigest()[:16]
     path = cache_directory() / "native" / f"kernels-{name}.so"
     if path.exists():
-        if _is_whole(path):
+        if is_whole(path):
             return path
         _LOG.warning("the native kernels in %s are damaged or of an earlier version: they are compiled anew", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
-        command = [compiler, *_FLAGS, str(_SOURCES / "library.cpp"), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        with made.open("ab") as file:
-            file.write(hashlib.sha256(made.read_bytes()).digest())
+        compile_library(compiler, HERE, made)
     return path
-
-
-def _is_whole(path: Path) -> bool:
-    content = path.read_bytes()
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(content[:-size]).digest() == content[-size:]

@@ -26,7 +26,7 @@ using Hint = decltype(_MM_HINT_T0);
 
 // How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
 // lose its inputs to them (except where int8 weights have little time to get from there to the first).
-#if defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+#if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
 constexpr Hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
 #else

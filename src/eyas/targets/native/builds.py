@@ -1,0 +1,95 @@
+"""How the native kernels are compiled: for the machine they run on, or into a wheel for the processors it is made for.
+
+This file needs nothing but Python's standard library, as whoever builds a wheel has nothing else. A library ends with a
+hash of its other bytes, since mapping a truncated one would end the process with a bus error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "kernels"
+PREBUILT = Path(__file__).parent / "prebuilt"
+"""Where a wheel has libraries; a clone has none."""
+FLAGS = ("-O3", "-std=c++17", "-fopenmp-simd", "-pthread", "-fPIC", "-shared", "-ffp-contract=off")
+HERE = (*FLAGS, "-march=native")
+"""The compiler's options for the machine at hand."""
+_HASH_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Build:
+    """A library for a kind of x86 processors. Results are the same bits on all: only speed differs."""
+
+    name: str
+    needs: frozenset[str]
+    """Features of the processor, as Linux names them."""
+    amd: bool
+    """Whether it fetches weights as is best for AMD's caches."""
+    flags: tuple[str, ...]
+
+    def runs_on(self, features: frozenset[str], model: str) -> bool:
+        """Whether a processor can run it, and has its maker."""
+        return self.needs <= features and self.amd == model.startswith("AMD")
+
+
+def _builds() -> tuple[Build, ...]:
+    v3, v4 = "avx2 fma f16c bmi1 bmi2 movbe", "avx512f avx512bw avx512cd avx512dq avx512vl"
+    levels = (
+        ("avx512-bf16", f"{v3} {v4} avx512_bf16 avx512vbmi", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi")),
+        ("avx512", f"{v3} {v4}", ("-march=x86-64-v4",)),
+        ("avx2", v3, ("-march=x86-64-v3",)),
+    )
+    makers = ((False, "", ()), (True, "-amd", ("-DEYAS_AMD",)))
+    amx = ("-mamx-tile", "-mamx-bf16")
+    return (
+        Build("amx", frozenset(f"{levels[0][1]} amx_tile amx_bf16".split()), False, (*levels[0][2], *amx)),
+        *(
+            Build(f"{level}{suffix}", frozenset(needs.split()), amd, (*flags, *more))
+            for level, needs, flags in levels
+            for amd, suffix, more in makers
+        ),
+    )
+
+
+BUILDS = _builds()
+"""What a wheel has, best first."""
+
+
+def compiler() -> str | None:
+    """A C++ compiler: `$CXX`, c++ or g++."""
+    return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+
+
+def sources_hash() -> str:
+    """A hash of the kernels' sources, which a library's name ends with."""
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()[:16]
+
+
+def compile_library(compiler: str, flags: Sequence[str], output: Path) -> None:
+    """Compile the kernels into a library. Raises OSError and subprocess.SubprocessError."""
+    command = [compiler, *flags, str(SOURCES / "library.cpp"), "-o", str(output)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    with output.open("ab") as file:
+        file.write(hashlib.sha256(output.read_bytes()).digest())
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library's last bytes are the hash of the others."""
+    content = library.read_bytes()
+    return hashlib.sha256(content[:-_HASH_BYTES]).digest() == content[-_HASH_BYTES:]
+
+
+def prebuilt(features: frozenset[str], model: str) -> Path | None:
+    """The wheel's library for a processor, if this is a wheel and has one that was made of these sources."""
+    for build in BUILDS:
+        path = PREBUILT / f"{build.name}-{sources_hash()}.so"
+        if build.runs_on(features, model) and path.is_file() and is_whole(path):
+            return path
+    return None
