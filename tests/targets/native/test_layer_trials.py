@@ -126,12 +126,28 @@ def scaled_behind(native: NativeDecoder) -> None:
     native._ropes = [scaled]
 
 
+def of_other_window(by: int) -> Callable[[NativeDecoder], None]:
+    def break_it(native: NativeDecoder) -> None:
+        native._layers[2].window += by
+
+    return break_it
+
+
+def without(norm: str) -> Callable[[NativeDecoder], None]:
+    def break_it(native: NativeDecoder) -> None:
+        setattr(native._layers[3], norm, native._vector(torch.ones(tiny.HIDDEN)))
+
+    return break_it
+
+
 BROKEN = {
     "no RoPE": without_rope,
     "a wrong scale": of_other_scale,
     "a wrong epsilon": of_other_epsilon,
     "a window": with_a_window,
     "keys scaled behind a position": scaled_behind,
+    "no factors of the first norm": without("input_norm"),
+    "no factors of the second norm": without("mlp_norm"),
 }
 
 
@@ -141,6 +157,14 @@ BROKEN = {
 def test_what_is_broken_in_a_layer_is_found(wrong: str, scale: float, dtype: torch.dtype) -> None:
     model = tiny.build_model("llama", scale=scale, head_dim=16).to(dtype)
     assert tried(model, BROKEN[wrong]).native is None
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("by", [-1, 0, 1])
+def test_a_window_that_is_off_by_one_is_found(by: int, scale: float, dtype: torch.dtype) -> None:
+    model = tiny.build_model("mistral", scale=scale, head_dim=16, sliding_window=100).to(dtype)
+    assert (tried(model, of_other_window(by)).native is None) == bool(by)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

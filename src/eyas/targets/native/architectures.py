@@ -72,7 +72,7 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
 def _transformers_decoder(model: Any) -> NativeDecoder:
     base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
-    types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
+    types = plan.of_layers(config)
     shared = _parts(base)
     _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
     if ("rotary_emb" in shared) == ("embed_positions" in shared):
