@@ -70,6 +70,23 @@ def test_queries_scaled_by_their_positions_are_refused(
     ]
 
 
+def test_latent_attention_that_looks_at_positions_is_refused() -> None:
+    """Mistral 4 scales queries by their positions, from the eight thousandth on."""
+    model = tiny.build_model("deepseek3", **tiny.fitting("deepseek3"))
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+
+    def forward(
+        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None,
+        position_ids: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        factor = 1.0 if position_ids is None else 1.0 + (position_ids > 200).unsqueeze(-1)
+        return own(factor * hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    attention.forward = forward
+    assert tried(model).native is None
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("experts", [False, True])
