@@ -49,21 +49,26 @@ class LayerCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
-        """What a layer makes of states [T, H]; what it is given besides is in their dtype."""
+    def given(self, states: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a layer is given with states [T, H]; what comes besides is in their dtype."""
 
-        def given(value: Any) -> Any:
+        def cast(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
                 return value.to(states.dtype)
             if isinstance(value, tuple | list):
-                return type(value)(map(given, value))
+                return type(value)(map(cast, value))
             return value
 
-        args, kwargs = [given(arg) for arg in self.args], {name: given(arg) for name, arg in self.kwargs.items()}
+        args, kwargs = [cast(arg) for arg in self.args], {name: cast(arg) for name, arg in self.kwargs.items()}
         if args:
             args[0] = states.unsqueeze(0)
         else:
             kwargs["hidden_states"] = states.unsqueeze(0)
+        return tuple(args), kwargs
+
+    def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
+        """What a layer makes of states [T, H]."""
+        args, kwargs = self.given(states)
         out = layer(*args, **(kwargs | changes))
         made: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
         return made
