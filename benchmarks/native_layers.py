@@ -5,7 +5,11 @@
 Random models of every type that can be a target, with hybrid layer patterns, at several scales of their weights and two
 hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens.
 What the load trial accepts is compared with an untouched copy of the model that transformers runs with masks of its
-own: each layer on the states that the native pass gave it, and in float32 the logits. Exits with 1 where one differs.
+own, and with that in float64 (`exact.py`): each layer on the states that the native pass gave it, and every token of
+greedy answers. A layer may be as far from float64 as rounding may take it, by the rule of the load trial
+(`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the modules' where these
+have two so close to each other. Exits with 1 where something is farther. Distances are seldom small parts of what is
+allowed, as no more is drawn once all are within it.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -28,20 +34,24 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
 from benchmarks.architectures import build, tiny_config
+from benchmarks.exact import ExactModel
 from eyas.bench.machine import describe_machine
 from eyas.cli.common.display import output
+from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.files import write_json
 from eyas.targets import Target
-from eyas.targets.architecture import decoder_layers, text_decoder
+from eyas.targets.architecture import decoder_layers
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import Staged
-from eyas.targets.native.experts import NativeExperts, replace_experts
-from eyas.targets.native.layer_trials import LayerCall, LayerTrial
+from eyas.targets.native.experts import replace_experts
+from eyas.targets.native.layer_trials import LayerCall
 from eyas.targets.native.linears import NativeLinear
+from eyas.targets.roundings import RoundingTrial
+from eyas.types import Request, SamplingParams
 
-SCALES, HIDDEN, LENGTHS = (0.5, 1.0, 6.0, 20.0), (64, 256), (8, 600)
+SCALES, HIDDEN, LENGTHS, ANSWER = (0.5, 1.0, 6.0, 20.0), (64, 256), (8, 600), 24
 TYPES = (torch.float32, torch.bfloat16)
 NATIVE, REFUSED, OTHER, UNTRIED, DIFFERS = "native", "refused at load", "of another form", "not tried", "differs"
 SMALL = {
@@ -64,9 +74,21 @@ class Row:
     result: str = UNTRIED
     reason: str = ""
     apart: float = 0.0
-    """The greatest distance of a layer from its module, in parts of what rounding allows."""
-    logits_apart: float = 0.0
-    """That of logits, as a share of the greatest, in float32."""
+    """The greatest distance of a native layer from float64, in parts of what rounding allows."""
+    modules_apart: float = 0.0
+    """That of a layer of the modules."""
+    ratio: float = 0.0
+    """The median of the tokens' distances of native layers from float64, in parts of those of modules."""
+    tokens: int = 0
+    """Number of tokens of answers."""
+    parted: int = 0
+    """Number of those that aren't the modules' first."""
+    answers_apart: float = 0.0
+    """How far the farthest of those is below the modules' first, in parts of what rounding allows."""
+    parted_from_exact: int = 0
+    """Number of tokens that aren't float64's first."""
+    modules_parted_from_exact: int = 0
+    """Number of tokens of which the modules' first isn't float64's."""
 
 
 class Reasons(logging.Handler):
@@ -130,26 +152,50 @@ def tried(row: Row, dtype: torch.dtype) -> Row:
 @torch.inference_mode()
 def compare(row: Row, target: Target, stock: Any) -> None:
     """Compare a target's native passes with an untouched copy of its model, and note what was found."""
-    row.result, layers = NATIVE, decoder_layers(stock, target.num_layers)
+    row.result, layers, exact = NATIVE, decoder_layers(stock, target.num_layers), ExactModel(stock, target.num_layers)
+    ratios = list[float]()
     for length in LENGTHS:
         tokens = (7 * torch.arange(length) ** 2 + 3).unsqueeze(0) % target.vocab_size
-        calls, expected = stock_calls(stock, layers, tokens)
+        calls, _ = stock_calls(stock, layers, tokens)
         assert target.native is not None
         staged = Staged(range(1), length, None, [0], None)
         cache = target.empty_cache(1, length)
-        done = target.native.run(cache, staged, tokens, taps=range(target.num_layers + 1), logits=True)
-        states = done.taps.unbind(1)
+        states = target.native.run(cache, staged, tokens, taps=range(target.num_layers + 1)).taps.unbind(1)
         for index, (layer, call) in enumerate(zip(layers, calls, strict=True)):
-            apart = LayerTrial(layer, call, states[index]).apart(states[index + 1])
-            routed = any(isinstance(part, NativeExperts) for part in target.layers[index].modules())
-            # a rounding may choose other experts for a token
-            found = float(apart.quantile(0.5 if target.dtype != torch.float32 else 0.98) if routed else apart.max())
-            row.apart = max(row.apart, round(found, 3))
+            trial = RoundingTrial(exact.layers[index], target.dtype, partial(exact.layer, index, call, states[index]))
+            native, modules = states[index + 1].double(), call.run(layer, states[index]).double()
+            row.apart = max(row.apart, found := round(float(trial.apart(native).max()), 3))
+            row.modules_apart = max(row.modules_apart, round(float(trial.apart(modules).max()), 3))
+            gaps = [(made - trial.expected).abs().amax(1) for made in (native, modules)]
+            ratios.append(float((gaps[0] / gaps[1].clamp(min=1e-30)).median()))
             if found > 1 and row.result == NATIVE:
                 row.result, row.reason = DIFFERS, f"layer {index} of {length} tokens"
-        if target.dtype == torch.float32:
-            gap = (target.finish(done.logits) - expected).abs().amax() / expected.abs().amax()
-            row.logits_apart = max(row.logits_apart, float(gap))
+        answer(row, target, stock, exact, tokens)
+    row.ratio = round(max(ratios), 3)
+
+
+def answer(row: Row, target: Target, stock: Any, exact: ExactModel, prompt: torch.Tensor) -> None:
+    """Compare each token of a native answer to a prompt [1, T] with what the modules say after the tokens before it."""
+    params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
+    said = torch.tensor(Engine(target).generate([Request(tuple(prompt[0].tolist()), params)])[0].token_ids)
+    tokens, first = torch.cat((prompt[0], said[:-1])).unsqueeze(0), prompt.shape[1] - 1
+    calls, _ = stock_calls(stock, decoder_layers(stock, target.num_layers), tokens)
+
+    def logits() -> torch.Tensor:
+        found: torch.Tensor = stock(input_ids=tokens, use_cache=False).logits[0, first:].float()
+        return found
+
+    trial = RoundingTrial(stock, target.dtype, logits)
+    own, true = trial.expected.argmax(1), exact.logits(tokens, calls)[first:].argmax(1)
+    row.tokens += len(said)
+    row.parted += int((said != own).sum())
+    row.parted_from_exact += int((said != true).sum())
+    row.modules_parted_from_exact += int((own != true).sum())
+    near, at = trial.expected.clone(), torch.arange(len(said))
+    near[at, said] += (trial.expected.amax(1) - trial.expected[at, said]) / 2  # rounding may move both of two logits
+    row.answers_apart = max(row.answers_apart, round(float(trial.apart(near).max()), 3))
+    if row.answers_apart > 1 and row.result == NATIVE:
+        row.result, row.reason = DIFFERS, f"an answer to {prompt.shape[1]} tokens"
 
 
 def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[LayerCall], torch.Tensor]:
@@ -163,16 +209,15 @@ def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[Lay
     logits = stock(input_ids=tokens, use_cache=False).logits[0]
     for hook in hooks:
         hook.remove()
-    assert text_decoder(stock) is not None
     return calls, logits
 
 
-def rows(kinds: Sequence[str]) -> Iterator[tuple[Row, torch.dtype]]:
-    """All combinations, every type once before the next; what is cut short has had each scale and size alike."""
-    ways = list(product(SCALES, HIDDEN, TYPES))
-    for turn in range(len(ways)):
-        for number, kind in enumerate(kinds):
-            scale, hidden, dtype = ways[(turn + 5 * number) % len(ways)]
+def rows(kinds: Sequence[str], seed: int) -> Iterator[tuple[Row, torch.dtype]]:
+    """All combinations, each type's in an order of its own; every type has had one before any has the next."""
+    grid = list(product(SCALES, HIDDEN, TYPES))
+    ways = [Random(f"{seed} {kind}").sample(grid, len(grid)) for kind in kinds]
+    for turn in zip(*ways, strict=True):
+        for kind, (scale, hidden, dtype) in zip(kinds, turn, strict=True):
             yield Row(kind, scale, hidden, str(dtype).removeprefix("torch.")), dtype
 
 
@@ -187,6 +232,11 @@ def report(done: Sequence[Row]) -> dict[str, Any]:
         "types": len({row.kind for row in done if row.result != UNTRIED}),
         "types_native": len({row.kind for row in native}),
         "counts": dict(counts),
+        "modules_beyond": sum(row.modules_apart > 1 for row in native),
+        "tokens": sum(row.tokens for row in native),
+        "parted": sum(row.parted for row in native),
+        "parted_from_exact": sum(row.parted_from_exact for row in native),
+        "modules_parted_from_exact": sum(row.modules_parted_from_exact for row in native),
         "accepted_that_differ": counts[DIFFERS],
         "refusals": dict(Counter(f"{row.kind}: {row.reason}" for row in done if row.result in (REFUSED, OTHER))),
         "rows": [asdict(row) for row in done],
@@ -197,12 +247,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="model types with commas between them")
     parser.add_argument("--minutes", type=float, default=60.0, help="how long it may take; what is left is left out")
+    parser.add_argument("--seed", type=int, default=0, help="of the order in which combinations are tried")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     kinds = options.only.split(",") if options.only else [k for k in REGISTERED if not isinstance(SPECIAL.get(k), str)]
     transformers.logging.set_verbosity_error()
     done, until, left = list[Row](), time.monotonic() + 60 * options.minutes, set(kinds)
-    for row, dtype in rows(kinds):
+    for row, dtype in rows(kinds, options.seed):
         if time.monotonic() > until:
             break
         if row.kind not in left:
@@ -211,7 +262,8 @@ def main() -> None:
         if row.result in (UNTRIED, OTHER):  # at any scale
             left.discard(row.kind)
         output().print(
-            f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} {row.reason[:90]}",
+            f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} ({row.modules_apart}) "
+            f"answers {row.answers_apart} {row.parted} {row.reason[:90]}",
             highlight=False,
             markup=False,
         )

@@ -35,6 +35,10 @@ class AttentionPlan:
         """Whether there is more than one type: the model then takes a mask for each."""
         return len(self.windows) > 1
 
+    def of_layers(self, config: Any) -> list[str]:
+        """The attention type of each layer."""
+        return list(config.layer_types) if self.hybrid else list(self.windows) * config.num_hidden_layers
+
 
 def attention_plan(config: Any) -> AttentionPlan:
     """The attention types of a decoder with this text config.

@@ -61,8 +61,8 @@ def why_taps(config: Any, taps: tuple[int, ...]) -> str:
 
 def _full_attention_boundaries(config: Any) -> list[int]:
     """Boundaries that are the output of a layer which attends to everything; all of them where layers are alike."""
-    types = config.layer_types if attention_plan(config).hybrid else [FULL] * config.num_hidden_layers
-    return [i + 1 for i, kind in enumerate(types) if kind == FULL]
+    plan = attention_plan(config)
+    return [i + 1 for i, kind in enumerate(plan.of_layers(config)) if kind == FULL or not plan.hybrid]
 
 
 def odd_taps(caught: Sequence[Tensor], size: int) -> dict[int, list[int]]:

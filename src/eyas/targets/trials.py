@@ -14,18 +14,18 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eyas.errors import EyasError
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
 from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import refusal
+from eyas.targets.roundings import moved_by_roundings
 from eyas.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -112,29 +112,6 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
     tiny = torch.finfo(torch.float32).tiny
     gaps = [(a - b).abs().amax(1) / b.abs().amax().clamp(min=tiny) for a, b in zip(found, expected, strict=True)]
     return torch.stack(gaps)
-
-
-@contextmanager
-def moved_by_roundings(layers: Iterable[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Within the block the states that each of the `layers` reads are multiplied by 1 +- a rounding in `dtype`."""
-    draw = torch.Generator().manual_seed(0)
-
-    def move(
-        _layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        states = args[0] if args else kwargs.get("hidden_states")
-        if not isinstance(states, Tensor):
-            return None
-        sign = torch.randint(0, 2, states.shape, generator=draw).to(states.device) * 2 - 1
-        moved = (states * (1 + torch.finfo(dtype).eps * sign)).to(states.dtype)
-        return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
-
-    hooks = [layer.register_forward_pre_hook(move, with_kwargs=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.inference_mode()

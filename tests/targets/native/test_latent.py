@@ -138,23 +138,6 @@ def test_attention_that_caches_something_else_is_refused(monkeypatch: pytest.Mon
         latent_heads(attention, rotary, torch.float32)
 
 
-def test_attention_that_looks_at_positions_is_refused() -> None:
-    """Mistral 4 scales queries by their positions, from the eight thousandth on."""
-    model = built("deepseek3")
-    attention = model.model.layers[0].self_attn
-    own = attention.forward
-
-    def forward(
-        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any, **given: Any
-    ) -> Any:
-        [cache] = given.values()
-        return own(hidden_states * (1 + position_ids), position_embeddings, attention_mask, cache)
-
-    attention.forward = forward
-    with pytest.raises(UnsupportedModelError, match="position_ids"):
-        found_in(model)
-
-
 @pytest.mark.parametrize("changes", [{"qk_rope_head_dim": 12}, {"v_head_dim": 24}, {"kv_lora_rank": 24}])
 def test_sizes_that_do_not_fit_are_left_to_the_modules(
     changes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,6 +70,23 @@ def test_queries_scaled_by_their_positions_are_refused(
     ]
 
 
+def test_latent_attention_that_looks_at_positions_is_refused() -> None:
+    """Mistral 4 scales queries by their positions, from the eight thousandth on."""
+    model = tiny.build_model("deepseek3", **tiny.fitting("deepseek3"))
+    attention = model.model.layers[0].self_attn
+    own = attention.forward
+
+    def forward(
+        hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None,
+        position_ids: Any = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        factor = 1.0 if position_ids is None else 1.0 + (position_ids > 200).unsqueeze(-1)
+        return own(factor * hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    attention.forward = forward
+    assert tried(model).native is None
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("experts", [False, True])
@@ -126,12 +143,28 @@ def scaled_behind(native: NativeDecoder) -> None:
     native._ropes = [scaled]
 
 
+def of_other_window(by: int) -> Callable[[NativeDecoder], None]:
+    def break_it(native: NativeDecoder) -> None:
+        native._layers[2].window += by
+
+    return break_it
+
+
+def without(norm: str) -> Callable[[NativeDecoder], None]:
+    def break_it(native: NativeDecoder) -> None:
+        setattr(native._layers[3], norm, native._vector(torch.ones(tiny.HIDDEN)))
+
+    return break_it
+
+
 BROKEN = {
     "no RoPE": without_rope,
     "a wrong scale": of_other_scale,
     "a wrong epsilon": of_other_epsilon,
     "a window": with_a_window,
     "keys scaled behind a position": scaled_behind,
+    "no factors of the first norm": without("input_norm"),
+    "no factors of the second norm": without("mlp_norm"),
 }
 
 
@@ -141,6 +174,14 @@ BROKEN = {
 def test_what_is_broken_in_a_layer_is_found(wrong: str, scale: float, dtype: torch.dtype) -> None:
     model = tiny.build_model("llama", scale=scale, head_dim=16).to(dtype)
     assert tried(model, BROKEN[wrong]).native is None
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("by", [-1, 0, 1])
+def test_a_window_that_is_off_by_one_is_found(by: int, scale: float, dtype: torch.dtype) -> None:
+    model = tiny.build_model("mistral", scale=scale, head_dim=16, sliding_window=100).to(dtype)
+    assert (tried(model, of_other_window(by)).native is None) == bool(by)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -30,7 +30,7 @@ from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native.linears import holds_int8
 from eyas.targets.quantization import dequantize_at_load
-from eyas.targets.trials import moved_by_roundings
+from eyas.targets.roundings import moved_by_roundings
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import BadRow, PromptRow
 from eyas.tree import DraftTree, TreeSpec

@@ -72,12 +72,14 @@ def transformers_decoder(model: Any) -> NativeDecoder | None:
 def _transformers_decoder(model: Any) -> NativeDecoder:
     base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
-    types = config.layer_types if plan.hybrid else list(plan.windows) * len(layers)
+    types = plan.of_layers(config)
     shared = _parts(base)
     _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
     if ("rotary_emb" in shared) == ("embed_positions" in shared):
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
     kinds, heads = sorted(set(types)), config.num_attention_heads
+    for layer in layers:
+        _check_arguments(_parts(layer)["self_attn"])
     attention: Any = _parts(layers[0])["self_attn"]
     latent, size = LatentHeads(), int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
     groups, ropes = heads // getattr(attention, "num_key_value_groups", 1), list[RopeTables]()
@@ -86,7 +88,6 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         size, groups, ropes = attention.qk_head_dim, 1, [tables]
     elif "rotary_emb" in shared:
         ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
-    layer: Any
     parts, scales, factors, parallel = [], set(), set(), set()
     for layer, kind in zip(layers, types, strict=True):
         rope = kinds.index(kind) if len(ropes) > 1 else 0
@@ -125,6 +126,12 @@ def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
     return dict(found)
 
 
+def _check_arguments(attention: nn.Module) -> None:
+    odd = set(signature(attention.forward).parameters) - _GIVEN
+    if odd:
+        raise UnsupportedModelError(f"{type(attention).__name__} is given {', '.join(sorted(odd))}")
+
+
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
     """A layer that has no other parts but norms, attention and an MLP or experts, taken apart."""
     parts = _parts(layer)
@@ -139,9 +146,6 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
     of_attention = _parts(attention, "o_proj")
     if set(of_attention) not in PARTS:
         _check_linears(attention, of_attention, _OF_ATTENTION, {"q_norm", "k_norm", "rotary_emb"})
-    odd = set(signature(attention.forward).parameters) - _GIVEN
-    if odd:
-        raise UnsupportedModelError(f"{type(attention).__name__} is given {', '.join(sorted(odd))}")
     if dict(attention.named_parameters(recurse=False)).keys() - {"sinks"}:
         raise UnsupportedModelError(f"{type(attention).__name__} has parameters of its own")
     return LayerParts(

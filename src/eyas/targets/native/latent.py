@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +17,11 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.library import MOST_ROTATED, PANEL, Latent, Linear, kernels
 from eyas.targets.native.linears import NativeLinear, as_linear
-from eyas.targets.transformers_names import cache_argument, given
+from eyas.targets.transformers_names import given
 
 _INPUTS = {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
 PARTS = ({"q_proj", *_INPUTS}, {"q_a_proj", "q_a_layernorm", "q_b_proj", *_INPUTS})
 """What latent attention consists of: its queries are made by one product, or by two with a norm between them."""
-_GIVEN = {"hidden_states", "position_embeddings", "attention_mask"}
 
 
 class LatentHeads(NamedTuple):
@@ -58,13 +56,9 @@ class _Recorder:
 def latent_heads(attention: Any, rotary: Any, dtype: torch.dtype) -> tuple[LatentHeads, Callable[[Tensor], Any]]:
     """Sizes and RoPE tables of latent attention, found by trying what it caches.
 
-    Raises UnsupportedModelError where that isn't the normed latent and one key with RoPE for all heads, and for
-    attention that is given more than RoPE and a mask: what it does with that may not show in the first positions.
+    Raises UnsupportedModelError where that isn't the normed latent and one key with RoPE for all heads.
     """
     name, down, norm = type(attention).__name__, attention.kv_a_proj_with_mqa, attention.kv_a_layernorm
-    named = {each.name for each in signature(attention.forward).parameters.values() if each.kind != each.VAR_KEYWORD}
-    if named - {cache_argument(attention.forward)} != _GIVEN:
-        raise UnsupportedModelError(f"{name} is given {', '.join(sorted(named))}")
     x = torch.linspace(-3, 5, 4 * down.in_features).view(1, 4, -1).cos().to(dtype)
     positions, probe, seen = torch.arange(3, 7).unsqueeze(0), torch.empty(0, dtype=dtype), _Recorder()
     turns = rotary(probe, positions)
@@ -123,11 +117,12 @@ def latent_parts(
     expand = linear(up, heads * (keys + sizes.value_size), sizes.rank)
     if up.bias is not None:
         raise UnsupportedModelError("keys and values of latents have a bias")
-    weight = up.restored().view(heads, -1, sizes.rank)[:, :keys].transpose(1, 2).reshape(-1, keys)
+    # in float32 where weights are int8: they have a scale for each output, which is an input of the transposed one
+    weight = up.exact().view(heads, -1, sizes.rank)[:, :keys].transpose(1, 2).reshape(-1, keys)
     absorb = linear(NativeLinear(as_linear(weight), False), heads * sizes.rank, keys)
 
     def norm(module: nn.Module) -> int:
-        form = NormForm.of(module, weight.dtype)
+        form = NormForm.of(module, up.first(1).dtype)
         if (form.eps, form.rounds_twice, form.shift) != (sizes.eps, rounds_twice, None):
             raise UnsupportedModelError("norms differ in epsilon or rounding")
         return vector(form.factors)

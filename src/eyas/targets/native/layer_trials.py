@@ -3,8 +3,8 @@
 A few tokens through the whole model can't tell. In bfloat16 a layer without RoPE hides in the rounding, small weights
 hide it in the residual, and a factor that sets in behind the thousandth position isn't there before. So a layer and its
 module get the same states, of very different sizes, in float32 arithmetic (both multiply by the weights as they are, so
-there is no copy of them), at positions near, at every number that the config names and at the end of the context. The
-two may differ by float32's rounding, or by what the module makes of such a rounding of its input.
+there is no copy of them), at positions near, at every number that the config names and at the end of the context. How
+far the two may differ is the rule of `targets/roundings.py`.
 
 Then the decoder runs as it will, in its own dtype, and each module runs on the states that it gave the layer before.
 
@@ -16,17 +16,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from eyas.targets.architecture import attention_plan
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear
 from eyas.targets.native.linears import NativeLinear
+from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
 if TYPE_CHECKING:
@@ -38,12 +40,6 @@ _WINDOW = 3
 """What windows are cut down to, so that the few tokens reach beyond them."""
 _LARGE, _SMALL = (-7, 5), (-7, -6)
 """The powers of 2 between which the sizes of states lie; beside small ones little that a layer adds is lost."""
-_NOISE = 8.0
-"""A layer may be so many times as far from its module as rounded inputs take the module from itself."""
-_ROUNDINGS = {torch.float32: 16, torch.bfloat16: 2}
-"""Units in the last place of a token's greatest value by which they may differ in any case."""
-_DRAWS = 3
-"""Draws of states, of which one must agree for each token that is routed to experts: a rounding may choose others."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +49,26 @@ class LayerCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
-        """What a layer makes of states [T, H]; what it is given besides is in their dtype."""
+    def given(self, states: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What a layer is given with states [T, H]; what comes besides is in their dtype."""
 
-        def given(value: Any) -> Any:
+        def cast(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
                 return value.to(states.dtype)
             if isinstance(value, tuple | list):
-                return type(value)(map(given, value))
+                return type(value)(map(cast, value))
             return value
 
-        args, kwargs = [given(arg) for arg in self.args], {name: given(arg) for name, arg in self.kwargs.items()}
+        args, kwargs = [cast(arg) for arg in self.args], {name: cast(arg) for name, arg in self.kwargs.items()}
         if args:
             args[0] = states.unsqueeze(0)
         else:
             kwargs["hidden_states"] = states.unsqueeze(0)
+        return tuple(args), kwargs
+
+    def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
+        """What a layer makes of states [T, H]."""
+        args, kwargs = self.given(states)
         out = layer(*args, **(kwargs | changes))
         made: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
         return made
@@ -82,11 +83,14 @@ class LayerCall:
 class LoneLayer(NativeDecoder):
     """One layer of a native decoder as a decoder of its own, from states to states, with bfloat16's rounding off."""
 
-    def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int) -> None:
-        """With the tokens at `positions` [T] turned by RoPE table number `rope`; -1 = not at all."""
+    def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> None:
+        """With the tokens at `positions` [T] turned by RoPE table number `rope` (-1 = not at all).
+
+        Its window is shorter by `cut`, and there is none that nothing is seen of.
+        """
         vars(self).update(vars(whole))
         layer = Layer.from_buffer_copy(whole._layers[index])
-        layer.rope, layer.window = rope, min(layer.window, _WINDOW)
+        layer.rope, layer.window = rope, layer.window and max(1, min(layer.window - cut, _WINDOW + 1))
         layer.experts.rounds_scores = layer.experts.rounds_weights = 0
         self._layers = (Layer * 1)(layer)
         self._struct = Decoder.from_buffer_copy(whole._struct)
@@ -118,11 +122,13 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
     """
     positions = probed_positions(target.config, target.max_length)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.windows.items()}
+    cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.windows.items()}
+    kinds = attention_plan(target.config).of_layers(target.config)
     passes = [(at, _run_modules(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
     for index, layer in enumerate(target.layers):
         module = _widened(layer)
         for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
-            why = _layer_refusal(target, native, index, module, at, sizes, calls[index])
+            why = _layer_refusal(target, native, index, module, at, sizes, calls[index], cuts[kinds[index]])
             if why is not None:
                 return f"layer {index} {why}"
     return _own_dtype_refusal(target, native)
@@ -197,27 +203,21 @@ def _tokens(target: Target, count: int) -> Tensor:
 
 def _layer_refusal(
     target: Target, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
-    call: LayerCall,
+    call: LayerCall, cut: int,
 ) -> str | None:  # fmt: skip
-    """In what a layer alone differs from its `module`, in float32."""
-    draws = _DRAWS if any(isinstance(part, NativeExperts) for part in module.modules()) else 1
-
-    @cache
-    def trial(draw: int) -> LayerTrial:
-        return LayerTrial(module, call, _spread(len(positions), target.hidden_size, sizes, draw))
-
-    if _reads_positions(module, call, trial(0)):
+    """In what a layer alone differs from its `module`, in float32; windows are shorter by `cut`."""
+    states = _spread(len(positions), target.hidden_size, sizes)
+    trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
+    if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
     own = native._layers[index].rope
     refused = None
     for rope in (own, *sorted({-1, *range(len(native._ropes))} - {own})):
-        lone, shapes = LoneLayer(native, index, positions, rope), target.kv_shapes[index]
-        apart = torch.full((len(positions),), float("inf"))
-        for draw in range(draws):
-            apart = torch.minimum(apart, trial(draw).apart(lone.of(trial(draw).states, shapes)))
-            if apart.max() <= 1:
-                native._layers[index].rope = rope
-                return None
+        lone = LoneLayer(native, index, positions, rope, cut)
+        apart = trial.apart(lone.of(states, target.kv_shapes[index]))
+        if apart.max() <= 1:
+            native._layers[index].rope = rope
+            return None
         refused = refused or (
             f"is {float(apart.max()):.3g} times as far from its module as rounding allows, "
             f"at position {int(positions[apart.argmax()])}"
@@ -225,45 +225,21 @@ def _layer_refusal(
     return refused
 
 
-class LayerTrial:
-    """What a module makes of states, and how far from that rounding may take another."""
-
-    def __init__(self, module: nn.Module, call: LayerCall, states: Tensor) -> None:
-        self.states, self._module, self._call = states, module, call
-        self.expected = call.run(module, states)
-        self._noise: Tensor | None = None  # [T]
-
-    def apart(self, found: Tensor) -> Tensor:
-        """How far states [T, H] are from the module's, in parts of what rounding allows: [T]."""
-        scale = self.expected.float().abs().amax(1)
-        precision = torch.finfo(self.expected.dtype).eps
-        allowed = _ROUNDINGS[self.expected.dtype] * precision * scale
-        gaps = (found.float() - self.expected.float()).abs().amax(1).nan_to_num(float("inf"))
-        if (gaps > allowed).any():
-            if self._noise is None:
-                draw = torch.Generator().manual_seed(1)
-                sign = torch.randint(0, 2, self.states.shape, generator=draw) * 2 - 1
-                moved = self._call.run(self._module, (self.states * (1 + precision * sign)).to(self.states.dtype))
-                self._noise = (moved.float() - self.expected.float()).abs().amax(1)
-            allowed = allowed + _NOISE * self._noise
-        return gaps / allowed.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _reads_positions(module: nn.Module, call: LayerCall, trial: LayerTrial) -> bool:
-    """Whether a layer whose attention is given position ids makes something else of its states with others."""
+def _reads_positions(module: nn.Module, call: LayerCall, expected: Tensor, states: Tensor) -> bool:
+    """Whether a layer whose attention is given position ids makes something else of `states` with others."""
     ids = call.kwargs.get("position_ids")
     named = any("position_ids" in signature(part.forward).parameters for part in module.children())
     if ids is None or not named:
         return False
     others = (torch.zeros_like(ids), 3 * ids + 1_000_003)
-    return any(not call.run(module, trial.states, position_ids=other).equal(trial.expected) for other in others)
+    return any(not call.run(module, states, position_ids=other).equal(expected) for other in others)
 
 
-def _spread(tokens: int, hidden: int, sizes: tuple[int, int], draw: int) -> Tensor:
-    """Random states [T, H] of sizes between two powers of 2, the same of a token in every draw."""
-    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
-    factors = torch.logspace(*sizes, tokens, base=2.0)[order]
-    return torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(draw)) * factors.unsqueeze(1)
+def _spread(tokens: int, hidden: int, sizes: tuple[int, int]) -> Tensor:
+    """Random states [T, H] of sizes between two powers of 2."""
+    draw = torch.Generator().manual_seed(0)
+    factors = torch.logspace(*sizes, tokens, base=2.0)[torch.randperm(tokens, generator=draw)]
+    return torch.randn(tokens, hidden, generator=draw) * factors.unsqueeze(1)
 
 
 def _widened(layer: nn.Module) -> nn.Module:
@@ -300,20 +276,27 @@ def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
     staged = Staged(range(1), count, None, [0], None)
     done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
     states = done.taps.unbind(1)
-    calls, logits = _run_modules(target, torch.arange(count), target.windows, states[-1])
-    for name, found, expected in (
-        ("the embedding", states[0], calls[0].states), ("the head", target.finish(done.logits), logits)
-    ):  # fmt: skip
-        gap, scale = (found.float() - expected.float()).abs().amax(), expected.float().abs().amax()
-        if not gap <= 4 * _ROUNDINGS[target.dtype] * torch.finfo(target.dtype).eps * scale:
-            return f"{name} differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
-    for index, call in enumerate(calls):
-        layer = target.layers[index]
-        apart = LayerTrial(layer, call, states[index]).apart(states[index + 1])
-        routed = any(isinstance(part, NativeExperts) for part in layer.modules())
-        if (apart.median() if routed else apart.max()) > 1:
-            return (
-                f"layer {index} of a pass in {str(target.dtype).removeprefix('torch.')} is {float(apart.max()):.3g} "
-                "times as far from its module as rounding allows"
-            )
+    calls = list[LayerCall]()
+
+    def logits() -> Tensor:
+        calls[:], made = _run_modules(target, torch.arange(count), target.windows, states[-1])
+        return made.float()
+
+    head = RoundingTrial(target.model.get_output_embeddings(), target.dtype, logits)
+    gap, scale = (states[0].float() - calls[0].states.float()).abs().amax(), calls[0].states.float().abs().amax()
+    if not gap <= 4 * torch.finfo(target.dtype).eps * scale:
+        return f"the embedding differs from the modules' by {float(gap):.3g} of {float(scale):.3g}"
+    trials = {"the head": (head, target.finish(done.logits))}
+    for index, (layer, call) in enumerate(zip(target.layers, calls, strict=True)):
+        trial = RoundingTrial(layer, target.dtype, partial(_widely, call, layer, states[index]))
+        trials[f"layer {index}"] = trial, states[index + 1]
+    for name, (trial, found) in trials.items():
+        apart = float(trial.apart(found.float()).max())
+        if apart > 1:
+            kind = str(target.dtype).removeprefix("torch.")
+            return f"{name} of a pass in {kind} is {apart:.3g} times as far from its module as rounding allows"
     return None
+
+
+def _widely(call: LayerCall, layer: nn.Module, states: Tensor) -> Tensor:
+    return call.run(layer, states).float()

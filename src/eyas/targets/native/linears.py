@@ -201,8 +201,12 @@ class NativeLinear(PrepackedLinear):
         self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
         return loaded_kernels().pack(weight)
 
-    def restored(self) -> Tensor:
+    def exact(self) -> Tensor:
+        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds nothing but scales."""
         return loaded_kernels().unpack(self._prepacked, self.out_features)
+
+    def restored(self) -> Tensor:
+        return self.exact().to(self._dtype)
 
     def rows(self, first: int, outputs: int) -> Linear:
         """Some outputs of this layer as the kernels take them; valid as long as this module lives.
@@ -255,9 +259,9 @@ class Int8Linear(NativeLinear):
         super()._pack(weight[:0])
         return loaded_kernels().pack((wide / self._scale.unsqueeze(1)).round().to(torch.int8))
 
-    def restored(self) -> Tensor:
+    def exact(self) -> Tensor:
         assert self._scale is not None
-        return (super().restored() * self._scale.unsqueeze(1)).to(self._dtype)
+        return super().exact() * self._scale.unsqueeze(1)
 
 
 def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:

@@ -113,24 +113,37 @@ inline __m256 sums(const vec* a) {
 // of still smaller ones would be subnormal numbers, with which some processors compute a hundred times as slowly.
 constexpr float LEAST_POWER = -60.0f;
 
-// e to the power of x, within 2 units in the last place; 0 below -60. Cody and Waite's reduction, Cephes' polynomial.
-inline vec exponential(vec power) {
-    vec x = larger(smaller(power, all(88.0f)), all(LEAST_POWER));
-    vec n = nearest(mul(x, all(1.44269504088896341f)));
-    vec r = fma(n, all(-0.693359375f), x);
-    r = fma(n, all(2.12194440e-4f), r);
-    vec p = all(1.9875691500e-4f);
-    p = fma(p, r, all(1.3981999507e-3f));
-    p = fma(p, r, all(8.3334519073e-3f));
-    p = fma(p, r, all(4.1665795894e-2f));
-    p = fma(p, r, all(1.6666665459e-1f));
-    p = fma(p, r, all(5.0000001201e-1f));
-    return zero_below(times_power_of_two(add(fma(mul(r, r), p, r), all(1.0f)), n), power, LEAST_POWER);
+// e to the power of x, no less than -60 and no more than 88, as 2^n (1 + rest). Cody and Waite's reduction, Cephes' polynomial.
+struct Power {
+    vec n, rest;
+
+    explicit Power(vec power) {
+        vec x = larger(smaller(power, all(88.0f)), all(LEAST_POWER));
+        n = nearest(mul(x, all(1.44269504088896341f)));
+        vec r = fma(n, all(-0.693359375f), x);
+        r = fma(n, all(2.12194440e-4f), r);
+        vec p = all(1.9875691500e-4f);
+        p = fma(p, r, all(1.3981999507e-3f));
+        p = fma(p, r, all(8.3334519073e-3f));
+        p = fma(p, r, all(4.1665795894e-2f));
+        p = fma(p, r, all(1.6666665459e-1f));
+        p = fma(p, r, all(5.0000001201e-1f));
+        rest = fma(mul(r, r), p, r);
+    }
+};
+
+// e to the power of x, within 2 units in the last place; 0 below -60.
+inline vec exponential(vec x) {
+    const Power e(x);
+    return zero_below(times_power_of_two(add(e.rest, all(1.0f)), e.n), x, LEAST_POWER);
 }
 
-// The hyperbolic tangent.
+// The hyperbolic tangent, (e^2x - 1) / (e^2x + 1), within a few units in its own last place: a soft cap multiplies it.
 inline vec tangent(vec x) {
-    return sub(all(1.0f), div(all(2.0f), add(exponential(add(x, x)), all(1.0f))));
+    const Power e(add(x, x));
+    const vec two_to_n = times_power_of_two(all(1.0f), e.n);
+    const vec less_one = fma(two_to_n, e.rest, sub(two_to_n, all(1.0f)));
+    return div(less_one, add(less_one, all(2.0f)));
 }
 
 inline vec silu(vec x) { return div(x, add(exponential(sub(zero(), x)), all(1.0f))); }

@@ -1,0 +1,84 @@
+"""How far rounding may take one right evaluation of some modules from another: the rule of all trials at load.
+
+A product of n terms may be summed in any order. Summed one by one its partial sums wander, and it ends about
+sqrt(n / 6) roundings off; no order that is used is worse. So the modules are run again with the inputs of each of their
+products moved up or down at random, by sqrt(n) roundings of float32, in which sums are made: more than twice of what
+the worst order does. Or by one rounding of their dtype, in which inputs are kept, if that is more. What large weights
+or a sharp softmax make of roundings, the modules then show themselves.
+
+Trials move inputs four times as far, so that a choice of experts that rounding may turn is turned in some draws. Where
+a single weight of attention decides, one draw may move a token far less than another; so up to sixteen are drawn, of
+which the farthest counts. Rounding alone exceeds that for about one token in a million. What isn't a product behind the
+last one (a norm, a factor, an addition) rounds the token's greatest value four times at most.
+
+Shapes: T tokens, n values of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.targets.linears import PrepackedLinear
+from eyas.targets.native.experts import NativeExperts
+
+_DRAWS, _TIMES, _STEPS = 16, 4.0, 4
+
+
+class RoundingTrial:
+    """What modules make of something, and how far from that rounding may take another way to compute it."""
+
+    def __init__(self, products: nn.Module, dtype: torch.dtype, run: Callable[[], Tensor]) -> None:
+        """What `run` computes, [T, n], of which the sums below `products` are made; `dtype` is that of the other way.
+
+        `run` may compute in a wider one.
+        """
+        self.expected = run()
+        self._products, self._dtype, self._run, self._drawn = products, dtype, run, 0
+        self._noise = torch.zeros(len(self.expected), dtype=self.expected.dtype)  # [T]
+
+    def apart(self, found: Tensor) -> Tensor:
+        """How far what was `found` [T, n] is from what is expected, in parts of what rounding allows: [T]."""
+        gaps = (found - self.expected).abs().amax(1).nan_to_num(float("inf"))
+        while (gaps > self._allowed()).any() and self._drawn < _DRAWS:
+            with moved_by_roundings(self._products, self._dtype, self._drawn, _TIMES):
+                self._noise = self._noise.maximum((self._run() - self.expected).abs().amax(1))
+            self._drawn += 1
+        return (gaps / self._allowed().clamp(min=torch.finfo(torch.float32).tiny)).float()
+
+    def _allowed(self) -> Tensor:  # [T]
+        steps = _STEPS * torch.finfo(self._dtype).eps * self.expected.abs().amax(1)
+        return steps + self._noise
+
+
+@contextmanager
+def moved_by_roundings(modules: nn.Module, dtype: torch.dtype, draw: int = 0, times: float = 1.0) -> Iterator[None]:
+    """Within the block what each product below `modules` reads is moved so many `times` as far as by rounding."""
+    drawn = torch.Generator().manual_seed(draw)
+
+    def move(_product: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        states = args[0] if args else kwargs["hidden_states"]
+        terms = max(states.shape[-1], states[..., 0].numel())  # attention sums over tokens
+        share = times * max(terms**0.5 * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
+        sign = torch.randint(0, 2, states.shape, generator=drawn).to(states.device) * 2 - 1
+        moved = (states * (1 + share * sign)).to(states.dtype)
+        return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
+
+    hooks = [part.register_forward_pre_hook(move, with_kwargs=True) for part in modules.modules() if _multiplies(part)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _multiplies(part: nn.Module) -> bool:
+    """Whether a module multiplies its input by weights of its own."""
+    if isinstance(part, PrepackedLinear | NativeExperts):
+        return True
+    own = (weight for weight in part.parameters(recurse=False) if weight.is_floating_point())
+    return not isinstance(part, nn.Embedding) and any(weight.dim() > 1 for weight in own)
