@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import ssl
-import sys
 from types import FrameType
 from typing import Any, Protocol
 
@@ -26,9 +25,6 @@ _LINGER_SECONDS = 3
 """How long connections may take to read their last bytes after draining."""
 _STEP_SECONDS = 10.0
 """How long the engine's last step may take."""
-_SWITCH_SECONDS = 0.0005
-"""How long the event loop may keep the interpreter from the engine's thread, which asks for it after every native call:
-with Python's 5 ms a round would take a second while a thousand requests are read."""
 _MOST_CONNECTIONS = 4096
 """The default bound on connections, where file descriptors allow it."""
 _BACKLOG = 2048
@@ -106,7 +102,6 @@ def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, list
     The thread may still be alive then: loading a model can't be interrupted, and a step may take long.
     """
     server = Server(app, thread, settings)
-    sys.setswitchinterval(_SWITCH_SECONDS)
     thread.start()
     try:
         server.run(sockets=[listener])
