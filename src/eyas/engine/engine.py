@@ -242,8 +242,9 @@ class Engine:
         scheduler, runner = self._scheduler, self._runner
         if victims := scheduler.overflow():
             self._leave(victims, scheduler.preempt)
-        decoding = scheduler.turn()
+        decoding = scheduler.turn(runner.ready)
         if not decoding:
+            runner.await_grammars(scheduler.decoding)
             return
         started = time.perf_counter()
         tree = runner.plan(decoding)

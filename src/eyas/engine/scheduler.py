@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from eyas.engine.fair_queue import FairQueue, Step, TimeShares
 from eyas.engine.sequence import PrefillBatch, SequenceState
@@ -144,17 +144,20 @@ class Scheduler:
             return []
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
-    def turn(self) -> list[SequenceState]:
-        """Who decodes in the next round, in neighbouring slots: all, or those whose turn it is."""
-        if not self._step.crowded:
+    def turn(self, ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
+        able = [ready(one) for one in self.decoding]
+        if not self._step.crowded and all(able):
             return list(self.decoding)
-        alone = self._step.alone
-        slots = [at for at, one in enumerate(self.decoding) if not alone or one.client in alone]
+        alone, count = self._step.alone, len(able)
+        slots = [at for at, one in enumerate(self.decoding) if able[at] and (not alone or one.client in alone)]
         if not slots:
             return []
         first = next((at for at in slots if at >= self._turn), slots[0])
-        end = 1 + max(at for at in slots if first <= at < first + self._time.rows.most)
-        self._turn = end if end < len(self.decoding) else 0
+        most = first + self._time.rows.most if self._step.crowded else count
+        until = next((at for at in range(first, count) if not able[at]), count)
+        end = 1 + max(at for at in slots if first <= at < min(most, until))
+        self._turn = end if end < count else 0
         return self.decoding[first:end]
 
     def rounds_first(self) -> bool:
