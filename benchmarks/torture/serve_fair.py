@@ -4,6 +4,7 @@
 
 Both have an API key. The polite one asks for 8 tokens, again and again: first alone, then beside each attack. Fails
 if beside one its median is more than `--most` times its median alone, or any answer takes more than `--worst` seconds.
+The greedy one is a process of its own, of the lowest priority: it stands for another machine.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -68,13 +71,14 @@ ATTACKS: dict[str, tuple[int, Ask]] = {
     "48 prompts, prompt_logprobs 20": (2, _always(body(prompt=[LONG[:500]] * 48, max_tokens=1, prompt_logprobs=20))),
 }
 """How many requests at once, and the path and body of the nth."""
+SILENT = "bodies above the limit"
 
 
-async def flood(http: httpx.AsyncClient, width: int, ask: Ask, statuses: Counter[str]) -> None:
+async def flood(root: str, width: int, ask: Ask, statuses: Counter[str]) -> None:
     """Keep `width` requests going, until this is cancelled."""
     numbers, json_body = count(), {"Content-Type": "application/json"}
 
-    async def one() -> None:
+    async def one(http: httpx.AsyncClient) -> None:
         while True:
             path, content = ask(next(numbers))
             try:
@@ -85,16 +89,18 @@ async def flood(http: httpx.AsyncClient, width: int, ask: Ask, statuses: Counter
             if status != "200":
                 await asyncio.sleep(0.2)
 
-    await asyncio.gather(*(one() for _ in range(width)))
+    clients = [_client(root, GREEDY) for _ in range(-(-width // 32))]  # a pool of many connections is slow
+    await asyncio.gather(*(one(clients[number % len(clients)]) for number in range(width)))
 
 
-async def silent_bodies(server: ServerProcess, statuses: Counter[str]) -> None:
+async def silent_bodies(root: str, statuses: Counter[str]) -> None:
     """Keep 64 connections that announce a body above the limit and send nothing, until this is cancelled."""
     head = HEAD.replace(b"/v1/completions", b"/health").replace(b"Length: 2", b"Length: 999999999")
+    port = httpx.URL(root).port
 
     async def one() -> None:
         while True:
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(head)
             began = time.monotonic()
             with suppress(OSError):
@@ -103,6 +109,40 @@ async def silent_bodies(server: ServerProcess, statuses: Counter[str]) -> None:
             statuses["ended within 30 s" if time.monotonic() - began < 30 else "kept open"] += 1
 
     await asyncio.gather(*(one() for _ in range(64)))
+
+
+def _attack(root: str, name: str, begun: Any, ending: Any, found: Any) -> None:
+    """In a process of its own: attack until `ending` is set, and put the statuses into `found`."""
+    os.nice(19)
+    begun.set()
+
+    async def attack() -> Counter[str]:
+        statuses: Counter[str] = Counter()
+        running = silent_bodies(root, statuses) if name == SILENT else flood(root, *ATTACKS[name], statuses)
+        task = asyncio.ensure_future(running)
+        await asyncio.to_thread(ending.wait)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return statuses
+
+    found.put(asyncio.run(attack()))
+
+
+@contextmanager
+def attacked(root: str, name: str, statuses: Counter[str]) -> Iterator[None]:
+    """Attack the server meanwhile; `statuses` then has what the attacker was answered."""
+    spawn = multiprocessing.get_context("spawn")
+    begun, ending, found = spawn.Event(), spawn.Event(), spawn.SimpleQueue()
+    process = spawn.Process(target=_attack, args=(root, name, begun, ending, found), daemon=True)
+    process.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        ending.set()
+        statuses.update(found.get())
+        process.join()
 
 
 async def behave(http: httpx.AsyncClient, seconds: float) -> list[float]:
@@ -117,9 +157,9 @@ async def behave(http: httpx.AsyncClient, seconds: float) -> list[float]:
     return taken
 
 
-def _client(server: ServerProcess, key: str) -> httpx.AsyncClient:
+def _client(root: str, key: str) -> httpx.AsyncClient:
     limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(base_url=server.root, timeout=120, limits=limits, headers=headers, trust_env=False)
+    return httpx.AsyncClient(base_url=root, timeout=120, limits=limits, headers=headers, trust_env=False)
 
 
 async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[str, Any]:
@@ -135,29 +175,18 @@ async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[s
         }
         print(name, results[name], flush=True)
 
-    async with _client(server, POLITE) as polite:
+    async with _client(server.root, POLITE) as polite:
         await behave(polite, 1.0)
         note("alone", await behave(polite, seconds), Counter())
-
-        async def beside(name: str, attack: Awaitable[None], statuses: Counter[str]) -> None:
-            running = asyncio.ensure_future(attack)
-            await asyncio.sleep(0.5)
-            taken = await behave(polite, seconds)
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+        for name in (*ATTACKS, SILENT):
+            if only not in name:
+                continue
+            statuses: Counter[str] = Counter()
+            with attacked(server.root, name, statuses):
+                taken = await behave(polite, seconds)
             note(name, taken, statuses)
             while httpx.get(f"{server.root}/load").json()["server_load"]:
                 await asyncio.sleep(0.1)
-
-        for name, (width, ask) in ATTACKS.items():
-            if only in name:
-                async with _client(server, GREEDY) as greedy:
-                    statuses: Counter[str] = Counter()
-                    await beside(name, flood(greedy, width, ask, statuses), statuses)
-        if only in "bodies above the limit":
-            statuses = Counter()
-            await beside("bodies above the limit", silent_bodies(server, statuses), statuses)
     return results
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.fair_queue import FairQueue, TimeShares
+from eyas.engine.fair_queue import FairQueue, Step, TimeShares
 from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
@@ -75,32 +75,50 @@ def test_clients_that_have_fewer_in_hand_come_first() -> None:
     assert queue.peek({"a": 1}) is not None
 
 
-def test_rounds_of_their_own_for_those_who_have_had_less_time() -> None:
-    shares = TimeShares()
-    rows = [sequence(index, "greedy") for index in range(16)]
-    shares.charge([one.client for one in rows], 5.0)
-    rows += [sequence(16, "polite"), sequence(17, "polite/ann")]
-
-    def turn(rows: list[SequenceState]) -> slice:
-        return shares.turn(rows, {one.client for one in rows})
-
-    assert turn(rows) == slice(16, 18), "a newcomer begins a second behind"
-    shares.charge(["polite", "polite"], 1.1)
-    assert turn(rows) == slice(18), "now it is the others' turn"
-    shares.charge([one.client for one in rows], 1.8)  # 1.6 and 0.2
+def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
+    shares, asked = TimeShares(), {"greedy": 16, "polite": 1}
+    assert shares.plan({"greedy": 16}, 0.0) == Step(greedy="greedy"), "alone"
+    shares.charge({"greedy": 16}, 5.0)
+    assert shares.plan(asked, 1.0).alone == {"polite"}, "a newcomer begins a second behind"
+    shares.charge({"polite": 1}, 1.1)
+    assert shares.plan(asked, 2.0) == Step(crowded=True, greedy="greedy"), "now it is the other's turn"
+    shares.charge({"greedy": 16, "polite": 2}, 1.8)  # 1.6 and 0.2
     for _ in range(3):
-        assert turn(rows) == slice(16, 18)
-        shares.charge(["polite", "polite"], 0.45)
-    assert turn(rows) == slice(18)
-    assert turn(rows[:16]) == slice(16)
-    assert turn(rows) == slice(18), "who leaves and comes back isn't new"
-    shares.charge([one.client for one in rows], 1.8)
+        assert shares.plan(asked, 3.0).alone == {"polite"}
+        shares.charge({"polite": 1}, 0.45)
+    assert not shares.plan(asked, 4.0).alone
+    assert not shares.plan({"greedy": 16}, 5.0).alone
+    assert not shares.plan(asked, 6.0).alone, "who leaves and comes back isn't new"
+    shares.charge({"greedy": 16, "polite": 2}, 1.8)
     assert shares.before(["polite"], ["greedy"])
     assert not shares.before(["polite", "greedy"], ["polite"])
     assert not shares.before([], ["greedy"])
-    few = [*rows[:4], *rows[16:]]
-    assert turn(few) == slice(6), "a few rows more are no burden"
-    assert turn(rows[:5]) == slice(5)
+    assert shares.plan({"greedy": 7, "polite": 2}, 7.0) == Step(greedy="greedy"), "a few more are no burden"
+    assert shares.plan({}, 8.0) == Step()
+
+
+def test_whoever_was_there_a_moment_ago_is_expected_back() -> None:
+    shares = TimeShares()
+    shares.plan({"polite": 1}, 0.0)
+    assert shares.plan({"greedy": 4}, 4.0).crowded
+    assert not shares.plan({"greedy": 3}, 4.0).crowded
+    assert not shares.plan({"greedy": 64}, 5.5).crowded
+
+
+def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:
+    shares, crowded = TimeShares(), Step(crowded=True, greedy="greedy")
+    for _ in range(12):
+        shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)
+        shares.learn(crowded, 0, shares.tokens.most, 0.001 * shares.tokens.most)
+    assert (shares.rows.most, shares.tokens.most) == (10, 50), "50 ms of either"
+    shares.learn(crowded, 10, 0, 30.0)  # the machine was stopped
+    assert shares.rows.most == 5
+    shares.learn(crowded, 2, 0, 0.001)
+    assert shares.rows.most == 5, "fewer than there may be say nothing about more"
+    shares.learn(Step(frozenset({"polite"}), crowded=True, greedy="greedy"), 1, 0, 0.1)
+    for _ in range(12):
+        shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)
+    assert shares.rows.most == 40, "two rounds of the polite alone"
 
 
 sizes = st.lists(st.integers(1, 100), min_size=1, max_size=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,7 +16,7 @@ from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Request, SamplingParams
-from eyas.verify import TypicalWalk, compile_grammar
+from eyas.verify import TypicalWalk, compile_grammar, constraint
 from eyas.verify.constraint import Constraint
 
 from .. import pairs, tiny
@@ -235,3 +236,30 @@ def test_the_seed_still_counts() -> None:
         [Request((5,), SamplingParams(temperature=1.5, seed=s, max_tokens=30), grammar=SPECS["lark"]) for s in range(6)]
     )
     assert len({tuple(each.token_ids) for each in answers}) > 3
+
+
+@pytest.mark.parametrize("tree", [None, "dynamic:4,3,8"])
+def test_rounds_go_on_without_a_row_whose_mask_takes_long(monkeypatch: pytest.MonkeyPatch, tree: str | None) -> None:
+    asked = requests([SPECS["lark"], None], SAMPLED[:2])
+    expected = engine(None).generate(asked)
+    go, compute = threading.Event(), Constraint.compute_alone
+    monkeypatch.setattr(constraint, "_LONG", -1.0)
+    monkeypatch.setattr(Constraint, "compute_alone", lambda *given: (go.wait(60), compute(*given))[1])
+    serving = engine(tree)
+    indices = [serving.submit(request) for request in asked]
+    done: dict[int, Completion] = {}
+
+    def step() -> None:
+        done.update((chunk.index, chunk.completion) for chunk in serving.step() if chunk.completion is not None)
+
+    while not done.keys() >= set(indices[2:]):
+        step()
+    assert not done.keys() & set(indices[:2]), "their masks aren't ready"
+    assert not go.is_set()
+    serving.step()  # nobody can go on, and nobody is waited for
+    go.set()
+    while not serving.idle:
+        step()
+        serving.check_invariants()
+    assert [done[index].token_ids for index in indices] == [one.token_ids for one in expected]
+    assert all(done[index].stats.drafted_depth <= 4 for index in indices[:2]), "one round"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.engine.scheduler import Scheduler
-from eyas.engine.sequence import SequenceState
+from eyas.engine.scheduler import Move, Scheduler
+from eyas.engine.sequence import SequenceState, slots_of
 from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.types import Limits, Request
 
@@ -32,26 +32,32 @@ class Machine:
     def step(self, emit: int, staging: int) -> None:
         scheduler = self.scheduler
         self.now += 1.0
+        scheduler.begin(staging, self.now)
         while True:
-            one = scheduler.admit(staging, self.now)
+            one, moves = scheduler.admit(staging, self.now)
             if one is None:
                 if crowding := scheduler.crowding(staging):
                     self.drop(crowding, preempt=True)
                     continue
                 break
-            assert one.slot == len(scheduler.in_slots) - 1
             self.cover(0)
+            self.move(moves)
+            assert one.slot is not None
+            assert self.owners[one.slot] is None
             self.owners[one.slot] = one.index
             self.admitted.append(one.index)
         self.cover(0)
         read = 0
-        for piece in scheduler.prefill_batches():
+        pieces = scheduler.prefill_batches()
+        for piece in pieces:
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
             read += sum(piece.counts)
             for one, count in zip(piece.sequences, piece.counts, strict=True):
                 one.cached += count
         self.longest_read = max(self.longest_read, read)
+        if pieces:
+            scheduler.charge_prompts(pieces, 0.001 * read)
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
         scheduler.promote()
         if victims := scheduler.overflow():
@@ -64,7 +70,10 @@ class Machine:
             staging = 1
             assert scheduler.fits(1)
         self.cover(staging)
-        for one in scheduler.decoding:
+        turn = scheduler.turn(lambda _: True)
+        assert [one.slot for one in turn] == list(slots_of(turn)) if turn else not scheduler.decoding or read
+        scheduler.charge_round(turn, 0.01 * len(turn))
+        for one in turn:
             assert one.known + staging <= scheduler.room.columns
             taken = min(emit, staging, one.limit - len(one.tokens))
             one.tokens += [1] * taken
@@ -84,11 +93,14 @@ class Machine:
         for slot in slots:
             assert slot is not None
             self.owners[slot] = None
+        self.move(moves)
+        if not preempt:
+            self.ended += [one.index for one in gone]
+
+    def move(self, moves: list[Move]) -> None:
         for source, target in moves:
             assert self.owners[target] is None
             self.owners[target], self.owners[source] = self.owners[source], None
-        if not preempt:
-            self.ended += [one.index for one in gone]
 
     def check(self) -> None:
         self.scheduler.check()
@@ -254,7 +266,7 @@ def test_how_long_to_wait_follows_the_pace() -> None:
     for index in range(41):
         scheduler.submit(sequence(index))
     for round_ in range(21):
-        one = scheduler.admit(1, 2.0 * round_)
+        one, _ = scheduler.admit(1, 2.0 * round_)
         assert one is not None
         scheduler.drop([one])
     assert scheduler.retry_after() == pytest.approx(2.0 * 20 / 4)

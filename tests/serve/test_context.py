@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from eyas.errors import QueueFullError
-from eyas.serve.context import FairWorkers
+from eyas.serve.context import FairTurns, FairWorkers
 
 from .conftest import run
 
@@ -66,3 +66,25 @@ def test_too_much_waiting_text_is_refused_but_everyone_may_bring_some() -> None:
         await asyncio.gather(*tasks)
 
     run(work())
+
+
+def test_a_request_begins_before_those_that_another_client_sent_earlier() -> None:
+    begun: list[str] = []
+
+    async def work() -> None:
+        turns = FairTurns()
+
+        async def one(client: str) -> None:
+            await turns.next(client, 100)
+            begun.append(client)
+
+        tasks = [asyncio.ensure_future(one("greedy")) for _ in range(20)]
+        gone = asyncio.ensure_future(one("gone"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await one("polite")
+        assert begun.index("polite") <= 2
+        await asyncio.gather(*tasks)
+
+    run(work())
+    assert len(begun) == 21

@@ -284,6 +284,17 @@ def test_an_absurd_config_is_a_model_that_cannot_be_loaded(tmp_path: Path, name:
         load_target(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_a_config_of_a_billion_layers_is_refused_before_anything_is_made_of_it(tmp_path: Path, kind: str) -> None:
+    config = {"model_type": kind, "num_hidden_layers": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="num_hidden_layers 1000000000, at most 10000"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": config}))
+    with pytest.raises(ModelError, match="num_hidden_layers 1000000000, at most 10000"):
+        load_target(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": {}}', '{"version": "1.0", "model": 3}', "\x00"])
 def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     """The tokenizers library raises plain exceptions."""

@@ -155,6 +155,7 @@ class Engine:
         self._end(scheduler.expired(now), "deadline")
         if not scheduler.busy:
             return
+        scheduler.begin(staging_columns(runner.tree), now)
         if not scheduler.in_slots:
             runner.reset_sampler()
         if not runner.claim(scheduler.room):
@@ -189,8 +190,8 @@ class Engine:
         """Start waiting sequences as long as there is room, and no more known prompts to copy than a step reads."""
         scheduler, chunk, copied = self._scheduler, self.limits.prefill_chunk, 0
         staging = staging_columns(self._runner.tree)
-        while chunk is None or copied < chunk:
-            sequence = scheduler.admit(staging, now)
+        while chunk is None or copied < (1 if scheduler.crowded else chunk):
+            sequence, moves = scheduler.admit(staging, now)
             if sequence is None:
                 if not (crowding := scheduler.crowding(staging)):
                     return
@@ -198,6 +199,7 @@ class Engine:
                 continue
             try:
                 self._cover(0)
+                self._runner.move((), moves)
                 self._runner.start(sequence, self.end_ids(sequence.request))
             except CacheMemoryError:
                 raise
@@ -211,18 +213,21 @@ class Engine:
                 sequence.admitted(now)
 
     def _prefill(self) -> bool:
-        """Read a piece of the prompts; returns whether that led to first tokens."""
+        """Read a piece of the prompts; returns whether a round is due: after first tokens, or as steps are short."""
         scheduler, runner = self._scheduler, self._runner
         self._cover(0)
         started = time.perf_counter()
         reading, first_rounds = list(scheduler.prefilling), []
-        for batch in scheduler.prefill_batches():
+        batches = scheduler.prefill_batches()
+        for batch in batches:
             scored = any(one.unscored or not one.limit for one in batch.sequences)
             if batch.whole and self.target.head_is_exact and not scored:
                 first_rounds.append((batch.sequences, runner.first_round(batch)))
             else:
                 runner.prefill(batch)
-        scheduler.charge(reading, seconds := time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if batches:
+            scheduler.charge_prompts(batches, seconds)
         for sequence in reading:
             sequence.stats.prefill_seconds += seconds
         runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
@@ -230,23 +235,25 @@ class Engine:
         for sequences, output in first_rounds:
             self._collect(sequences, output, None)
         self._end([one for one in scheduler.decoding if not one.limit], "length")
-        return bool(first_rounds)
+        return bool(first_rounds) or (scheduler.crowded and bool(batches) and bool(scheduler.decoding))
 
     def _decode(self) -> None:
         """Advance those that decode by a round, whoever must make room or wait for others left out."""
         scheduler, runner = self._scheduler, self._runner
         if victims := scheduler.overflow():
             self._leave(victims, scheduler.preempt)
-        decoding = scheduler.turn()
+        decoding = scheduler.turn(runner.ready)
         if not decoding:
+            runner.await_grammars(scheduler.decoding)
             return
+        started = time.perf_counter()
         tree = runner.plan(decoding)
         if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
         self.outcome, seconds = runner.round(decoding, tree)
         self._rounds += 1
-        scheduler.charge(decoding, seconds)
+        scheduler.charge_round(decoding, time.perf_counter() - started)
         self._collect(decoding, self.outcome, seconds)
 
     def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:

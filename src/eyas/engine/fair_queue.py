@@ -11,8 +11,8 @@ Sequences that were preempted come before their own user's others, oldest first,
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 
 class Queued(Protocol):
@@ -28,10 +28,14 @@ class Queued(Protocol):
         """What it may cost: tokens, or characters."""
 
 
-_FEW = 4
-"""Rounds for some clients alone are worth it where those have at most one in so many of the rows."""
+_MANY = 4
+"""A client has many requests where it has so many times those of another that is there, or was a moment ago."""
+_REMEMBERED = 5.0
+"""Seconds for which a client without requests is expected to come back."""
 _CREDIT = 1.0
 """Seconds by which newcomers are behind: short answers wait for no round that is large."""
+_LEAST = 0.05
+"""Seconds that a step may take in any case, whoever waits."""
 
 T = TypeVar("T", bound=Queued)
 
@@ -75,16 +79,20 @@ class FairQueue(Generic[T]):
         """Queue something that had its turn and lost it, before its user's others."""
         self._enter(one, paid=True)
 
-    def peek(self, held: Mapping[str, int] | None = None) -> T | None:
-        """What is next, None if nothing waits; clients that have fewer in hand come first, `held` says how many."""
-        if not self._waiting:
+    def peek(self, held: Mapping[str, int] | None = None, among: Collection[str] | None = None) -> T | None:
+        """What is next `among` some clients, None if nothing waits.
+
+        Clients that have fewer in hand come first, `held` says how many.
+        """
+        names = self._clients.keys() if among is None else [name for name in among if name in self._clients]
+        if not names:
             return None
         in_hand = held or {}
 
         def order(name: str) -> tuple[int, float, int]:
             return in_hand.get(name, 0), self._turns.start(name), self._clients[name].head.index
 
-        return self._clients[min(self._clients, key=order)].head
+        return self._clients[min(names, key=order)].head
 
     def take(self, one: T) -> None:
         """Remove something whose turn it is, and charge its keys."""
@@ -174,17 +182,59 @@ class _Turns:
             self._most = 64 + 2 * len(self._finishes)
 
 
+class Step(NamedTuple):
+    """Whom a step of the engine is for, and whether it has to be short."""
+
+    alone: frozenset[str] = frozenset()
+    """The step is for these clients alone; empty = for all."""
+    crowded: bool = False
+    """One client has so much that the others would feel it: its part of a step is bounded."""
+    greedy: str = ""
+    """That client."""
+
+
 class TimeShares:
-    """How much time passes have taken for each client. One that comes new, or back, begins a little behind the rest."""
+    """How much time passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
+
+    A round is as slow as its rows are many, and a prompt takes seconds. So while one client has many requests and
+    another few, or none at the moment, the many take part in pieces: a step of theirs lasts about `_LEAST` seconds, or
+    twice as long as a round of the few alone if that is longer. And as long as passes have taken less time for the
+    few, steps are theirs alone. Between equals steps for all are cheaper.
+    """
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._floor = 0.0  # where newcomers begin
+        self._seen: dict[str, float] = {}  # when a client last had anything to do
+        self._round = 0.0  # what a round of the few alone takes
+        self.rows, self.tokens = Fitting(1), Fitting(16)
 
-    def charge(self, clients: Sequence[str], seconds: float) -> None:
-        """So many seconds went to these clients in equal parts; a client may be among them several times."""
-        for client in clients:
-            self._seconds[client] = self._seconds.get(client, self._floor) + seconds / len(clients)
+    def plan(self, requests: Mapping[str, int], now: float) -> Step:
+        """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""
+        known = [self._seconds[client] for client in requests if client in self._seconds]
+        self._floor = max(self._floor, min(known) - _CREDIT) if known else self._floor
+        ahead = {client: seconds for client, seconds in self._seconds.items() if seconds > self._floor}
+        self._seconds = ahead | {client: ahead.get(client, self._floor) for client in requests}
+        self._seen = {client: at for client, at in self._seen.items() if at > now - _REMEMBERED}
+        self._seen |= dict.fromkeys(requests, now)
+        greedy = max(requests, key=lambda client: (requests[client], self._seconds[client]), default="")
+        few = [client for client in self._seen if _MANY * max(1, requests.get(client, 0)) <= requests.get(greedy, 0)]
+        behind = (one for one in few if requests.get(one) and self._seconds[one] < self._seconds[greedy])
+        return Step(frozenset(behind), bool(few), greedy)
+
+    def charge(self, parts: Mapping[str, float], seconds: float) -> None:
+        """A pass of so many seconds was for these clients, in proportion to their parts."""
+        whole = sum(parts.values())
+        for client, part in parts.items():
+            self._seconds[client] = self._seconds.get(client, self._floor) + seconds * part / whole
+
+    def learn(self, step: Step, rows: int, tokens: int, seconds: float) -> None:
+        """Learn from a pass over `tokens` tokens of prompts, or a round of `rows` rows, what a step may hold."""
+        if step.alone and rows:
+            self._round += 0.25 * (seconds - self._round) if self._round else seconds
+        elif step.crowded and not step.alone:
+            fitting, count = (self.rows, rows) if rows else (self.tokens, tokens)
+            fitting.learn(count, seconds, max(_LEAST, 2.0 * self._round))
 
     def before(self, some: Collection[str], others: Collection[str]) -> bool:
         """Whether one of these clients has had less time than all others."""
@@ -194,18 +244,18 @@ class TimeShares:
         )
         return least is not None and theirs is not None and least < theirs
 
-    def turn(self, decoding: Sequence[Queued], clients: Collection[str]) -> slice:
-        """Which neighbours of those that decode have the next round; `clients` are all that have any slot.
 
-        A round is as slow as its rows are many. So where one client has most of them, the others have rounds of their
-        own, until passes have taken as much time for them; between equals a round for all is cheaper.
-        """
-        known = [self._seconds[client] for client in clients if client in self._seconds]
-        self._floor = max(self._floor, min(known) - _CREDIT) if known else self._floor
-        now = {client: seconds for client, seconds in self._seconds.items() if seconds > self._floor}
-        self._seconds = now | {client: now.get(client, self._floor) for client in clients}
-        most = max((self._seconds[client] for client in clients), default=0.0)
-        behind = [at for at, one in enumerate(decoding) if self._seconds[client_of(one.key)] < most]
-        if not behind or _FEW * (behind[-1] + 1 - behind[0]) > len(decoding):
-            return slice(len(decoding))
-        return slice(behind[0], behind[-1] + 1)
+class Fitting:
+    """How many rows or tokens go into so many seconds: follows what they have taken, and at most doubles at once."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self.most = 4 * least
+
+    def learn(self, count: int, seconds: float, allowed: float) -> None:
+        """So many took `seconds`."""
+        fitting = max(self._least, int(count * allowed / max(seconds, 1e-6)))
+        if fitting < self.most:
+            self.most = max(fitting, self.most // 2, self._least)
+        elif count >= self.most:
+            self.most = min(fitting, 2 * self.most)

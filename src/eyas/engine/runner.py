@@ -34,6 +34,10 @@ from eyas.tree.shared import SharedTree
 from eyas.tree.static import StaticTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
+from eyas.verify.constraint import Constraint, await_any
+
+_WAIT = 0.005
+"""Seconds between two looks for new requests while all sequences wait for their grammars."""
 
 
 class ModelRunner:
@@ -164,6 +168,17 @@ class ModelRunner:
 
     # Passes
 
+    def ready(self, sequence: SequenceState) -> bool:
+        """Whether a round with a sequence needn't wait for its grammar."""
+        return sequence.grammar is None or (constraint := self._constraint(sequence)) is None or constraint.ready
+
+    def await_grammars(self, sequences: Sequence[SequenceState]) -> None:
+        """Wait for one of the sequences to be ready, as long as a short round takes."""
+        await_any([self._constraint(sequence) for sequence in sequences], _WAIT)
+
+    def _constraint(self, sequence: SequenceState) -> Constraint | None:
+        return None if sequence.slot is None else self.sampler.constraint(sequence.slot)
+
     def prefill(self, batch: PrefillBatch) -> None:
         """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""
         observed = [sequence.request.speculate for sequence in batch.sequences]
@@ -269,8 +284,15 @@ class ModelRunner:
         return self.tree is not None and not (self.controller is not None and self.controller.probing)
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
-        """Whether a sequence may be drafted for. Under a controller a first token waits for no draft."""
-        return sequence.request.speculate and (self.controller is None or bool(sequence.tokens))
+        """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
+        if not sequence.request.speculate or (sequence.grammar is not None and self._is_slow(sequence)):
+            return False
+        return self.controller is None or bool(sequence.tokens)
+
+    def _is_slow(self, sequence: SequenceState) -> bool:
+        """Whether a sequence's grammar takes so long that there is nothing to gain by drafting."""
+        constraint = self._constraint(sequence)
+        return constraint is not None and constraint.slow
 
     def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
         """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""

@@ -7,21 +7,27 @@ done next is always the first behind the decoding ones and becomes one of them w
 When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
 emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
 Where no slot is free for a client that has fewer than another, the youngest of the one with most makes room.
+
+A step may be for some clients alone, or bounded for one that has many requests (`TimeShares`): then others' prompts
+wait, also those that are half read, and decoding rows take turns.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from eyas.engine.fair_queue import FairQueue, TimeShares
+from eyas.engine.fair_queue import FairQueue, Step, TimeShares
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
 
 _HEADROOM = 64
 """Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
+
+_LEAST_HELD = 8
+"""Slots that a client with many requests may hold, however few of its rows a short round takes."""
 
 Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
@@ -39,7 +45,8 @@ class Scheduler:
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
-        self._time = TimeShares()
+        self._time, self._step = TimeShares(), Step()
+        self._turn = 0  # the slot of the row that decodes next where rows take turns
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
 
@@ -83,25 +90,51 @@ class Scheduler:
         """Seconds after which about a quarter of the queue should have been admitted, between 1 and 60."""
         return min(60.0, max(1.0, (self._pace or 0.0) * len(self.waiting) / 4))
 
-    def admit(self, staging: int, now: float) -> SequenceState | None:
+    def begin(self, staging: int, now: float) -> None:
+        """Begin a step at time `now`: choose whom it is for; `staging` as for `admit`."""
+        requests = Counter(one.client for one in self.in_slots)
+        for client in self.waiting.clients:
+            requests[client] += self.waiting.count(client)
+        self._step = step = self._time.plan(requests, now)
+        if step.alone and not any(one.client in step.alone for one in self.in_slots):
+            sequence, _ = self._next()
+            if sequence is None or not (self._has_room(sequence, staging) or self.crowding(staging)):
+                self._step = step._replace(alone=frozenset())  # else nobody would go on
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this step is to be short, as others wait for its end or may come: prompts or a round, not both."""
+        return self._step.crowded
+
+    def admit(self, staging: int, now: float) -> tuple[SequenceState | None, list[Move]]:
         """Give the next waiting sequence a slot; None if none waits or there is no room for it in this step.
 
-        `staging` is how many columns a decoding pass takes beyond the longest sequence.
+        `staging` is how many columns a decoding pass takes beyond the longest sequence. The moves make way for it.
         """
-        in_slots, (sequence, _) = self.in_slots, self._next()
+        sequence, held = self._next()
         if sequence is None or not self._has_room(sequence, staging):
-            return None
-        chunk = self.passes.prefill_chunk
-        if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
-            return None
+            return None, []
+        many = self._step.crowded and sequence.client == self._step.greedy
+        if many and held[sequence.client] >= max(_LEAST_HELD, 2 * self._time.rows.most):
+            return None, []
+        alone, chunk = self._step.alone, self._chunk
+        place = len(self.prefilling)
+        if alone:  # before the prompts of others
+            place = next((at for at, one in enumerate(self.prefilling) if one.client not in alone), place)
+        if chunk is not None and sum(other.unread for other in self.prefilling[:place]) >= chunk:
+            return None, []
         self.waiting.take(sequence)
-        sequence.slot, sequence.cached = len(in_slots), 0
-        self.prefilling.append(sequence)
+        sequence.cached = 0
+        self.prefilling.insert(place, sequence)
+        first = len(self.decoding) + place
+        moves = [(slot - 1, slot) for slot in reversed(range(first + 1, len(self.in_slots)))]
+        for slot, one in enumerate(self.in_slots[first:], first):
+            one.slot = slot
         if self._admitted_at is not None and self.waiting:
             gap = now - self._admitted_at
             self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
         self._admitted_at = now
-        return sequence
+        return sequence, moves
 
     def crowding(self, staging: int) -> list[SequenceState]:
         """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
@@ -111,26 +144,55 @@ class Scheduler:
             return []
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
-    def turn(self) -> list[SequenceState]:
-        """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
-        part = self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
-        # those with one token read their prompt's pairs in this round: those of many would take seconds
-        begun = any(len(one.tokens) == 1 and one not in part for one in self.decoding)
-        return list(self.decoding) if begun else part
+    def turn(self, ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
+        able = [ready(one) for one in self.decoding]
+        if not self._step.crowded and all(able):
+            return list(self.decoding)
+        alone, count = self._step.alone, len(able)
+        slots = [at for at, one in enumerate(self.decoding) if able[at] and (not alone or one.client in alone)]
+        if not slots:
+            return []
+        first = next((at for at in slots if at >= self._turn), slots[0])
+        most = first + self._time.rows.most if self._step.crowded else count
+        until = next((at for at in range(first, count) if not able[at]), count)
+        end = 1 + max(at for at in slots if first <= at < min(most, until))
+        self._turn = end if end < count else 0
+        return self.decoding[first:end]
 
     def rounds_first(self) -> bool:
         """Whether no prompt is read before the next round, as it is for clients that have had less time."""
+        if self._step.alone:
+            return False
         with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
         return self._time.before({one.client for one in self.decoding}, with_prompts)
 
-    def charge(self, sequences: Sequence[SequenceState], seconds: float) -> None:
-        """Passes over these sequences have taken so many seconds."""
-        self._time.charge([one.client for one in sequences], seconds)
+    def charge_prompts(self, batches: Sequence[PrefillBatch], seconds: float) -> None:
+        """Reading these pieces of prompts has taken so many seconds."""
+        parts = Counter[str]()
+        for batch in batches:
+            for one, count in zip(batch.sequences, batch.counts, strict=True):
+                parts[one.client] += count
+        self._time.charge(parts, seconds)
+        self._time.learn(self._step, 0, parts.total(), seconds)
+
+    def charge_round(self, sequences: Sequence[SequenceState], seconds: float) -> None:
+        """A round of these sequences has taken so many seconds."""
+        self._time.charge(Counter(one.client for one in sequences), seconds)
+        self._time.learn(self._step, len(sequences), 0, seconds)
+
+    @property
+    def _chunk(self) -> int | None:
+        """The most prompt tokens that this step reads."""
+        chunk, step = self.passes.prefill_chunk, self._step
+        if chunk is None or step.alone or not step.crowded:
+            return chunk
+        return min(chunk, self._time.tokens.most)
 
     def _next(self) -> tuple[SequenceState | None, Counter[str]]:
         """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
         held = Counter(one.client for one in self.in_slots)
-        return self.waiting.peek(held), held
+        return self.waiting.peek(held, self._step.alone or None), held
 
     def _has_room(self, sequence: SequenceState, staging: int) -> bool:
         """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
@@ -140,9 +202,10 @@ class Scheduler:
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
-        left = self.passes.prefill_chunk
+        left = self._chunk
         batches: list[PrefillBatch] = []
-        for sequence in self.prefilling:
+        alone = [at for at, one in enumerate(self.prefilling) if one.client in self._step.alone]
+        for sequence in self.prefilling[: max(alone, default=-1) + 1] if self._step.alone else self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
             if left is not None:
                 left -= count

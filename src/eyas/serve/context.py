@@ -146,6 +146,35 @@ class FairWorkers:
             self._queue.pop().turn.set_result(None)
 
 
+class FairTurns:
+    """Lets requests begin in turns of clients and their users, one in each pass of the event loop."""
+
+    def __init__(self) -> None:
+        self._queue = FairQueue[_Job]()
+        self._submitted = 0
+
+    async def next(self, key: str, characters: int) -> None:
+        """Wait until it is the turn of a request of so many characters."""
+        loop = asyncio.get_running_loop()
+        job = _Job(self._submitted, key, characters)
+        self._submitted += 1
+        if not self._queue:
+            loop.call_soon(self._give_turn, loop)
+        self._queue.push(job)
+        try:
+            await job.turn
+        except asyncio.CancelledError:
+            if job in self._queue:
+                self._queue.remove(job)
+            raise
+
+    def _give_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._queue:
+            self._queue.pop().turn.set_result(None)
+        if self._queue:
+            loop.call_soon(self._give_turn, loop)
+
+
 @dataclass
 class ServerContext:
     """The state of one server that its routes share."""
@@ -156,6 +185,8 @@ class ServerContext:
     started: int = field(default_factory=lambda: int(time.time()))
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
+    turns: FairTurns = field(default_factory=FairTurns)
+    """Whose request is read next, and checked."""
     _ignored: set[str] = field(default_factory=set)
     """The fields that the log has named as ignored."""
     _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
@@ -249,8 +280,13 @@ async def _server_context(request: Request) -> ServerContext:
 
 async def _request_info(request: Request) -> RequestInfo:
     state = request.scope["state"]
-    client = state.get("key") or (request.client.host if request.client else "")
-    return RequestInfo(state["request_id"], state["received"], client)
+    return RequestInfo(state["request_id"], state["received"], client_id(request))
+
+
+def client_id(request: Request) -> str:
+    """The digest of the client's key, or its address where no keys are needed."""
+    key: str = request.scope["state"].get("key", "")
+    return key or (request.client.host if request.client else "")
 
 
 Context = Annotated[ServerContext, Depends(_server_context)]

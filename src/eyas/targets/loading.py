@@ -38,6 +38,7 @@ from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
+_MOST_LAYERS = 10_000
 
 
 def load_target(
@@ -262,10 +263,27 @@ def read_config(name: str) -> Any:
             raise ModelError(f"the {adapter}, needs its base model: {error}") from error
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
         raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
+    _check_layers(name, Path(found) / CONFIG_NAME)
     try:
         return AutoConfig.from_pretrained(found, trust_remote_code=False)
     except Exception as error:  # a damaged config makes transformers raise anything
         raise ModelError(f"can't read a model config at {name}: {why_unreadable(error)}") from error
+
+
+def _check_layers(name: str, file: Path) -> None:
+    """Raise ModelError for more layers than any model has: transformers makes lists and modules of them first."""
+    try:
+        left = [json.loads(file.read_bytes())]
+    except (OSError, ValueError):  # a name on the Hub, or no JSON: transformers says what it is
+        return
+    while left:
+        inside = left.pop()
+        if not isinstance(inside, dict):
+            continue
+        left += inside.values()
+        for key, value in inside.items():
+            if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
+                raise ModelError(f"{name}: {CONFIG_NAME} says {key} {value}, at most {_MOST_LAYERS} are loaded")
 
 
 def read_model(

@@ -4,6 +4,9 @@ Following a grammar is host work on small objects: a matcher is copied in about 
 gets its own, and what happens on a branch can't harm the sequence. A grammar says when an answer may end, the model
 says with which token: end tokens are allowed where the grammar is satisfied, and nothing else is once it is complete.
 
+Masks of an ambiguous grammar take longer with every token, up to half a second. Those of a sequence whose last one
+took long are computed beside the rounds, which go on without it meanwhile, and nothing is drafted for it.
+
 Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. A node index counts the root as 0
 and node i as i + 1.
 """
@@ -11,8 +14,11 @@ and node i as i + 1.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Collection, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,10 +30,12 @@ from eyas.errors import RequestError
 from eyas.runtime import to_device
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import Request, SamplingParams
-from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines
+from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines, lone_executor
 
 Mask = NDArray[np.uint32]
 """[W]: token t is legal if bit t % 32 of word t // 32 is set."""
+_LONG = 0.01
+"""Seconds from which on a mask takes long."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
@@ -74,6 +82,10 @@ class Constraint:
         """Why the sequence can't go on: the grammar has reached one of its limits."""
         self.root_mask: Mask | None = None
         """The mask at `state`, once it has been computed."""
+        self.slow = False
+        """Whether the last mask took long."""
+        self.coming: Future[tuple[Mask, float]] | None = None
+        """The mask at `state` and its seconds, while it is computed beside the rounds."""
         self.state = GrammarState(grammar.matcher.deep_copy())
         """The state after all emitted tokens."""
         self._end_ids = frozenset(end_ids)
@@ -84,7 +96,7 @@ class Constraint:
 
         Tokens after an end token are not examined.
         """
-        self.root_mask = None
+        self.root_mask = self.coming = None
         for count, token in enumerate(tokens):
             if self.state.matcher is None:
                 break
@@ -93,7 +105,29 @@ class Constraint:
                 self.error = self._reason(token)
                 return count
             self.state = after
+        if self.slow and self.state.matcher is not None:
+            self.coming = _beside().submit(self.compute_alone, self.state.matcher.deep_copy())
         return len(tokens)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a round needn't wait for the mask at `state`."""
+        return self.coming is None or self.coming.done()
+
+    def compute_alone(self, matcher: Any) -> tuple[Mask, float]:
+        """The mask at a matcher of its own, and the seconds that it takes; on any thread."""
+        began = time.perf_counter()
+        made = np.zeros((1, self.words), dtype=np.uint32)
+        lone_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
+        self.set_end_bits(made[0], matcher)
+        return made[0], time.perf_counter() - began
+
+    def known_mask(self) -> Mask | None:
+        """The mask at `state` if it is computed, or being computed: then this waits for it."""
+        if self.coming is not None:
+            self.root_mask, seconds = self.coming.result()
+            self.slow, self.coming = seconds > _LONG, None
+        return self.root_mask
 
     def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:
         """Node index -> state, of the nodes of a tree that only legal tokens lead to. Parents precede children."""
@@ -131,6 +165,17 @@ class Constraint:
             return GrammarState(None)
         matcher = state.matcher.deep_copy()
         return GrammarState(matcher) if matcher.try_consume_tokens([token]) == 1 else None
+
+
+@lru_cache(maxsize=1)
+def _beside() -> ThreadPoolExecutor:
+    """The thread in which masks that take long are computed, one after another."""
+    return ThreadPoolExecutor(1, "grammar-masks")
+
+
+def await_any(constraints: Sequence[Constraint | None], seconds: float) -> None:
+    """Wait until one of the masks that are being computed is ready, but no longer than so many seconds."""
+    wait([one.coming for one in constraints if one and one.coming], seconds, return_when=FIRST_COMPLETED)
 
 
 class LegalTree:
@@ -235,16 +280,19 @@ def _legal_tokens(nodes: Sequence[_Node], size: int, rows: int, vocab_size: int,
 
 def _masks(nodes: Sequence[_Node]) -> list[Mask]:
     """The mask at each node, computed in llguidance's threads; a root's is computed once."""
-    masks = [node.constraint.root_mask if node.index == 0 else None for node in nodes]
+    masks = [node.constraint.known_mask() if node.index == 0 else None for node in nodes]
     missing = [k for k, mask in enumerate(masks) if mask is None]
     if missing:
         made = np.zeros((len(missing), nodes[0].constraint.words), dtype=np.uint32)
         # copies: a mask that reaches a limit breaks its matcher
         jobs = [(nodes[k].matcher.deep_copy(), row) for row, k in enumerate(missing)]
+        began = time.perf_counter()
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
+        slow = time.perf_counter() - began > _LONG  # whichever it was: the next ones are computed alone
         for (matcher, row), k in zip(jobs, missing, strict=True):
             node = nodes[k]
             node.constraint.set_end_bits(made[row], matcher)
+            node.constraint.slow = slow
             masks[k] = made[row]
             if node.index == 0:
                 node.constraint.root_mask = made[row]

@@ -115,6 +115,12 @@ def executor() -> Any:
     return _library().LLExecutor()
 
 
+@lru_cache(maxsize=1)
+def lone_executor() -> Any:
+    """A pool of one thread, for masks that take long: those of others don't wait in its queue."""
+    return _library().LLExecutor(num_threads=1)
+
+
 @lru_cache(maxsize=4)
 def _vocabulary(tokenizer: Any) -> Any:
     """llguidance's trie of a tokenizer's vocabulary; building one takes about a second for a large tokenizer."""

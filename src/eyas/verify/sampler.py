@@ -110,6 +110,10 @@ class Sampler:
         constraints = self._constraints[rows.start : rows.stop]
         return LegalTree(constraints, tree, self.state.vocab_size) if any(constraints) else None
 
+    def constraint(self, slot: int) -> Constraint | None:
+        """Where a slot's sequence stands in its grammar; None = it has none."""
+        return self._constraints[slot]
+
     def consume(self, rows: range, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
         """Advance the grammars of the slots `rows` by the emitted `tokens`, on the host.
 

@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from eyas.serve.context import client_id
 from eyas.serve.http.errors import ApiError
 
 T = TypeVar("T")
@@ -134,6 +135,7 @@ class JsonRoute(APIRoute):
             except ClientDisconnect:
                 raise _client_gone() from None
             json_request.check_content_type()
+            await request.app.state.context.turns.next(client_id(request), len(await json_request.body()))
             await json_request.json()
             return await _while_connected(json_request.receive, handler(json_request))
 

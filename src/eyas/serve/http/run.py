@@ -30,7 +30,7 @@ _MOST_CONNECTIONS = 4096
 _BACKLOG = 2048
 """How many connections the kernel holds until they are accepted."""
 _ACCEPTED_AT_ONCE = 16
-"""How many connections are accepted before one of them can be closed again."""
+"""How many connections are accepted before one of them can be closed again, and before others have their turn."""
 _SPARE_FILES = 32
 """File descriptors that are left for connections being accepted and for everything else that opens files."""
 
