@@ -44,8 +44,8 @@ class Machine:
             self.owners[one.slot] = one.index
             self.admitted.append(one.index)
         self.cover(0)
-        read = 0
-        for piece in scheduler.prefill_batches():
+        read, pieces = 0, scheduler.prefill_batches()
+        for piece in pieces:
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
             read += sum(piece.counts)
@@ -53,7 +53,7 @@ class Machine:
                 one.cached += count
         self.longest_read = max(self.longest_read, read)
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
-        scheduler.promote()
+        scheduler.read(pieces)
         if victims := scheduler.overflow():
             assert len(victims) < len(scheduler.in_slots)
             assert min(one.index for one in victims) > max(
@@ -64,6 +64,7 @@ class Machine:
             staging = 1
             assert scheduler.fits(1)
         self.cover(staging)
+        scheduler.turn()
         for one in scheduler.decoding:
             assert one.known + staging <= scheduler.room.columns
             taken = min(emit, staging, one.limit - len(one.tokens))

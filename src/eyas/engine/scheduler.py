@@ -2,7 +2,8 @@
 
 Sequences in slots stand in this order: those that decode, then those whose prompt isn't read yet, first come first.
 A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
-done next is always the first behind the decoding ones and becomes one of them where it lies.
+done next is always the first behind the decoding ones and becomes one of them where it lies. Between two rounds a
+number of prompt tokens may be read, in as many passes as first tokens can be had from without waste.
 
 When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
 emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
@@ -30,15 +31,18 @@ Move = tuple[int, int]
 class Scheduler:
     """The sequences that wait, prefill and decode, and which of them go on."""
 
-    def __init__(self, limits: Limits, dense: int | None = None) -> None:
-        """`dense` as in `CacheRoom`."""
-        self.limits = limits
+    def __init__(self, limits: Limits, dense: int | None = None, enough: int | None = None) -> None:
+        """`dense` as in `CacheRoom`; a pass that ends prompts needs no more than `enough` tokens, None = it shares."""
+        self.limits, self._enough = limits, enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
         self.waiting = FairQueue[SequenceState]()
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
+        self.copied = 0
+        """Prompt tokens that were copied in since the last round."""
+        self._read = 0  # and those that were read
         self._time = TimeShares()
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
@@ -91,8 +95,8 @@ class Scheduler:
         in_slots, (sequence, _) = self.in_slots, self._next()
         if sequence is None or not self._has_room(sequence, staging):
             return None
-        chunk = self.passes.prefill_chunk
-        if chunk is not None and sum(other.unread for other in self.prefilling) >= chunk:
+        left = self._left
+        if left is not None and sum(other.unread for other in self.prefilling) >= left:
             return None
         self.waiting.take(sequence)
         sequence.slot, sequence.cached = len(in_slots), 0
@@ -112,14 +116,25 @@ class Scheduler:
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
     def turn(self) -> list[SequenceState]:
-        """Who decodes in the next round: all, or those in neighbouring slots whose clients have had less time."""
+        """Who decodes in the round that begins: all, or those in neighbouring slots whose clients have had less time."""
+        self._read = self.copied = 0
         part = self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
         # those with one token read their prompt's pairs in this round: those of many would take seconds
         begun = any(len(one.tokens) == 1 and one not in part for one in self.decoding)
         return list(self.decoding) if begun else part
 
-    def rounds_first(self) -> bool:
-        """Whether no prompt is read before the next round, as it is for clients that have had less time."""
+    @property
+    def _left(self) -> int | None:
+        """The prompt tokens that may still be read before the next round; None = all."""
+        chunk = self.passes.prefill_chunk
+        return None if chunk is None else max(0, chunk - self._read)
+
+    def round_due(self) -> bool:
+        """Whether no more prompts are read before the next round: enough were, or other clients have had less time."""
+        if not self.decoding:
+            return False
+        if self._read and not self._left:
+            return True
         with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
         return self._time.before({one.client for one in self.decoding}, with_prompts)
 
@@ -139,8 +154,12 @@ class Scheduler:
         return not in_slots or (len(in_slots) < self.passes.rows and self.room.fits(rows))
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
-        left = self.passes.prefill_chunk
+        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty.
+
+        Where prompts are read in pieces, the step ends with the first pass that leads to first tokens and is no worse
+        for being small: who came later needn't be read before they are handed out.
+        """
+        left = self._left
         batches: list[PrefillBatch] = []
         for sequence in self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
@@ -153,10 +172,16 @@ class Scheduler:
                 batches[-1].counts.append(count)
             else:
                 batches.append(PrefillBatch([sequence], [count]))
+            if left is not None and self._suffices(batches[-1]):
+                break
         return batches
 
-    def promote(self) -> None:
-        """Let the sequences that have read their prompt decode."""
+    def _suffices(self, batch: PrefillBatch) -> bool:
+        return self._enough is not None and batch.whole and sum(batch.counts) >= self._enough
+
+    def read(self, batches: Iterable[PrefillBatch]) -> None:
+        """Batches were read: count them, and let the sequences that know their whole prompt decode."""
+        self._read += sum(sum(batch.counts) for batch in batches)
         while self.prefilling and not self.prefilling[0].unread:
             self.decoding.append(self.prefilling.pop(0))
 
