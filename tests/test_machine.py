@@ -25,8 +25,9 @@ HAS_KERNELS = kernels() is not None
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an empty cache directory, where measurements will lie."""
+    """The folder of an empty cache directory, where an idle machine's measurements will lie."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(machine, "_others_work", lambda: False)
     return tmp_path / "eyas" / "machine"
 
 
@@ -39,6 +40,18 @@ def test_a_measurement_is_taken_once_for_all_processes_to_come(cache: Path) -> N
     assert measured_once("another", lambda: 3) == 3
     file.unlink()
     assert measured_once("speed", lambda: next(numbers)) == [7.0, 7.0]
+
+
+def test_what_was_measured_on_a_busy_machine_holds_until_it_is_idle(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, busy = iter([1, 2, 3]), [True]
+    monkeypatch.setattr(machine, "_others_work", lambda: busy[0])
+    assert [measured_once("speed", lambda: next(numbers)) for _ in range(2)] == [1, 1]  # all processes agree
+    busy[0] = False
+    assert [measured_once("speed", lambda: next(numbers)) for _ in range(2)] == [2, 2]
+    busy[0] = True
+    assert measured_once("speed", lambda: next(numbers)) == 2
 
 
 @pytest.mark.parametrize("change", ["processor_model", "processor_flags", "torch"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -78,3 +79,22 @@ def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
     if done[0] == "False":
         pytest.skip("this system has no huge pages on demand")
     assert int(done[2]) >= int(done[1]) + 24
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts what its processors have done")
+def test_the_work_of_others_is_seen() -> None:
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        assert any(runtime.cores_of_others(1.0) > 0.3 for _ in range(20))  # it may wait for a core
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_our_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, worked = iter([5.0, 5.4]), iter([100.0, 100.5])
+    monkeypatch.setattr(time, "process_time", lambda: next(own))
+    monkeypatch.setattr(runtime, "_worked", lambda: next(worked))
+    began = time.monotonic()
+    seen = runtime.cores_of_others(0.05)
+    assert 0.1 / (time.monotonic() - began) <= seen + 1e-9 <= 0.1 / 0.05 + 2e-9

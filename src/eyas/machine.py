@@ -3,7 +3,8 @@
 Kernels differ in the order of their sums, so which ones run decides the last bits of every number. Processes that each
 measured for themselves would sometimes choose differently (one in three did on a busy machine), and a capture that was
 killed and resumed, or a seeded answer asked for twice, would not be the same bytes. So a measurement is taken by the
-first process that needs it, and read by all others.
+first process that needs it, and read by all others. One that was taken beside other work is provisional: the first
+process that finds the machine idle replaces it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,8 +27,12 @@ from typing import Any, TypeVar
 import torch
 
 from eyas.files import writing
+from eyas.runtime import cores_of_others
 
 _LOG = logging.getLogger("eyas")
+
+_IDLE = 0.4
+"""The cores that others may keep busy on a machine that is idle enough to be measured."""
 
 Measurement = TypeVar("Measurement")
 
@@ -85,16 +90,19 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     """What `measure` returns, numbers or lists of them, or what it returned to the first process of this machine.
 
     It is kept as `machine/NAME-HASH.json` in the cache directory, where the hash is of the processor and the version of
-    torch; delete the file to have it measured anew. Where it can't be written, each process measures for itself.
+    torch; delete the file to have it measured anew. What was measured on a busy machine holds until a process finds an
+    idle one. Where it can't be written, each process measures for itself.
     """
     made_by = {"processor": processor_model(), "flags": sorted(processor_flags()), "torch": torch.__version__}
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
     try:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
         kept = _kept(path)
-        if kept is None:
+        if not _holds(kept):
             with writing(path) as file:  # one at a time: who waited here takes what it waited for
-                kept = _kept(path) or made_by | _signed(measure())
+                kept = _kept(path)
+                if kept is None or not _holds(kept):
+                    kept = made_by | {"provisional": _others_work()} | _signed(measure())
                 json.dump(kept, file, indent=2)
     except OSError as error:
         _LOG.info("%s is measured in every process, since it can't be kept: %s", name, error)
@@ -103,13 +111,24 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     return measured
 
 
+def _holds(kept: Mapping[str, Any] | None) -> bool:
+    """Whether a measurement needn't be taken, or not now: a provisional one holds while others work."""
+    return kept is not None and (not kept["provisional"] or _others_work())
+
+
+@cache
+def _others_work() -> bool:
+    """Whether other processes keep a good part of a core busy, as this one saw when it first asked."""
+    return cores_of_others() > _IDLE
+
+
 def _kept(path: Path) -> dict[str, Any] | None:
     """What a file of a measurement says; None if there is none, or it is damaged, which is reported."""
     if not path.exists():
         return None
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if kept["digest"] == _signed(kept["measured"])["digest"]:
+        if kept["digest"] == _signed(kept["measured"])["digest"] and isinstance(kept["provisional"], bool):
             return kept
     except (ValueError, KeyError, TypeError):  # no JSON, or not of this form
         pass

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -174,6 +175,27 @@ def machine_load() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
+
+
+def cores_of_others(seconds: float = 0.1) -> float:
+    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1."""
+    began, before, own = time.monotonic(), _worked(), time.process_time()
+    if before is None:
+        return max(0.0, os.getloadavg()[0] - 1) if hasattr(os, "getloadavg") else 0.0
+    time.sleep(seconds)
+    worked = (_worked() or before) - before - (time.process_time() - own)
+    return max(0.0, worked) / (time.monotonic() - began)
+
+
+def _worked() -> float | None:
+    """Seconds that this machine's processors have worked, for us or as the guests of another; None = not counted."""
+    try:
+        with Path("/proc/stat").open(encoding="ascii") as file:
+            counts = [int(count) for count in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _, _, irq, softirq, stolen = counts
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def taken_by_others(load: Mapping[str, Any]) -> float:

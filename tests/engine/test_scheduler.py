@@ -47,8 +47,7 @@ class Machine:
             self.owners[one.slot] = one.index
             self.admitted.append(one.index)
         self.cover(0)
-        read = 0
-        pieces = scheduler.prefill_batches()
+        read, pieces = 0, scheduler.prefill_batches()
         for piece in pieces:
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
@@ -59,7 +58,7 @@ class Machine:
         if pieces:
             scheduler.charge_prompts(pieces, 0.001 * read)
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
-        scheduler.promote()
+        scheduler.read(pieces)
         if victims := scheduler.overflow():
             assert len(victims) < len(scheduler.in_slots)
             assert min(one.index for one in victims) > max(

@@ -101,6 +101,26 @@ def test_first_tokens_wait_for_no_round_and_rounds_for_one_prompt_at_most() -> N
     assert drain(run)[3].token_ids == answer(2, 40)
 
 
+def test_who_came_first_has_a_first_token_before_the_next_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "dense_pass", 10)
+    run = engine(tree="chain:2", prefill_chunk=60, max_running=5)
+    run.submit(request(2, 40))
+    seen = [[chunk.index for chunk in run.step()]]
+    for _ in range(3):  # they come before the round that would have followed
+        run.submit(request(2, 40))
+    seen += [sorted(chunk.index for chunk in run.step()) for _ in range(5)]
+    assert seen == [[0], [1], [2], [0, 1, 2], [3], [0, 1, 2, 3]]  # after 60 tokens of prompts a round is due
+    assert [done.token_ids for done in drain(run).values()] == [answer(2, 40)] * 4
+
+
+def test_short_prompts_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "dense_pass", 20)
+    run = engine(tree="chain:2", prefill_chunk=60, max_running=5)
+    for index in (0, 0, 0):
+        run.submit(request(index, 40))
+    assert [sorted(chunk.index for chunk in run.step()) for _ in range(3)] == [[0, 1], [2], [0, 1, 2]]
+
+
 def test_deadlines() -> None:
     run = engine()
     run.submit(request(0, 40), deadline=0.0)

@@ -68,7 +68,8 @@ class Engine:
         self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
         self.outcome: RoundOutput | None = None
         """The output of the last step's round; None if it had none."""
-        self._scheduler = Scheduler(self.limits, dense_columns(target.device))
+        enough = target.dense_pass if target.head_is_exact else None
+        self._scheduler = Scheduler(self.limits, dense_columns(target.device), enough)
         self._runner = ModelRunner(
             target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
         )
@@ -77,7 +78,6 @@ class Engine:
         self._unfinished: dict[int, SequenceState] = {}
         self._outbox: list[Chunk] = []  # for the next `step`
         self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
-        self._round_due = False  # the last step ended with first tokens: those that decode come before the next prompts
         self._submitted = self._rounds = self._prompt_tokens = self._prefix_hits = self._generated = 0
         self._finished: Counter[str] = Counter()
 
@@ -148,7 +148,7 @@ class Engine:
             self._run_step()
 
     def _run_step(self) -> None:
-        """Admit, read a piece of the prompts, run one round. First tokens leave at once: a round follows next step."""
+        """Admit, read a piece of the prompts, run one round. First tokens leave at once: they end the step."""
         scheduler, runner = self._scheduler, self._runner
         now = time.monotonic()
         self.outcome = None
@@ -162,12 +162,11 @@ class Engine:
             scheduler.preempt(scheduler.in_slots)
         intact = False
         try:
-            if scheduler.decoding and (self._round_due or scheduler.rounds_first()):
-                self._round_due = False
-            else:
+            first_tokens = False
+            if not scheduler.round_due():
                 self._admit(now)
-                self._round_due = self._prefill()
-            if not self._round_due:
+                first_tokens = self._prefill()
+            if not first_tokens:
                 self._decode()
             if not scheduler.busy and scheduler.shrink():  # the system gets memory back
                 runner.reshape(scheduler.room)
@@ -187,10 +186,10 @@ class Engine:
                 scheduler.preempt(scheduler.in_slots)
 
     def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room, and no more known prompts to copy than a step reads."""
-        scheduler, chunk, copied = self._scheduler, self.limits.prefill_chunk, 0
+        """Start waiting sequences as long as there is room, and no more known prompts to copy than may be read."""
+        scheduler, chunk = self._scheduler, self.limits.prefill_chunk
         staging = staging_columns(self._runner.tree)
-        while chunk is None or copied < (1 if scheduler.crowded else chunk):
+        while chunk is None or scheduler.copied < (1 if scheduler.crowded else chunk):
             sequence, moves = scheduler.admit(staging, now)
             if sequence is None:
                 if not (crowding := scheduler.crowding(staging)):
@@ -206,19 +205,18 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
                 self._end([sequence], "error", error)
                 continue
-            copied += sequence.cached
+            scheduler.copied += sequence.cached
             if not sequence.tokens:  # else it ran before and was preempted
                 self._prompt_tokens += len(sequence.request.prompt)
                 self._prefix_hits += sequence.cached
                 sequence.admitted(now)
 
     def _prefill(self) -> bool:
-        """Read a piece of the prompts; returns whether a round is due: after first tokens, or as steps are short."""
+        """Read a piece of the prompts; returns whether that ends the step: first tokens came, or steps are short."""
         scheduler, runner = self._scheduler, self._runner
         self._cover(0)
         started = time.perf_counter()
-        reading, first_rounds = list(scheduler.prefilling), []
-        batches = scheduler.prefill_batches()
+        waiting, batches, first_rounds = list(scheduler.prefilling), scheduler.prefill_batches(), []
         for batch in batches:
             scored = any(one.unscored or not one.limit for one in batch.sequences)
             if batch.whole and self.target.head_is_exact and not scored:
@@ -228,10 +226,10 @@ class Engine:
         seconds = time.perf_counter() - started
         if batches:
             scheduler.charge_prompts(batches, seconds)
-        for sequence in reading:
+        for sequence in waiting:
             sequence.stats.prefill_seconds += seconds
-        runner.cache_prefix([sequence for sequence in reading if not sequence.unread], tail=False)
-        scheduler.promote()
+        runner.cache_prefix([sequence for sequence in waiting if not sequence.unread], tail=False)
+        scheduler.read(batches)
         for sequences, output in first_rounds:
             self._collect(sequences, output, None)
         self._end([one for one in scheduler.decoding if not one.limit], "length")

@@ -2,7 +2,8 @@
 
 Sequences in slots stand in this order: those that decode, then those whose prompt isn't read yet, first come first.
 A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
-done next is always the first behind the decoding ones and becomes one of them where it lies.
+done next is always the first behind the decoding ones and becomes one of them where it lies. Between two rounds a
+number of prompt tokens may be read, in as many passes as first tokens can be had from without waste.
 
 When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
 emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
@@ -36,15 +37,18 @@ Move = tuple[int, int]
 class Scheduler:
     """The sequences that wait, prefill and decode, and which of them go on."""
 
-    def __init__(self, limits: Limits, dense: int | None = None) -> None:
-        """`dense` as in `CacheRoom`."""
-        self.limits = limits
+    def __init__(self, limits: Limits, dense: int | None = None, enough: int | None = None) -> None:
+        """`dense` as in `CacheRoom`; a pass that ends prompts needs no more than `enough` tokens, None = it shares."""
+        self.limits, self._enough = limits, enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
         self.waiting = FairQueue[SequenceState]()
         self.decoding: list[SequenceState] = []
         self.prefilling: list[SequenceState] = []
         self.preempted_total = 0
+        self.copied = 0
+        """Prompt tokens that were copied in since the last round."""
+        self._read = 0  # and those that were read
         self._time, self._step = TimeShares(), Step()
         self._turn = 0  # the slot of the row that decodes next where rows take turns
         self._pace: float | None = None  # seconds between admissions while some wait
@@ -117,11 +121,11 @@ class Scheduler:
         many = self._step.crowded and sequence.client == self._step.greedy
         if many and held[sequence.client] >= max(_LEAST_HELD, 2 * self._time.rows.most):
             return None, []
-        alone, chunk = self._step.alone, self._chunk
+        alone, left = self._step.alone, self._left
         place = len(self.prefilling)
         if alone:  # before the prompts of others
             place = next((at for at, one in enumerate(self.prefilling) if one.client not in alone), place)
-        if chunk is not None and sum(other.unread for other in self.prefilling[:place]) >= chunk:
+        if left is not None and sum(other.unread for other in self.prefilling[:place]) >= left:
             return None, []
         self.waiting.take(sequence)
         sequence.cached = 0
@@ -146,6 +150,7 @@ class Scheduler:
 
     def turn(self, ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
         """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
+        self._read = self.copied = 0
         able = [ready(one) for one in self.decoding]
         if not self._step.crowded and all(able):
             return list(self.decoding)
@@ -160,8 +165,12 @@ class Scheduler:
         self._turn = end if end < count else 0
         return self.decoding[first:end]
 
-    def rounds_first(self) -> bool:
-        """Whether no prompt is read before the next round, as it is for clients that have had less time."""
+    def round_due(self) -> bool:
+        """Whether no more prompts are read before the next round: enough were, or other clients have had less time."""
+        if not self.decoding:
+            return False
+        if self._read and not self._left:
+            return True
         if self._step.alone:
             return False
         with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
@@ -182,12 +191,14 @@ class Scheduler:
         self._time.learn(self._step, len(sequences), 0, seconds)
 
     @property
-    def _chunk(self) -> int | None:
-        """The most prompt tokens that this step reads."""
+    def _left(self) -> int | None:
+        """The prompt tokens that may still be read before the next round; None = all."""
         chunk, step = self.passes.prefill_chunk, self._step
-        if chunk is None or step.alone or not step.crowded:
-            return chunk
-        return min(chunk, self._time.tokens.most)
+        if chunk is None:
+            return None
+        if step.crowded and not step.alone:
+            chunk = min(chunk, self._time.tokens.most)
+        return max(0, chunk - self._read)
 
     def _next(self) -> tuple[SequenceState | None, Counter[str]]:
         """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
@@ -201,8 +212,12 @@ class Scheduler:
         return not in_slots or (len(in_slots) < self.passes.rows and self.room.fits(rows))
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty."""
-        left = self._chunk
+        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty.
+
+        Where prompts are read in pieces, the step ends with the first pass that leads to first tokens and is no worse
+        for being small: who came later needn't be read before they are handed out.
+        """
+        left = self._left
         batches: list[PrefillBatch] = []
         alone = [at for at, one in enumerate(self.prefilling) if one.client in self._step.alone]
         for sequence in self.prefilling[: max(alone, default=-1) + 1] if self._step.alone else self.prefilling:
@@ -216,10 +231,16 @@ class Scheduler:
                 batches[-1].counts.append(count)
             else:
                 batches.append(PrefillBatch([sequence], [count]))
+            if left is not None and self._suffices(batches[-1]):
+                break
         return batches
 
-    def promote(self) -> None:
-        """Let the sequences that have read their prompt decode."""
+    def _suffices(self, batch: PrefillBatch) -> bool:
+        return self._enough is not None and batch.whole and sum(batch.counts) >= self._enough
+
+    def read(self, batches: Iterable[PrefillBatch]) -> None:
+        """Batches were read: count them, and let the sequences that know their whole prompt decode."""
+        self._read += sum(sum(batch.counts) for batch in batches)
         while self.prefilling and not self.prefilling[0].unread:
             self.decoding.append(self.prefilling.pop(0))
 

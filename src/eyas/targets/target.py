@@ -30,7 +30,7 @@ from eyas.targets.architecture import (
 from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
 from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache, Staging
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.targets.trace import Trace, traced
@@ -55,6 +55,10 @@ class VerifyOutput(NamedTuple):
         if self.logits.index.shape[1] == 1:  # nothing but roots
             return self.taps.unsqueeze(1)
         return self.taps[self.logits.index.gather(1, nodes)]
+
+
+_DENSE_PASS = 64
+"""Tokens of a pass in which vectors of a CPU multiply for longer than weights are read from memory."""
 
 
 class PrefillChunk(NamedTuple):
@@ -151,6 +155,11 @@ class Target:
     def move(self, source: int, target: int) -> None:
         """Move a sequence from slot `source` to slot `target`."""
         self.cache.move(source, target)
+
+    @property
+    def dense_pass(self) -> int | None:
+        """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
+        return _DENSE_PASS if multiplies_by_vectors(self.model) else None
 
     @property
     def final_boundary(self) -> int:

@@ -58,9 +58,35 @@ static bool choice_follows() {
     return helped[0] == 300 && helped[1] > 0 && helped[1] < 90 && helped[2] > 240;
 }
 
+// Whether a long pass that begins alone gets helpers again on its way.
+static bool helpers_come_back() {
+    std::atomic<int> helped{0};
+    auto pass_of = [&](double seconds) {
+        helped = 0;
+        Region region(2);
+        for (const Clock::time_point began = Clock::now(); since(began) < seconds;)
+            region.share(64, 1, [&](int64_t, int64_t) {
+                for (const Clock::time_point own = Clock::now(); since(own) < 20e-6;) {
+                }
+                if (!worker()) return;
+                helped++;
+                if (is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+            });
+    };
+    disturbance = "slow";
+    int tried = 0;
+    do pass_of(0.05);
+    while (helped && ++tried < 100);
+    disturbance = "calm";
+    pass_of(1.5);
+    std::printf("alone after %d passes, then %d pieces by a helper\n", tried, helped.load());
+    return tried < 100 && helped > 0;
+}
+
 int main(int, char** arguments) {
     disturbance = arguments[1];
     if (is("choice")) return !choice_follows();
+    if (is("long")) return !helpers_come_back();
     const int64_t passes = std::atoi(arguments[2]);
     std::vector<uint64_t> expected, found;
     pass(1, 200, expected);

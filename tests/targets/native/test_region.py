@@ -43,3 +43,9 @@ def test_helpers_are_there_while_they_get_more_done(program: Path) -> None:
     """On an idle machine always, on a busy one in short trials; they are back within a second."""
     done = subprocess.run([str(program), "choice"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_helpers_come_back_in_a_long_pass(program: Path) -> None:
+    """One that begins without them, as they hindered those before it."""
+    done = subprocess.run([str(program), "long"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout

@@ -161,13 +161,24 @@ def holds_int8(model: nn.Module) -> bool:
     return any(isinstance(module, Int8Linear) for module in model.modules())
 
 
+def _ways_of(model: nn.Module) -> int | None:
+    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none."""
+    weights = {module._prepacked.dtype for module in model.modules() if isinstance(module, NativeLinear)}
+    if not weights:
+        return None
+    return _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
+
+
+def multiplies_by_vectors(model: nn.Module) -> bool:
+    """Whether a model's products are native ones without tiles: they are bound by arithmetic from few tokens on."""
+    return _ways_of(model) not in (None, Way.TILES)
+
+
 def describe_products(model: nn.Module) -> str:
     """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
-    layers = [module for module in model.modules() if isinstance(module, PrepackedLinear)]
-    weights = {layer._prepacked.dtype for layer in layers if isinstance(layer, NativeLinear)}
-    if not weights:
-        return "oneDNN's" if layers else "PyTorch's"
-    ways = _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
+    ways = _ways_of(model)
+    if ways is None:
+        return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
     if ways == Way.TILES:
         return "eyas's, by AMX tiles"
     tokens = [str(tokens) for tokens in range(1, MOST_TOGETHER + 1) if ways >> tokens & 1]

@@ -154,9 +154,10 @@ class Narrowed {
     Own<Copy> copies_;
 };
 
-// Panels that a thread takes at once.
+// Panels that a thread takes at once: one, where many tokens make it long enough, so that threads end together.
 inline int64_t piece_of(int64_t tokens) {
     const int64_t groups = groups_of(tokens);
+    if (LANES == 8 && groups >= 8) return 1;
     return together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
 }
 

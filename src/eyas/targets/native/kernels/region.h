@@ -3,7 +3,7 @@
 // Other processes want the cores too, so nothing is kept for a thread that isn't running. The calling thread runs the
 // stages, and does alone what nobody else has begun; helpers come when they can, on other cores than its own. It only
 // waits for pieces that a helper has begun: for as long as its own take, then asleep, so that the system can let the
-// helper run in its place. Passes are made with helpers or without, whichever gets more done on the machine as it is.
+// helper run in its place. Stages are run with helpers or without, whichever gets more done on the machine as it is.
 //
 // Who computes a piece doesn't matter to its result.
 #pragma once
@@ -37,7 +37,8 @@ using Seconds = std::chrono::duration<double>;
 inline double since(Clock::time_point began) { return Seconds(Clock::now() - began).count(); }
 
 constexpr double SPIN = 30e-6;  // seconds that a helper has to be seen in, who has nothing to do or is waited for
-constexpr double LATE = 8e-3;   // waits in a pass that are borne: a turn or two of another process on a helper's core
+constexpr double LATE = 8e-3;   // waits that are borne: a turn or two of another process on a helper's core
+constexpr double WHILE = 0.04;  // seconds of a pass after which it is asked anew whether helpers are worth it
 
 inline double seconds_of_this_thread() {  // in which it ran
     timespec time;
@@ -58,13 +59,13 @@ inline int64_t& worker() {
     return number;
 }
 
-// Whether passes have helpers: by the work that gets done with them and without, in threads' worth. What is better goes on
+// Whether stages have helpers: by the work that gets done with them and without, in threads' worth. What is better goes on
 // for longer, the other is tried now and then; alone, one thread's worth is the most that there is to be had.
 class Choice {
   public:
     bool helped() const { return helped_; }
 
-    // Count a pass of so many seconds that did so many seconds' work.
+    // Count stages of so many seconds that did so many seconds' work.
     void count(double work, double seconds) {
         work_ += work, seconds_ += seconds;
         if (seconds_ < (helped_ == better_ ? (helped_ ? LONG : LONGEST) : SHORT)) return;
@@ -95,27 +96,27 @@ class Helpers {
     // Begin a pass of so many threads. False while they are another pass's.
     bool claim(int64_t threads) {
         if (!in_use_.try_lock()) return false;
-        if (choice_.helped())
-            while (started_ < threads - 1 && start()) {
-            }
-        parts_count_ = choice_.helped() ? std::min(threads, started_ + 1) : 1;
-        own_ = saved_ = idle_ = waited_ = 0;
-        began_ = Clock::now(), running_ = seconds_of_this_thread();
+        threads_ = threads;
+        begin();
         return true;
     }
 
     void release() {
-        const double work = (seconds_of_this_thread() - running_ - idle_) * (own_ > 0 ? 1 + saved_ / own_ : 1);
-        if (started_) choice_.count(work, since(began_));
+        count();
         in_use_.unlock();
     }
 
     // Run `work(first, stop)` on pieces of `total` until all are done. Each thread begins with a part of its own, taken
     // in order, so that what a product fetches ahead is what this thread works on next. Where helpers were waited for
-    // longer than they were worth, the rest of a pass goes on without them.
+    // longer than they were worth, it goes on without them for a while.
     template <class Work>
     void share(int64_t total, int64_t piece, const Work& work) {
-        const Clock::time_point began = Clock::now();
+        Clock::time_point began = Clock::now();
+        if (Seconds(began - began_).count() > WHILE) {  // a long pass
+            count();
+            begin();
+            began = began_;
+        }
         if (parts_count_ == 1 || (waited_ > LATE && waited_ > saved_)) {
             for (int64_t first = 0; first < total; first += piece) work(first, std::min(first + piece, total));
             own_ += since(began);
@@ -148,6 +149,22 @@ class Helpers {
     struct alignas(64) Part {
         std::atomic<uint64_t> next{0};  // the next piece that nobody has taken, and (lower half) the end of the part
     };
+
+    // Begin to count stages, with helpers or without.
+    void begin() {
+        if (choice_.helped())
+            while (started_ < threads_ - 1 && start()) {
+            }
+        parts_count_ = choice_.helped() ? std::min(threads_, started_ + 1) : 1;
+        own_ = saved_ = idle_ = waited_ = 0;
+        began_ = Clock::now(), running_ = seconds_of_this_thread();
+    }
+
+    // Count the stages since `begin`.
+    void count() {
+        const double work = (seconds_of_this_thread() - running_ - idle_) * (own_ > 0 ? 1 + saved_ / own_ : 1);
+        if (started_) choice_.count(work, since(began_));
+    }
 
     static Helpers*& instance() {
         static Helpers* all = new Helpers;  // never destroyed: they may outlive whoever would
@@ -240,10 +257,11 @@ class Helpers {
     }
 
     std::mutex in_use_;
-    int64_t started_ = 0;
+    int64_t started_ = 0, threads_ = 1;  // of helpers; most of this pass
     Choice choice_;
-    // Of this pass: when it began, and how long its thread had run by then; seconds that its own pieces took, those of
-    // helpers would have taken it, and that it waited for them, awake (`idle_`) and in all where it had to sleep.
+    // Of the stages that are counted: when they began, and how long this thread had run by then; seconds that its own
+    // pieces took, those of helpers would have taken it, and that it waited for them, awake (`idle_`) and in all where it
+    // had to sleep.
     Clock::time_point began_;
     double running_ = 0, own_ = 0, saved_ = 0, idle_ = 0, waited_ = 0;
     std::atomic<int> cpu_{-1};  // its core
