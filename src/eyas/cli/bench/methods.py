@@ -117,7 +117,7 @@ def methods(
         choices, skipped = all_choices(drafters), []
     choices = with_trees(choices, trees)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(target.model, target)
+    loaded = open_target(target.model, target, modules=transformers)
     opener = MethodOpener(
         loaded, target.model, load_tokenizer(target.model), measuring.batch_size, coupled is not False,
         ignore_config_key,
