@@ -102,7 +102,7 @@ def test_the_tables_and_the_json_say_the_same() -> None:
         assert words in text
     report = json.loads(json.dumps(found.as_dict()))
     assert list(report) == [
-        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "fastest",
+        "machine", "settings", "definitions", "methods", "skipped", "lines", "samples", "stats", "equality", "fastest",
         "verdict", "serve", "errors",
     ]  # fmt: skip
     line = report["lines"][1]

@@ -104,6 +104,8 @@ class MethodComparison:
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
     errors: Sequence[str]
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Of each file the first prompt, as `task`, `prompt` and `answer`, at the first temperature."""
 
     @property
     def lines(self) -> list[ComparedLine]:
@@ -170,6 +172,7 @@ class MethodComparison:
             "methods": [method.as_dict() for method in self.methods],
             "skipped": [skipped._asdict() for skipped in self.skipped],
             "lines": [line.as_dict() for line in self.lines],
+            "samples": [dict(sample) for sample in self.samples],
             "stats": [
                 {"temperature": heat, "task": task, "method": name, **one.stats.as_dict(), "ratios": _rounded(one)}
                 for (heat, task), measured in self.results.items()

@@ -86,9 +86,10 @@ def capture(
 
     if batch_tokens is None and (shared or elsewhere):
         batch_tokens = 8192  # not this process's device computes
+    shard_bytes = None if shard_mib is None else int(shard_mib * 2**20)
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
-        batch_tokens=batch_tokens, shard_bytes=None if shard_mib is None else int(shard_mib * 2**20), engine=engines.engine,
+        batch_tokens=batch_tokens, shard_bytes=shard_bytes, engine=engines.engine,
     )  # fmt: skip
     if shared:
         from eyas.data.capture.workers import CaptureWorkerMaker

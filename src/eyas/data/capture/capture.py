@@ -256,7 +256,7 @@ def captured_target(target: Target, name: str) -> CapturedTarget:
 def capture_settings(
     target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig, begun: CaptureSettings | None
 ) -> CaptureSettings:
-    """The settings that decide the store's bytes; sizes that `config` leaves open are those of a capture `begun` before.
+    """The settings that decide the store's bytes; sizes that `config` leaves open are those `begun` with, if any.
 
     Raises RequestError for taps that the target doesn't have, and StoreError if the final state is requested as a tap
     but is not kept at every position.
