@@ -147,26 +147,31 @@ _MANY = 256
 """Tokens of a product that is bound by arithmetic."""
 
 
-@cache
 def cpu_computes_in(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies matrices in `dtype` at most 1.5 times slower than in float32.
 
     CPUs without kernels for bfloat16 or float16 convert on the fly, which makes decoding several times and training up
-    to 28 times slower. Measured once on a machine, in some 30 ms; every process reports a slow dtype in the log.
-    Wherever a dtype is `auto`, float32 takes the place of a slow one.
+    to 28 times slower. Measured once on a machine, in some 30 ms. Wherever a dtype is `auto`, float32 takes the place
+    of a slow one, unless eyas's own kernels do all the work.
     """
-    if dtype == torch.float32:
-        return True
-    slowdown = _product_seconds(dtype) / _product_seconds(torch.float32)
-    if slowdown <= _SLOWDOWN:
-        return True
+    return dtype == torch.float32 or _slowdown(dtype) <= _SLOWDOWN
+
+
+@cache
+def report_slow(dtype: torch.dtype) -> None:
+    """Say in the log, once in a process, that float32 takes the place of a dtype that this CPU is slow in."""
     name = _name(dtype)
     _LOG.warning(
         "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
         "the memory; choose dtype %s to keep it",
-        slowdown, name, name,
+        _slowdown(dtype), name, name,
     )  # fmt: skip
-    return False
+
+
+@cache
+def _slowdown(dtype: torch.dtype) -> float:
+    """How many times slower than in float32 this CPU multiplies matrices."""
+    return _product_seconds(dtype) / _product_seconds(torch.float32)
 
 
 @cache

@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from eyas.data import devices
 from eyas.data.block_plan import BlockPlan, BlockShape, block_parameters
 from eyas.data.devices import Machine, known_machine, this_machine
 from eyas.data.features import FeatureBatch
@@ -191,6 +192,20 @@ def test_machines() -> None:
     with pytest.raises(UsageError, match="is unknown: use A100, H100"):
         known_machine("abacus")
     assert this_machine().tflops > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU computes in bfloat16")
+@pytest.mark.parametrize(("half", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_cpu_is_measured_in_what_it_trains_in(
+    half: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product in bfloat16 takes some hundred times as long on a CPU that has no kernels for it."""
+    multiplied: list[torch.dtype] = []
+    monkeypatch.setattr(devices, "cpu_trains_in", lambda _: half)
+    monkeypatch.setattr(devices.torch, "mm", lambda a, _: multiplied.append(a.dtype))
+    monkeypatch.setattr(devices.time, "perf_counter", iter(range(100)).__next__)
+    assert this_machine().tflops > 0
+    assert multiplied == [dtype] * 3
 
 
 def test_models_that_cannot_be_targets() -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from eyas.drafters.checkpoint import save_network
 from eyas.engine import Engine, Speculation, load
+from eyas.engine.load import tree_for
 from eyas.errors import UsageError
 from eyas.targets import load_target
 from eyas.tree import parse_tree
@@ -65,6 +66,19 @@ def test_the_tree_is_the_caller_s_then_the_drafter_s_then_the_default(model: Pat
     default = load(model, silent, device="cpu").speculation
     assert default is not None
     assert isinstance(default.tree, DynamicTree)
+
+
+def test_a_drafters_own_tree_may_be_auto(model: Path, tmp_path: Path) -> None:
+    """Then a controller sizes the trees, down to none; who asks for a shape gets it."""
+    unsure = drafter(tmp_path, default_tree="auto")
+    engine = load(model, unsure, device="cpu")
+    assert engine.controller is not None
+    assert engine.speculation is not None
+    assert engine.speculation.tree is None
+    assert answer(engine) == answer(load(model, device="cpu"))
+    fixed = load(model, unsure, device="cpu", tree="chain:3")
+    assert fixed.controller is None
+    assert isinstance(tree_for(fixed.speculation.drafter, None), DynamicTree)  # type: ignore[union-attr]
 
 
 def test_a_tree_needs_a_drafter_large_enough(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from eyas.data.capture.rows import read_rows
+from eyas.data.tokens.batches import grouped
 from eyas.engine import load
+from eyas.targets import load_tokenizer
 from eyas.text.chats import exchange, write_chats
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import with_taps
@@ -136,16 +139,19 @@ def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: P
     )  # fmt: skip
     place = train_drafter(config)
     made = json.loads((place / "config.json").read_text())
-    epoch = 3 if config.batch_tokens == "auto" else 1  # micro-batches: 1,400 tokens, 512 or 4,096 together
+    rows = read_rows(load_tokenizer(str(target)), chats, 0.2, None, made["vocab_size"]).rows["train"]
+    lengths = sorted(len(row.tokens) for row in rows)
+    # of so few chats an `auto` micro-batch holds as little as the longest allows, for more steps
+    budget = lengths[-1] if config.batch_tokens == "auto" else config.batch_tokens
+    epoch = len(list(grouped(range(len(lengths)), lengths, budget)))
     steps = -(-5 * epoch // config.loop.accumulate)
-    # so few chats are cut into smaller micro-batches, for more steps
-    assert made["eyas"]["steps"] == made["eyas"]["loop"]["steps"] >= steps > 1
+    assert made["eyas"]["steps"] == made["eyas"]["loop"]["steps"] == steps > 1
     assert made["draft_vocab_size"] == made["vocab_size"]
     assert (made["hidden_size"], made["num_hidden_layers"]) == (32, 1)
     assert ("kv_lora_rank" in made) == (name == "eagle3_mla")
     settings = (tmp_path / "run" / "settings.txt").read_text()
-    assert " an epoch" in settings
-    assert f"{made['eyas']['steps']} of " in settings
+    assert f"up to {budget:,} tokens, {epoch} an epoch" in settings
+    assert f"{steps} of {config.loop.accumulate} micro-batches" in settings
     assert "warning" not in settings
 
     request = Request((3, 20, 21, 22, 1, 4), SamplingParams(max_tokens=12, ignore_eos=True))

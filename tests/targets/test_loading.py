@@ -18,6 +18,7 @@ from eyas.errors import EyasError, ModelError, RequestError, UnsupportedModelErr
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.architecture import attention_plan, context_limit
 from eyas.targets.loading import load_embedding_and_head, resolve_device, resolve_dtype
+from eyas.targets.native.library import kernels
 from eyas.targets.taps import default_taps
 from eyas.targets.transformers_names import cache_argument
 
@@ -253,6 +254,21 @@ def test_a_target_with_missing_tensors_is_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks 1 of the target's tensors .*layers\.1\.mlp\.up_proj"):
         load_target(folder)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "gptoss"])
+def test_the_checkpoints_file_is_not_kept_in_memory(
+    tmp_path: Path, name: str, dtype: torch.dtype, quantize: str | None
+) -> None:
+    """While one tensor is a view of the mapped file, all its pages stay resident, beside the native layers' copies."""
+    tiny.build_model(name).to(dtype).save_pretrained(tmp_path)
+    target = load_target(tmp_path, dtype=dtype, device="cpu", quantize=quantize)
+    assert target.dtype == dtype
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    del target
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from eyas.errors import UsageError
+from eyas.machine import cpu_trains_in
 
 COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
 """The shares of published peak compute and bandwidth that large models are assumed to reach."""
@@ -87,7 +88,8 @@ def this_machine() -> Machine:
             return known_machine(name)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = 1024
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    half = device.type == "cuda" or cpu_trains_in(torch.bfloat16)  # what training and capture compute in
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if half else torch.float32)
     block = torch.zeros(2**25, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
     product = _seconds(lambda: torch.mm(a, a), device)
@@ -96,9 +98,10 @@ def this_machine() -> Machine:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
-    """Seconds of the fastest of the runs that fit into about `budget` seconds."""
-    best, end = float("inf"), time.perf_counter() + budget
-    while time.perf_counter() < end:
+    """Seconds of the fastest of the runs that fit into about `budget` seconds, of three at least."""
+    best, end, runs = float("inf"), time.perf_counter() + budget, 0
+    while runs < 3 or time.perf_counter() < end:
+        runs += 1
         start = time.perf_counter()
         work()
         if device.type == "cuda":

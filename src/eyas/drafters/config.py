@@ -44,7 +44,8 @@ class DrafterConfig(StrictModel):
     taps: tuple[int, ...] | None = None
     """None = not written in the checkpoint: the kind's default boundaries of the target."""
     default_tree: str | None = None
-    """The tree that the drafter was tuned for, such as `chain:4`; None = none is known."""
+    """The tree that the drafter was tuned for, such as `chain:4`, or `auto` where none is sure to pay; None = none is
+    known."""
 
     @model_validator(mode="after")
     def _vocabularies_agree(self) -> DrafterConfig:

@@ -51,12 +51,12 @@ def load(
 
     `draft_model` is a drafter, or a smaller language model that drafts (`method` `draft_model`).
 
-    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default; `auto` (or
-    `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where nothing
-    pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is the kind
-    that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter attends to
-    besides its first ones, `auto` or `off`; None is what its config says. `draft_quantize` says whether the drafter's
-    weights are in 8 bits, `int8` or `off`; None: where that is faster. `rule` replaces the lossless walk.
+    `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default, which may be `auto`;
+    `auto` (or `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where
+    nothing pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is
+    the kind that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter
+    attends to besides its first ones, `auto` or `off`; None is what its config says. `draft_quantize` says whether the
+    drafter's weights are in 8 bits, `int8` or `off`; None: where that is faster. `rule` replaces the lossless walk.
     `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for
     the demo and for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
     target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's own template.
@@ -80,6 +80,8 @@ def load(
             draft_model, target, weights=draft_weights, ignore_config_keys=ignore_config_keys, method=method,
             tokenizer=tokenizer, model=model, window=draft_window, quantize=draft_quantize,
         )  # fmt: skip
+        if tree is None and is_auto(drafter.default_tree):
+            auto = drafter.default_tree
         if auto is None:
             speculation = Speculation(drafter, tree_for(drafter, spec), coupled)
         else:
@@ -98,8 +100,8 @@ def load(
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
-    """`tree`, or the drafter's own default; refused if the drafter can't grow it. Raises UsageError."""
-    own = parse_tree(default_tree(drafter))
+    """`tree`, or the drafter's own shape; refused if the drafter can't grow it. Raises UsageError."""
+    own = parse_tree(own_shape(drafter))
     spec = tree or own
     if isinstance(spec, LookaheadTree) != isinstance(own, LookaheadTree):
         raise UsageError(
@@ -114,7 +116,14 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
 
 
 def default_tree(drafter: Drafter) -> str:
-    """The name of the tree that a drafter gets if none is asked for."""
+    """The name of the tree that a drafter gets if none is asked for; it may be `auto`."""
+    return drafter.default_tree or own_shape(drafter)
+
+
+def own_shape(drafter: Drafter) -> str:
+    """The drafter's default tree, or where it has none, or one that a controller sizes, everybody's."""
+    if drafter.default_tree is not None and not is_auto(drafter.default_tree):
+        return drafter.default_tree
     most = drafter.max_depth
     shallow = most is not None and most < parse_tree(DEFAULT_TREE).depth
-    return drafter.default_tree or (f"dynamic:{most},6,24" if shallow else DEFAULT_TREE)
+    return f"dynamic:{most},6,24" if shallow else DEFAULT_TREE

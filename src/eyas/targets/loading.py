@@ -20,8 +20,8 @@ from eyas.assets import DEMO_TARGET
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
 from eyas.hub import find_target, why_unreadable
-from eyas.machine import cpu_computes_in
-from eyas.runtime import keep_freed_memory, use_huge_pages
+from eyas.machine import cpu_computes_in, report_slow
+from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_weights import read_weights, stored_dtype
@@ -101,20 +101,14 @@ def load_target(
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
         return make(loaded, ragged=not compiled, native=native, record=record)
 
-    torch_dtype = resolve_dtype(dtype, name, torch_device)
     if stored is not None:
         _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
-    if (
-        dtype == "auto"
-        and packing
-        and attention is None
-        and method is None
-        and _half_may_be_native(name, torch_dtype, torch_device)
-    ):
+    own_kernels = dtype == "auto" and packing and attention is None and method is None
+    if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
-    target = loaded_in(torch_dtype)
+    target = loaded_in(resolve_dtype(dtype, name, torch_device))
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
@@ -155,11 +149,11 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
     return torch.cat(out.logits), logits
 
 
-def _half_may_be_native(name: str, resolved: torch.dtype, device: torch.device) -> bool:
+def _half_may_be_native(name: str, device: torch.device) -> bool:
     """Whether a bfloat16 checkpoint would be run in float32, but native kernels may run it as it is."""
-    if resolved != torch.float32 or name == str(DEMO_TARGET) or best_layout(device, torch.bfloat16) is not NativeLinear:
+    if name == str(DEMO_TARGET) or best_layout(device, torch.bfloat16) is not NativeLinear:
         return False
-    return _checkpoint_dtype(name) == torch.bfloat16
+    return _checkpoint_dtype(name) == torch.bfloat16 and not cpu_computes_in(torch.bfloat16)
 
 
 def _prepack(
@@ -171,10 +165,12 @@ def _prepack(
         head = model.get_output_embeddings()
         weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
         prepack_linears(model, lambda linear, **how: (NativeLinear if linear is head else Int8Linear)(linear, **how))
+        _leave_file(model)
         replace_experts(model, Int8Linear, dtype)
         _check_quantized(model, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
+        _leave_file(model)
         if layout is NativeLinear:
             replace_experts(model, NativeLinear, dtype)
     if quantize or layout is NativeLinear:
@@ -182,6 +178,17 @@ def _prepack(
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
+
+
+def _leave_file(model: Any) -> None:
+    """Copy the tensors that still lie in the checkpoint's mapped file, which stays in memory as long as one does.
+
+    The linears, most of it, have been laid out anew by then. Nothing may know an address yet: experts and native passes
+    take them afterwards.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if type(tensor.data) is Tensor:  # not a quantised one of a library's
+            tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, weights: int) -> None:
@@ -370,7 +377,10 @@ def resolve_dtype(
         return found
     config = read_config(name)
     dequantize_at_load(config, device)
-    return torch.float32 if quantized_by(config) is None else found
+    if quantized_by(config) is not None:
+        return found
+    report_slow(found)
+    return torch.float32
 
 
 def _checkpoint_dtype(name: str) -> torch.dtype:

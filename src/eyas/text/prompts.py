@@ -55,6 +55,12 @@ class PromptRow:
     raw: bool = False
     """Take `prompt` as it is: a text to continue, without a chat template."""
 
+    @property
+    def said(self) -> str | None:
+        """What a reader sees first: the prompt, or what was said last before the first answer; None of token ids."""
+        said = self.prompt if self.messages is None else self.messages[-1].content
+        return self.turns[0] if self.turns is not None else said
+
 
 @dataclass(frozen=True)
 class BadRow:

@@ -59,13 +59,26 @@ def test_speedup_is_the_median_of_paired_ratios_with_quartiles() -> None:
 def test_the_fastest_is_served_and_that_may_be_plain_decoding() -> None:
     found = comparison()
     assert (found.fastest, found.fastest_options) == (("lookup", 2.5), [])
-    assert found.verdict.startswith("Fastest: lookup, 2.50 times as fast")
+    assert found.verdict == "Fastest: lookup, 2.50 times as fast as plain decoding on these prompts."
     ours = replace(found.methods[0], choice=MethodChoice("lookup", "runs/pick", "+suffix"))
     assert replace(found, methods=[ours]).fastest_options == ["--draft-model", "runs/pick", "--method", "+suffix"]
     slower = {key: {**each, "lookup": measured(5.0, 1, [0.8])} for key, each in results().items()}
     plain = replace(found, results=slower)
     assert (plain.fastest, plain.fastest_options) == (("none", 1.0), [])
     assert "serve without one" in plain.verdict
+
+
+@pytest.mark.parametrize("ratios", [[0.9, 0.95, 1.3, 1.4], [2.0]])
+def test_a_method_that_may_be_no_faster_is_called_uncertain(ratios: list[float]) -> None:
+    """On one file is enough; a single run tells nothing about the next."""
+    found = comparison()
+    assert found.certain
+    unsure = {key: {**each, "lookup": measured(2.0, 1, ratios)} for key, each in results().items() if key[1] == "maths"}
+    doubtful = replace(found, results=results() | unsure)
+    assert doubtful.fastest[0] == "lookup"
+    assert not doubtful.certain
+    assert "That isn't certain" in doubtful.verdict
+    assert "`eyas serve` drafts only where that pays" in doubtful.verdict
 
 
 def test_a_speedup_above_the_accept_length_is_called_impossible() -> None:
@@ -89,7 +102,7 @@ def test_the_tables_and_the_json_say_the_same() -> None:
         assert words in text
     report = json.loads(json.dumps(found.as_dict()))
     assert list(report) == [
-        "machine", "settings", "definitions", "methods", "skipped", "lines", "stats", "equality", "fastest",
+        "machine", "settings", "definitions", "methods", "skipped", "lines", "samples", "stats", "equality", "fastest",
         "verdict", "serve", "errors",
     ]  # fmt: skip
     line = report["lines"][1]

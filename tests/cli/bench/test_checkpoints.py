@@ -69,7 +69,12 @@ def test_the_pick_is_the_best_mean(bench: Run, tmp_path: Path, monkeypatch: pyte
     assert f"Pick: {report['pick']}" in result.stdout
     pick = tmp_path / "run" / "pick"
     source = tmp_path / "run" / "checkpoints" / report["pick"]
-    assert {f.name: f.read_bytes() for f in pick.iterdir()} == {f.name: f.read_bytes() for f in source.iterdir()}
+    copied, original = ({f.name: f.read_bytes() for f in folder.iterdir()} for folder in (pick, source))
+    given = json.loads(original.pop("config.json"))
+    assert json.loads(copied.pop("config.json")) == given | {
+        "default_tree": "auto" if report["doubt"] else "dynamic:2,25,50"
+    }
+    assert copied == original
     assert report["checkpoints"][0]["training"] == {
         "loss": 8.0,
         "validation_loss": 8.0,
@@ -86,17 +91,21 @@ def test_a_pick_slower_than_plain_is_warned_of_and_left_to_go_on_with(
     result = bench("--write")
     assert result.exit_code == 0, result.output
     assert "warning: step-0000" in result.stderr
-    assert "`eyas serve` drafts only where that pays" in result.stderr
+    assert "--tree auto, which drafts only where that pays" in result.stderr
     assert "Beware: step-0000" in result.stdout
     pick = tmp_path / "run" / "pick"
-    assert (pick / "config.json").is_file()
+    assert json.loads((pick / "config.json").read_text())["default_tree"] == "auto"
+    assert "its default_tree is auto" in result.stderr
     maths, code = (f"--prompt-file {tmp_path}/{name}.jsonl" for name in ("maths", "code"))
     assert f"--draft-model {pick} {maths} {code}\n" in result.stderr
     following = result.stderr.split("next: eyas ")[1].split()
     assert following[:2] == ["bench", "methods"]
 
 
-def test_checkpoint_and_tree_are_chosen_together(bench: Run, run: Run, tmp_path: Path) -> None:
+def test_checkpoint_and_tree_are_chosen_together(
+    bench: Run, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "doubt", lambda _: None)
     assert bench().stderr.rstrip().endswith("--write")
     few = ("--max-new-tokens", 6, "--repeats", 1, "--warmup", 0)
     result = run("bench", "checkpoints", tmp_path / "run", "--prompt-file", tmp_path / "code.jsonl", *few, "--write")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ from eyas.bench.report.sections import headline
 from eyas.files import write_json
 
 from ...bench.offline.candidates import candidate
+from ...bench.offline.test_method_report import comparison
 from ...bench.report.test_page import checked
+from ...bench.serving.test_report import FOUR, ONE
+from ...bench.serving.test_report import report as served
+from ...bench.serving.test_report import run as answered
 from ...pairs import Pair, write_rows
 from ...runs import save_run
 
 Run = Callable[..., Result]
+MACHINE = {"cores": 2, "threads": 2}
 
 
 @pytest.fixture
@@ -101,8 +107,8 @@ def measured(name: str, length: float, seconds: float) -> dict[str, Any]:
     return {"pick": name, "drafter": "run/pick", "ranked": [candidate(name, length, length, seconds=seconds).as_dict()]}
 
 
-def lead(*reports: dict[str, Any] | None) -> str:
-    return checked(render("A drafter", headline(*reports, "models/target", Path("run/pick")), [])).text
+def lead(*reports: dict[str, Any] | None, methods: dict[str, Any] | None = None) -> str:
+    return checked(render("A drafter", headline(*reports, methods, "models/target", Path("run/pick")), [])).text
 
 
 def test_a_checkpoint_slower_than_plain_is_not_called_one_to_serve() -> None:
@@ -125,3 +131,61 @@ def test_the_headline_speaks_of_one_measurement() -> None:
     slow = lead(measured("step-1", 2.0, 5.0), measured("chain:1", 1.8, 11.0))
     assert "step-1 with the draft tree chain:1 is not one to serve yet" in slow
     assert "2.00 times" not in slow
+
+
+def test_where_methods_were_compared_the_headline_is_their_verdict() -> None:
+    """The drafter may be certain to be faster than plain decoding, and a method without training faster still."""
+    compared = comparison().as_dict()
+    assert compared["fastest"] == "lookup"
+    text = lead(
+        measured("step-1", 2.0, 5.0), measured("chain:1", 1.8, 5.0), methods=compared | {"serve": ["--method", "x"]}
+    )
+    assert compared["verdict"] in text
+    assert "eyas serve models/target --method x" in text
+    for tile in ("Speedup2.50x", "Accept length2.00", "Tokens/s20.0", "Lossless16 of 16"):
+        assert tile in text.replace("\n", "")
+    assert "step-1" not in text
+
+
+def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -> None:
+    sample = {"task": "maths", "prompt": "48/2?", "answer": "It is 24."}
+    write_json(trained / "bench" / "methods.json", replace(comparison(), samples=[sample], machine=MACHINE).as_dict())
+    load = served(
+        {
+            level: {"plain": [answered(2, "a")], "auto": [answered(1, "a", passes=5.0, kept=6.0)]}
+            for level in (ONE, FOUR)
+        }
+    )
+    write_json(trained / "bench" / "serve.json", {**load.as_dict(), "machine": MACHINE})
+    text = " ".join(page(run, trained).split())
+    for words in (
+        "Methods and acceptance by position", "lookupcode02.50x2.00100%", "what each method costs",
+        "lookupchain:12.00.525%", "Sample answers", "maths: 48/2?", "It is 24.",
+        "Concurrency", "clients at once", "4auto10.02.00x1002.20", "4plain5.01.00x200",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_accept_length_by_data_compares_runs(run: Run, trained: Path, tmp_path: Path) -> None:
+    """Each checkpoint by what it was trained on; runs that weren't measured, or don't say, are left out."""
+
+    def measured_run(path: Path, chats: int, lengths: list[float]) -> Path:
+        names = [f"step-{step:06d}" for step in (10, 20)][: len(lengths)]
+        for name, step in zip(names, (10, 20), strict=False):
+            made = {"steps": step, "rows": chats, "batch_tokens": 512, "loop": {"accumulate": 2}}
+            write_json(path / "checkpoints" / name / "config.json", {"eyas": made})
+        ranked = [candidate(name, length, length).as_dict() for name, length in zip(names, lengths, strict=True)]
+        rows = [{"name": name, "step": 10, "training": {"moment": 5.0}} for name in names]
+        write_json(path / "bench" / "checkpoints.json", {
+            "ranked": ranked[::-1], "pick": names[-1], "reason": "best", "checkpoints": rows, "machine": MACHINE,
+        })  # fmt: skip
+        return path
+
+    alone = page(run, trained)
+    assert "Accept length by data" not in alone
+    measured_run(trained, 60, [1.5, 1.8])
+    more = measured_run(tmp_path / "more", 400, [2.2])
+    (tmp_path / "unmeasured").mkdir()
+    text = " ".join(page(run, trained, "--beside", more, "--beside", tmp_path / "unmeasured").split())
+    assert "run601010,2401.500 run602020,4801.800 more4001010,2402.200" in text
+    assert "unmeasured" not in text

@@ -209,6 +209,42 @@ def test_progress_counts_every_token_once(tmp_path: Path) -> None:
     assert sum(seen) == sum(split.tokens for split in prepared.settings.splits.values())
 
 
+def test_a_small_capture_loses_little_when_it_is_stopped(tmp_path: Path) -> None:
+    """Where nobody says how large shards are, few chats are in several too, of a batch at least."""
+    small = prepare(tmp_path / "a", shard_bytes=None, batch_tokens=20)
+    assert len(small.plans) > 12
+    assert len(prepare(tmp_path / "b", shard_bytes=None, batch_tokens=10**6).plans) == 2  # a split each
+    assert prepare(tmp_path / "c", batch_tokens=None).settings.batch_tokens == 1024  # on a CPU
+
+
+def test_a_capture_goes_on_with_the_sizes_that_it_began_with(tmp_path: Path) -> None:
+    """Those of a version with other defaults, say."""
+    before = prepare(tmp_path, shard_bytes=14_000, batch_tokens=60)
+    with before.begun():
+        pass
+    again = prepare(tmp_path, shard_bytes=None, batch_tokens=None)
+    with again.begun():
+        again.run()
+    assert again.settings == before.settings
+
+
+def test_the_estimate_is_a_small_part_of_the_work(tmp_path: Path) -> None:
+    prepared = prepare(tmp_path)
+    read: list[int] = []
+
+    class Counting:
+        device = prepared.source.device
+
+        def trace(self, tokens: Any, lengths: Any, taps: Any) -> Any:
+            read.append(int(lengths.sum()))
+            return target.trace(tokens, lengths, taps)
+
+    target, prepared.source = prepared.source, Counting()  # type: ignore[assignment]
+    total = sum(plan.size.tokens for plan in prepared.plans)
+    assert prepared.speed() > 0
+    assert sum(read) < total / 3  # four rows of 29: a batch of theirs alone would be a fifth of this work
+
+
 def test_taps(tmp_path: Path) -> None:
     assert prepare(tmp_path, taps=None).settings.taps == (1, 3, 4)
     everywhere = prepare(tmp_path, taps=(2, 5), final="all").settings

@@ -188,18 +188,26 @@ def test_a_wrong_calibration_is_mended() -> None:
     assert simulation.run(made, 200) > 1.6 * plain_rate(mixed(1))
 
 
+def begins(priced: Machine, real: Machine, spread: float) -> int:
+    """The round with which a controller takes up drafting, given prices that were measured with such a spread."""
+    made, simulation = controller(priced), Simulation(real, mixed(1))
+    made._costs.table = made._costs.table.model_copy(update={"spread": spread})
+    for count in range(120):
+        if decided(made, 1) is not None:
+            return count
+        simulation.run(made, 1)
+    return 120
+
+
 def test_prices_that_were_measured_in_noise_are_mended_before_they_are_trusted() -> None:
-    """What a plan must promise is more where prices were measured in noise, until rounds have corrected them."""
-
-    def least(spread: float, rounds: int = 0) -> float:
-        made = controller(MACHINE)
-        made._costs.table = made._costs.table.model_copy(update={"spread": spread})
-        made._counts["rounds"] = rounds
-        return made._least
-
-    assert least(0.1) == least(0.0)
-    assert least(0.0) < least(9.0, rounds=50) < least(9.0)
-    assert least(9.0, rounds=1000) == least(0.0)
+    """What promises little is left until rounds have corrected the prices; what promises much is taken up at once."""
+    dear = Machine(points=((1, 1.0), (2, 1.3), (4, 1.7), (16, 4.0), (256, 64.0)))  # drafting gains a fifth there
+    steep = Machine(points=((1, 1.0), (2, 2.6), (4, 5.0), (16, 20.0), (256, 320.0)))  # and nothing there
+    assert begins(dear, dear, 0.1) == begins(dear, dear, 0.0) < 10
+    assert 50 < begins(dear, dear, 9.0) < 120
+    assert begins(dear, steep, 0.0) < 10
+    assert begins(dear, steep, 9.0) == 120
+    assert begins(MACHINE, MACHINE, 9.0) < 10
 
 
 def test_predictions_come_true() -> None:

@@ -286,10 +286,13 @@ def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pyt
 def test_auto_is_bfloat16_where_passes_are_native(
     tmp_path: Path, name: str, fitting: dict[str, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Although PyTorch's own kernels are slow in it on this CPU."""
+    """Although PyTorch's own kernels are slow in it on this CPU; float32 is announced where it takes its place."""
+    reported: list[torch.dtype] = []
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
+    monkeypatch.setattr("eyas.targets.loading.report_slow", reported.append)
     tiny.build_model(name, **fitting).to(torch.bfloat16).save_pretrained(tmp_path)
     assert load_target(tmp_path, device="cpu", dtype="auto").dtype == dtype
+    assert reported == [torch.bfloat16] * (dtype == torch.float32)
     assert load_target(tmp_path, device="cpu", dtype="auto", prepacked=False).dtype == torch.float32
 
 

@@ -104,6 +104,8 @@ class MethodComparison:
     settings: Mapping[str, Any]
     machine: Mapping[str, Any]
     errors: Sequence[str]
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Of each file the first prompt, as `task`, `prompt` and `answer`, at the first temperature."""
 
     @property
     def lines(self) -> list[ComparedLine]:
@@ -142,12 +144,24 @@ class MethodComparison:
         return [*drafter, *([] if choice.method is None else ["--method", choice.method])]
 
     @property
+    def certain(self) -> bool:
+        """Whether three quarters of the fastest method's runs, on every file, were faster than plain decoding."""
+        spreads = [one.spread for one in self.lines if one.line.method == self.fastest[0] and one.line.task != MEAN]
+        return all(spread is not None and spread.lower > 1.0 for spread in spreads)
+
+    @property
     def verdict(self) -> str:
-        """Which method to serve, in a sentence."""
+        """Which method to serve, in a sentence or two."""
         name, speedup = self.fastest
         if name == PLAIN:
             return "Fastest: plain decoding. No method was faster here, so serve without one."
-        return f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
+        found = f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
+        if self.certain:
+            return found
+        return (
+            f"{found} That isn't certain: not three quarters of its runs on each file were faster. `eyas serve` drafts "
+            "only where that pays; more prompts or a quieter machine would tell."
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: figures, and the counts they came from."""
@@ -158,6 +172,7 @@ class MethodComparison:
             "methods": [method.as_dict() for method in self.methods],
             "skipped": [skipped._asdict() for skipped in self.skipped],
             "lines": [line.as_dict() for line in self.lines],
+            "samples": [dict(sample) for sample in self.samples],
             "stats": [
                 {"temperature": heat, "task": task, "method": name, **one.stats.as_dict(), "ratios": _rounded(one)}
                 for (heat, task), measured in self.results.items()

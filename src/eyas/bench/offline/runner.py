@@ -66,6 +66,8 @@ class MethodResult:
     """Relative standard deviations of decoding times over the repeats, by group; empty without repeats."""
     ratios: list[float] = field(default_factory=list)
     """Tokens/s over those of plain decoding in the same repeat of the same group, one by one."""
+    sample: list[int] = field(default_factory=list)
+    """The tokens of the first answer."""
     others: float = 0.0
     """The share of the machine's time that other processes took meanwhile (`eyas.runtime.taken_by_others`)."""
 
@@ -159,6 +161,7 @@ def _add(result: MethodResult, runs: Sequence[GroupRun], plain: Sequence[GroupRu
         result.spreads.append(stdev(seconds) / fmean(seconds))
     pairs = ((run.stats.tokens_per_second, base.stats.tokens_per_second) for run, base in zip(runs, plain, strict=True))
     result.ratios += [speed / base for speed, base in pairs if base]
+    result.sample = result.sample or list(runs[0].token_ids[0])
     expected = plain[0].token_ids
     result.answers += len(expected)
     result.same += sum(

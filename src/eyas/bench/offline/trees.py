@@ -236,6 +236,11 @@ class TreeReport:
         return table
 
 
+def tree_to_keep(choice: Selection, tree: str) -> str:
+    """What a drafter may do unasked: draft the `tree` of a choice, or, if that is in doubt, only where it pays."""
+    return tree if choice.doubt is None else "auto"
+
+
 def write_default_tree(drafter: Path, tree: str) -> None:
     """Set `default_tree` in a drafter directory's config.json; every other key stays as it was."""
     path = drafter / "config.json"

@@ -80,6 +80,18 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
         return svg(figure)
 
 
+def learning_figure(runs: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> bytes:
+    """An SVG of accept length by tokens read. `runs`: (a name, its points in order)."""
+    with canvas(1, 1, 6.0, 3.2) as (figure, grid):
+        axes = grid[0][0]
+        for (name, points), colour in zip(runs, _colours(len(runs)), strict=True):
+            axes.plot(*zip(*points, strict=True), color=colour, marker="o", label=name)
+        axes.set_xscale("log")
+        label(axes, "tokens read in training", "accept length (tokens a pass)")
+        axes.legend(fontsize=7)
+        return svg(figure)
+
+
 def tree_figure(report: Mapping[str, Any]) -> bytes:
     """An SVG heat map of a tree sweep: depth against nodes, a panel for each beam, speedup above accept length.
 

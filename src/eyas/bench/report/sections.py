@@ -5,12 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from eyas.bench.offline.candidates import Candidate, doubt
 from eyas.bench.offline.checkpoints import METRICS, TrainingRun
+from eyas.bench.offline.method_report import training_words
+from eyas.bench.offline.report import MEAN
 from eyas.bench.report.figures import (
     checkpoint_figure,
+    learning_figure,
     methods_figure,
     serve_figure,
     training_figure,
@@ -33,11 +37,31 @@ from eyas.runtime import busy
 Report = Mapping[str, Any]
 
 
-def headline(checkpoints: Report | None, trees: Report | None, target: str, drafter: Path) -> list[Block]:
+class Learnt(NamedTuple):
+    """A checkpoint: what it was trained on, and its accept length on real tasks."""
+
+    chats: int
+    step: int
+    tokens: int
+    accept_length: float
+
+    @staticmethod
+    def of(made: Report, accept_length: float) -> Learnt:
+        """By the provenance in its config.json."""
+        step = made["steps"]
+        return Learnt(made["rows"], step, step * made["loop"]["accumulate"] * made["batch_tokens"], accept_length)
+
+
+def headline(
+    checkpoints: Report | None, trees: Report | None, methods: Report | None, target: str, drafter: Path
+) -> list[Block]:
     """What the report comes to: one verdict, its figures, and the command that serves what was measured.
 
-    All of it speaks of one measurement: the best draft tree's, or the best checkpoint's where no trees were compared.
+    All of it speaks of one measurement: the comparison of methods, else the best draft tree's, or the best checkpoint's
+    where no trees were compared.
     """
+    if methods is not None:
+        return _fastest(methods, target)
     report = checkpoints if trees is None else trees
     if report is None:
         return [Text("Nothing was measured on real tasks yet: run `eyas bench checkpoints`.")]
@@ -68,6 +92,26 @@ def headline(checkpoints: Report | None, trees: Report | None, target: str, draf
         Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
         ShellCommand(shlex.join(command)),
     ]
+
+
+def _fastest(methods: Report, target: str) -> list[Block]:
+    """The verdict of a comparison of methods, the figures of the fastest, and how to serve it."""
+    lines = [line for line in methods["lines"] if line["method"] == methods["fastest"] and line["task"] != MEAN]
+    tasks = ", ".join(dict.fromkeys(line["task"] for line in lines))
+
+    def mean(name: str) -> float:
+        return fmean(line[name] or 0.0 for line in lines)
+
+    answers = [line for line in methods["lines"] if line["task"] != MEAN]
+    same, total = (sum(line[name] for line in answers) for name in ("same", "answers"))
+    tiles = (
+        ("Speedup", f"{mean('speedup'):.2f}x", "of plain decoding, interleaved with it"),
+        ("Accept length", f"{mean('accept_length') or 1.0:.2f}", "tokens a pass of the target"),
+        ("Tokens/s", f"{mean('tokens_per_second'):.1f}", f"on {tasks}"),
+        ("Lossless", f"{same} of {total}", "answers of all methods equal to plain decoding's"),
+    )
+    command = shlex.join(["eyas", "serve", target, *methods["serve"]])
+    return [Text(methods["verdict"]), Tiles(tiles), Text("Serve it:"), ShellCommand(command)]
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:
@@ -197,6 +241,29 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
     )
 
 
+def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
+    """Accept length on real tasks by the data that drafters have read. `runs`: (a name, its checkpoints by step)."""
+    rows = [
+        (name, cell(one.chats), cell(one.step), cell(one.tokens), f"{one.accept_length:.3f}")
+        for name, checkpoints in runs
+        for one in checkpoints
+    ]
+    words = "Accept length on real tasks by the tokens that a drafter was trained on so far, a line for each run."
+    points = [(name, [(one.tokens, one.accept_length) for one in found]) for name, found in runs]
+    return Section(
+        "Accept length by data",
+        [
+            Image(learning_figure(points), words),
+            DataTable(("run", "chats", "step", "tokens read", "accept length"), rows),
+            Text(
+                "Tokens read are those of full micro-batches, with every epoch counted. Where a line still rises, more "
+                "epochs help; where a run of more chats lies above, more data does.",
+                faint=True,
+            ),
+        ],
+    )
+
+
 def tree_section(report: Report) -> Section:
     """The heat map of draft trees and its finalists."""
     rows = [
@@ -241,9 +308,37 @@ def methods_section(report: Report) -> Section:
         [
             Image(methods_figure(report), "Speedup, accept length and acceptance by draft position of each method."),
             DataTable(headers, rows, caption="speedup over plain decoding; share of drafts accepted at each position"),
+            _costs(report),
             *_warning(report),
         ],
     )
+
+
+def _costs(report: Report) -> DataTable:
+    """What each method costs apart from the time of a pass."""
+    shares = {
+        method["method"]: [line["draft_share"] for line in report["lines"] if line["method"] == method["method"]]
+        for method in report["methods"]
+    }
+    rows = [
+        (
+            method["method"], method["tree"], f"{method['weights_bytes'] / 1e6:.1f}",
+            f"{method['cache_bytes'] / 1e6:.1f}", f"{fmean(shares[method['method']]):.0%}",
+            training_words(method["training"]),
+        )
+        for method in report["methods"]
+    ]  # fmt: skip
+    headers = ("method", "tree", "weights, MB", "cache, MB", "time spent drafting", "training")
+    return DataTable(headers, rows, caption="what each method costs")
+
+
+def sample_section(samples: Sequence[Report]) -> Section:
+    """A prompt of each file and the target's answer, which is the same whatever drafts."""
+    blocks: list[Block] = []
+    for sample in samples:
+        blocks.append(Text(f"{sample['task']}: {sample['prompt'] or '(token ids)'}", faint=True))
+        blocks.append(Text(sample["answer"]))
+    return Section("Sample answers", blocks)
 
 
 def concurrency_section(report: Report) -> Section:

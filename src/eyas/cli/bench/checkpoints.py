@@ -67,7 +67,8 @@ def checkpoints(
     each group of prompts is answered with all methods in turn by one worker.
 
     The pick is then decoded with a few trees, unless one is given: short chains, and a small tree. The fastest becomes
-    its own, and RUN/bench/trees.json says why; `eyas bench trees` tries many more.
+    its own if it is certain to be faster than plain decoding, else `auto`, which drafts only where that pays.
+    RUN/bench/trees.json says why; `eyas bench trees` tries many more.
     """
     params = sampling_params(sampling)
     if tree is not None:
@@ -83,7 +84,7 @@ def checkpoints(
     from eyas.bench.offline.checkpoints import CheckpointReport, TrainingRun
     from eyas.bench.offline.drafters import DrafterBench
     from eyas.bench.offline.runner import Plan, read_tasks
-    from eyas.bench.offline.trees import write_default_tree
+    from eyas.bench.offline.trees import tree_to_keep, write_default_tree
     from eyas.bench.report.figures import checkpoint_figure
     from eyas.errors import DataError
     from eyas.files import copy_folder, file_hash, write_bytes, write_json
@@ -130,7 +131,7 @@ def checkpoints(
         raise DataError("no checkpoint could be measured: " + "; ".join(errors))
     report = CheckpointReport(trained, choose(candidates, by), settings, machine_of(workers), errors)
     best = drafters[report.choice.best.name]
-    trees = None if tree is not None else _trees(bench, best, settings, cluster if shared else None, make)
+    trees = _trees(bench, best, settings, cluster if shared else None, make) if tree is None else None
     content = report.as_dict()
     write_json(run / "bench" / "checkpoints.json", content)
     write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
@@ -146,13 +147,14 @@ def checkpoints(
         if not json:
             show_table(console, trees.table())
             console.print(f"Tree: {trees.choice.reason}")
-    warn_of(report.choice if trees is None else trees.choice)
+    decided = report.choice if trees is None else trees.choice
+    warn_of(decided)
     if write:
         copy_folder(best, run / "pick")
         note(f"copied {best.name} to {run / 'pick'}")
-        if trees is not None:
-            write_default_tree(run / "pick", trees.choice.best.name)
-            note(f"its default_tree is {trees.choice.best.name}")
+        own = tree_to_keep(decided, tree or decided.best.name)
+        write_default_tree(run / "pick", own)
+        note(f"its default_tree is {own}")
     code = finish(report.machine, errors)
     options = prompt_options(measuring)
     if write:

@@ -117,7 +117,7 @@ def methods(
         choices, skipped = all_choices(drafters), []
     choices = with_trees(choices, trees)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(target.model, target)
+    loaded = open_target(target.model, target, modules=transformers)
     opener = MethodOpener(
         loaded, target.model, load_tokenizer(target.model), measuring.batch_size, coupled is not False,
         ignore_config_key,
@@ -148,7 +148,16 @@ def methods(
     errors = list(dict.fromkeys(error for task in tasks for error in task.errors))
     settings = settings_of(target.model, loaded, target, measuring, params)
     settings |= {"temperatures": heats, "preset": preset, "coupled": coupled is not False}
-    comparison = MethodComparison(opened, skipped, results, settings, describe_machine(), errors)
+    samples = [
+        {
+            "task": task.name,
+            "prompt": task.groups[0][0].said,
+            "answer": opener.tokenizer.decode(results[heats[0], task.name][PLAIN].sample, skip_special_tokens=True),
+        }
+        for task in tasks
+        if results[heats[0], task.name][PLAIN].sample
+    ]
+    comparison = MethodComparison(opened, skipped, results, settings, describe_machine(), errors, samples)
     content = comparison.as_dict()
     write_report(content, json, output_)
     if plot is not None:

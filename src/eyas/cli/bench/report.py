@@ -15,6 +15,7 @@ from eyas.errors import DataError
 if TYPE_CHECKING:
     from eyas.bench.offline.checkpoints import TrainingRun
     from eyas.bench.report.page import Section
+    from eyas.bench.report.sections import Learnt
 
 
 def report(
@@ -34,12 +35,17 @@ def report(
     ] = None,
     sweep: Annotated[Path | None, Option(exists=True, dir_okay=False, help="results.json of a sweep.")] = None,
     accuracy: Annotated[Path | None, Option(exists=True, dir_okay=False, help="JSON of `eyas bench accuracy`.")] = None,
+    beside: Annotated[
+        list[Path],
+        Option(exists=True, file_okay=False, help="Another run, of more or less data, to compare; may be repeated."),
+    ] = [],  # noqa: B006
 ) -> None:
     """Write an HTML report of a training run.
 
-    One file that loads nothing: data, store, training, checkpoints, trees, methods, concurrency, provenance. It holds
-    what is there: run `eyas bench checkpoints RUN` and `eyas bench trees` first to have their parts in it, and write
-    the JSON of `bench methods` and `bench serve` to RUN/bench/methods.json and RUN/bench/serve.json.
+    One file that loads nothing: data, store, training, checkpoints, accept length by data, trees, methods, sample
+    answers, concurrency, provenance. It holds what is there: run `eyas bench checkpoints RUN` and `eyas bench trees`
+    first to have their parts in it, and write the JSON of `bench methods` and `bench serve` to RUN/bench/methods.json
+    and RUN/bench/serve.json.
     """
     check_output(output)
     folder = _drafter(run)
@@ -53,8 +59,10 @@ def report(
         concurrency_section,
         data_section,
         headline,
+        learning_section,
         methods_section,
         provenance_section,
+        sample_section,
         trained_section,
         training_section,
         tree_section,
@@ -75,12 +83,18 @@ def report(
     sections.append(training_section(trained))
     if checkpoints is not None:
         sections.append(checkpoint_section(trained, checkpoints))
+    learnt = [(each.name, points) for each in (run, *beside) if (points := _learnt(each))]
+    if learnt:
+        sections.append(learning_section(learnt))
     if grown is not None:
         sections.append(tree_section(grown))
-    for name, section in (("methods", methods_section), ("serve", concurrency_section)):
-        measured = _optional(run / "bench" / f"{name}.json")
-        if measured is not None:
-            sections.append(section(measured))
+    methods, served = (_optional(run / "bench" / f"{name}.json") for name in ("methods", "serve"))
+    if methods is not None:
+        sections.append(methods_section(methods))
+        if samples := methods.get("samples"):  # not in those of earlier versions
+            sections.append(sample_section(samples))
+    if served is not None:
+        sections.append(concurrency_section(served))
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
     if accuracy is not None:
@@ -90,8 +104,20 @@ def report(
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
     target = drafter.get("eyas", {}).get("target") or trained.recipe.get("target") or "TARGET"
-    write_text(output, render(_title(trained, drafter), headline(checkpoints, grown, target, folder), sections))
+    lead = headline(checkpoints, grown, methods, target, folder)
+    write_text(output, render(_title(trained, drafter), lead, sections))
     note(f"wrote {output}")
+
+
+def _learnt(run: Path) -> list[Learnt]:
+    """The checkpoints of a run that were measured on real tasks and say what they were trained on, by step."""
+    from eyas.bench.report.sections import Learnt
+
+    measured = _optional(run / "bench" / "checkpoints.json")
+    lengths = {} if measured is None else {each["name"]: each["mean"]["accept_length"] for each in measured["ranked"]}
+    made = {name: _optional(run / "checkpoints" / name / "config.json") for name in lengths}
+    found = [Learnt.of(config["eyas"], lengths[name]) for name, config in made.items() if config and "eyas" in config]
+    return sorted(found, key=lambda one: one.step)
 
 
 def _title(run: TrainingRun, drafter: Any) -> str:

@@ -78,7 +78,7 @@ def trees(
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     check_drafter(draft_model, files)
     from eyas.bench.offline.runner import Plan, read_tasks
-    from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, tree_engines, write_default_tree
+    from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, tree_engines, tree_to_keep, write_default_tree
     from eyas.bench.report.figures import tree_figure
     from eyas.drafters.loading import load_drafter
     from eyas.files import write_bytes
@@ -125,8 +125,9 @@ def trees(
             console.print(workers.described)
     warn_of(choice)
     if write:
-        write_default_tree(Path(draft_model), choice.best.name)
-        note(f"default_tree of {draft_model} is now {choice.best.name}")
+        kept = tree_to_keep(choice, choice.best.name)
+        write_default_tree(Path(draft_model), kept)
+        note(f"default_tree of {draft_model} is now {kept}")
     code = finish(report.machine, errors)
     next_step("bench", "methods", target.model, "--draft-model", draft_model, *prompt_options(measuring))
     return code

@@ -176,8 +176,11 @@ def open_engine(
         )
 
 
-def open_target(name: str, runtime: RuntimeOptions) -> Target:
-    """Load a target without a drafter, and say so."""
+def open_target(name: str, runtime: RuntimeOptions, modules: bool = False) -> Target:
+    """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well.
+
+    They may be slow in the dtype that native passes are fast in.
+    """
     check_target(name, runtime)
     with loading(name):
         quiet()
@@ -186,7 +189,7 @@ def open_target(name: str, runtime: RuntimeOptions) -> Target:
 
         return load_target(
             name,
-            dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)),  # its modules may be run
+            dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)) if modules else runtime.dtype,
             device=runtime.device,
             attention=runtime.attention,
             compiled=runtime.compile,

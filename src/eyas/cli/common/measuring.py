@@ -198,8 +198,8 @@ def warn_of(choice: Selection) -> None:
     """Warn of a pick that isn't certain to be faster than plain decoding, and say what to do with it."""
     if choice.doubt is not None:
         note(
-            f"warning: {choice.doubt}. It can be served all the same: `eyas serve` drafts only where that pays. "
-            "`eyas bench methods` tells whether a method without training is faster"
+            f"warning: {choice.doubt}. It can be used all the same with --tree auto, which drafts only where that pays "
+            "(`eyas serve` does so anyway). `eyas bench methods` tells whether a method without training is faster"
         )
 
 

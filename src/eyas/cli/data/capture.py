@@ -50,8 +50,13 @@ def capture(
             min=3, help="Cut rows to this many tokens (default: whole chats, as far as the target's context holds)."
         ),
     ] = None,
-    batch_tokens: Annotated[int, Option(min=1, help="Tokens of a pass through the target, padding counted.")] = 8192,
-    shard_mib: Annotated[float, Option(min=0.001, help="Most MiB of a shard.")] = 512,
+    batch_tokens: Annotated[
+        int | None,
+        Option(min=1, help="Tokens of a pass of the target, padding counted (default: 8192; 1024 on this CPU)."),
+    ] = None,
+    shard_mib: Annotated[
+        float | None, Option(min=0.001, help="Most MiB of a shard (default: a sixteenth of the data, at most 512).")
+    ] = None,
     held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
     dtype: Annotated[Dtype, Option(help="The target's; auto: what its checkpoint is stored in.")] = "auto",
     device: Device = None,
@@ -79,9 +84,12 @@ def capture(
         engines.check_target(model)
     from eyas.data.capture.capture import CaptureConfig
 
+    if batch_tokens is None and (shared or elsewhere):
+        batch_tokens = 8192  # not this process's device computes
+    shard_bytes = None if shard_mib is None else int(shard_mib * 2**20)
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
-        batch_tokens=batch_tokens, shard_bytes=int(shard_mib * 2**20), engine=engines.engine,
+        batch_tokens=batch_tokens, shard_bytes=shard_bytes, engine=engines.engine,
     )  # fmt: skip
     if shared:
         from eyas.data.capture.workers import CaptureWorkerMaker

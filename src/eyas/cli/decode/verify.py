@@ -93,7 +93,7 @@ def verify(
     trees = {text: parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
-    loaded = open_target(target.model, target)
+    loaded = open_target(target.model, target, modules=True)
     tokenizer = load_tokenizer(target.model)
     drafter = open_drafter(
         draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
@@ -118,10 +118,10 @@ def verify(
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
-    from eyas.engine.load import default_tree, tree_for
+    from eyas.engine.load import own_shape, tree_for
     from eyas.tree import parse_tree
 
-    own, chain = default_tree(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
+    own, chain = own_shape(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
     names = (own,) if own.startswith("lookahead:") else (chain, own)
     trees = given or {text: parse_tree(text) for text in names}
     return {text: tree_for(drafter, tree) for text, tree in trees.items()}

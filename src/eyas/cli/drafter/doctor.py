@@ -50,7 +50,7 @@ def doctor(
     from eyas.targets import load_tokenizer
 
     path = local_directory(draft_model)
-    loaded = open_target(target.model, target)
+    loaded = open_target(target.model, target, modules=True)
     checkpoint = open_checkpoint(
         path, weights=files.draft_weights, ignore=files.ignore_config_key, layers=loaded.num_layers
     )

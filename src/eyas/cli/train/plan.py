@@ -10,7 +10,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
-from eyas.cli.common.display import output, show_table
+from eyas.cli.common.display import note, output, show_table
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
 from eyas.hub import find_target
@@ -184,10 +184,13 @@ def _machine(
     name: str | None, tflops: float | None, bandwidth: float | None, planned: Machine | None = None
 ) -> Machine:
     from eyas.data.devices import Machine, known_machine, this_machine
+    from eyas.runtime import busy, machine_load
 
     if planned is None and tflops is not None and bandwidth is not None:
         return Machine("as stated", tflops, bandwidth)
     found = planned or (this_machine() if name is None else known_machine(name))
+    if planned is None and name is None and (warning := busy(machine_load())) is not None:
+        note(f"warning: {warning}")
     return Machine(found.name, tflops or found.tflops, bandwidth or found.bandwidth)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +53,10 @@ from eyas.urls import AnyPath
 _LOG = logging.getLogger("eyas")
 
 SHARD_BYTES = 2**29
+_SHARDS = 16
+"""Shards that a small capture is cut into: an interruption loses the one in progress."""
+_TRIED = 0.01
+"""The share of the work that may go into estimating how long it will take."""
 _SPARE_BYTES = 2**20
 """Disk space reserved for the manifest and the settings."""
 
@@ -65,10 +69,11 @@ class CaptureConfig(StrictModel):
     states: StateEncoding = "fp8"
     final: FinalKind = "answers"
     top: int | None = Field(default=None, gt=0)
-    batch_tokens: int = Field(default=8192, gt=0)
-    """Tokens of a batch of the target, padding included."""
-    shard_bytes: int = Field(default=SHARD_BYTES, gt=0)
-    """The most bytes of data in a shard; a larger row gets a shard of its own."""
+    batch_tokens: int | None = Field(default=None, gt=0)
+    """Tokens of a batch of the target, padding included. None: 8192, or 1024 on a CPU, which more don't make faster."""
+    shard_bytes: int | None = Field(default=None, gt=0)
+    """The most bytes of data in a shard; a larger row gets a shard of its own. None: a sixteenth of the data, at least
+    a batch and at most 512 MiB."""
     engine: StateEngine = "eyas"
     """Who runs the target; any other engine than eyas is the capture's `source`, set before anything runs."""
 
@@ -92,7 +97,7 @@ class Capture:
         self.folder, self.rows = folder, found.rows
         self.reasons, self.cut = found.reasons, sum(found.cut.values())
         self._rank, self._world = rank, world
-        self.settings = capture_settings(target, name, chats, found, config)
+        self.settings = capture_settings(target, name, chats, found, config, read_settings(folder))
         self.why_taps = why_taps(target.config, self.settings.taps)
         """A sentence that explains the choice of taps."""
         self.context = target.max_length
@@ -101,7 +106,7 @@ class Capture:
         """Who computes the states in this process."""
         self.engine_version: str | None = None
         """Of another engine than eyas; None: not known, because it had nothing to do."""
-        self.plans = cut_shards(found.rows, self.settings.layout, config.shard_bytes)
+        self.plans = cut_shards(found.rows, self.settings.layout, self.settings.shard_bytes)
         self._whole: dict[str, bool] = {}  # of this process's shards: whether their data has the hash they declare
 
     @cached_property
@@ -168,10 +173,14 @@ class Capture:
         )
 
     def speed(self, batches: int = 3) -> float:
-        """Tokens per second, measured on a few batches of this process's next shard; nothing is stored."""
-        plan = self.own()[0]
-        rows = self.rows[plan.split][plan.first : plan.stop]
-        groups = length_groups(rows, self.settings.batch_tokens)
+        """Tokens per second, measured on a few batches of this process's next shard; nothing is stored.
+
+        They are smaller than those of the capture where there is little to capture: an estimate may not take long.
+        """
+        own = self.own()
+        rows = self.rows[own[0].split][own[0].first : own[0].stop]
+        most = int(_TRIED * sum(plan.size.tokens for plan in own))
+        groups = length_groups(rows, min(self.settings.batch_tokens, max(1, most)))
         chosen = groups[:: max(1, len(groups) // batches)][:batches]
         tried = [padded([rows[i] for i in members]) for members in chosen]
         for batch in tried[:1]:  # warm-up
@@ -250,9 +259,9 @@ def captured_target(target: Target, name: str) -> CapturedTarget:
 
 
 def capture_settings(
-    target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig
+    target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig, begun: CaptureSettings | None
 ) -> CaptureSettings:
-    """The settings that decide the store's bytes.
+    """The settings that decide the store's bytes; sizes that `config` leaves open are those `begun` with, if any.
 
     Raises RequestError for taps that the target doesn't have, and StoreError if the final state is requested as a tap
     but is not kept at every position.
@@ -273,6 +282,11 @@ def capture_settings(
         final=config.final,
         top=config.top,
     )
+    if begun is not None:
+        batch_tokens, shard_bytes = begun.batch_tokens, begun.shard_bytes
+    else:
+        batch_tokens = 1024 if target.device.type == "cpu" else 8192
+        shard_bytes = _shard_bytes(found.rows.values(), layout, config.batch_tokens or batch_tokens)
     splits = {}
     for split, rows in found.rows.items():
         size = size_of(rows)
@@ -284,10 +298,17 @@ def capture_settings(
         layout=layout,
         chats=chats,
         longest=found.longest,
-        batch_tokens=config.batch_tokens,
-        shard_bytes=config.shard_bytes,
+        batch_tokens=config.batch_tokens or batch_tokens,
+        shard_bytes=config.shard_bytes or shard_bytes,
         splits=splits,
     )
+
+
+def _shard_bytes(splits: Iterable[list[TokenRow]], layout: ShardLayout, batch_tokens: int) -> int:
+    """The most bytes of a shard where nobody says them: of few chats no shard should take long."""
+    total = size_of([row for rows in splits for row in rows])
+    data = layout.data_bytes(total)
+    return min(SHARD_BYTES, max(data // _SHARDS, data * batch_tokens // total.tokens))
 
 
 def smaller_layouts(layout: ShardLayout) -> dict[str, ShardLayout]:
