@@ -119,7 +119,7 @@ def encode_user_turn(tokenizer: Any, messages: Sequence[Message]) -> tuple[tuple
         raise RequestError("the chat template doesn't write what the user says")
     added = tokenizer.added_tokens_decoder
     end = next((token for token in ids[last + 1 :] if tokenizer.decode([token]).strip()), None)
-    if end not in added or not added[end].special:
+    if end is None or end not in added or not added[end].special:
         raise RequestError("the chat template ends a user's message with plain text: where it ends can't be told")
     return tuple(token for token in ids[:last] if token != control.mark_id), end
 
