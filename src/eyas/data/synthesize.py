@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.data.chats.duplicates import Duplicates, NearDuplicates
-from eyas.data.regenerate.entries import Answer, Answerer, Question
+from eyas.data.regenerate.entries import Answer, Answerer, Question, Unanswered
 from eyas.data.regenerate.journal import Journal
 from eyas.data.regenerate.open_chats import replay
 from eyas.data.regenerate.run import RegenerationProgress, answer_all
@@ -99,6 +99,8 @@ class SynthesisSummary:
     """Reason -> chats."""
     topics: Counter[str] = field(default_factory=Counter)
     """Topic -> chats that were kept."""
+    refusal: str | None = None
+    """Why the first of the unanswered chats got no answer."""
 
     @property
     def yield_rate(self) -> float:
@@ -214,7 +216,8 @@ def synthesize(
             ) from error
     if summary.chats < rule.chats:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in summary.dropped.most_common())
-        raise DataError(f"only {summary.chats} of {summary.tried} chats are good, and are in {output}: {reasons}")
+        why = f" ({summary.refusal})" if summary.refusal else ""
+        raise DataError(f"only {summary.chats} of {summary.tried} chats are good, and are in {output}: {reasons}{why}")
     return summary
 
 
@@ -232,6 +235,10 @@ def _good(goal: int, rule: SynthesisRule, journal: Journal) -> tuple[list[Chat],
                 check(chat)
         except RowError as error:
             summary.dropped[error.reason] += 1
+            if error.reason == UNANSWERED and summary.refusal is None:
+                question = made.question()
+                found = None if question is None else journal.find(question)
+                summary.refusal = found.reason if isinstance(found, Unanswered) else None
             continue
         chats.append(chat)
         summary.topics[made.topic or "any"] += 1

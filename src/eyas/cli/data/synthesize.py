@@ -70,6 +70,7 @@ def synthesize(
     from eyas.data.regenerate.in_process import EngineAnswerer
     from eyas.data.synthesize import TOPICS, SynthesisRule
     from eyas.data.synthesize import synthesize as run
+    from eyas.types import Request
 
     rule = SynthesisRule(
         chats=chats,
@@ -81,7 +82,9 @@ def synthesize(
         languages=() if filters.language == "any" else tuple(filters.language.split(",")),
         near_duplicates=None if filters.near_duplicates == "off" else _share(filters.near_duplicates),
     )
-    answerer = EngineAnswerer(open_engine(target, draft, batch_size), sampling_params(sampling))
+    engine, params = open_engine(target, draft, batch_size), sampling_params(sampling)
+    engine.check(Request((0,), params))  # what is wrong with every message is wrong with the options
+    answerer = EngineAnswerer(engine, params)
     with RegenerateProgress() as progress, keeping("every message so far is kept in the journal beside the output"):
         summary = run(output, answerer, rule, progress.watch)
     if json:
