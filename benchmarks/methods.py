@@ -91,7 +91,7 @@ def read(paths: Sequence[Path]) -> list[tuple[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="*", type=Path, help="files that eyas bench methods wrote (default: the newest)")
+    parser.add_argument("results", nargs="*", type=Path, help="what eyas bench methods wrote (default: the newest)")
     parser.add_argument("--page", type=Path, required=True, help="the page whose tables are replaced")
     options = parser.parse_args()
     made = section(read(options.results or measured()))
