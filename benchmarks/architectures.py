@@ -14,8 +14,10 @@ import argparse
 import dataclasses
 import gc
 import json
+import re
 import signal
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -254,21 +256,31 @@ def version_of(file: Path) -> str:
 
 
 def page_section(rows: Sequence[Row], version: str) -> str:
-    """The Markdown between the page's marks."""
-    counts = {result: [row for row in rows if row.result == result] for result in MEANINGS}
-    lines = [f"{len(rows)} model types of transformers {version}:", "", "| result | types | meaning |", "|---|---|---|"]
-    lines += [f"| {result} | {len(found)} | {MEANINGS[result]} |" for result, found in counts.items() if found]
-    lines += ["", "| model type | result | tokens a pass | why |", "|---|---|---|---|"]
-    for row in rows:
-        accepted = f"{row.accept_length:.2f}" if row.tokens else ""
-        lines.append(f"| `{row.kind}` | {row.result} | {accepted} | {_cell(row.reason)} |")
-    return "\n".join(lines)
+    """The Markdown between the page's marks: the types by result, those that don't work by reason, too."""
+    parts = [f"{len(rows)} model types of transformers {version}."]
+    for result, meaning in MEANINGS.items():
+        found = [row for row in rows if row.result == result]
+        by_reason: dict[str, list[str]] = {}
+        for row in found:
+            by_reason.setdefault(_reason(row), []).append(f"`{row.kind}`")
+        if found:
+            parts.append(f"**{result}**, {len(found)}: {meaning}.")
+            lists = [
+                ", ".join(kinds) if not why else f"- {why}: {', '.join(kinds)}" for why, kinds in by_reason.items()
+            ]
+            parts.append("\n".join(_wrapped(each) for each in lists))
+    return "\n\n".join(parts)
 
 
-def _cell(text: str) -> str:
-    """Text for a cell of a table: one line, no bars, not too long."""
-    line = " ".join(text.split()).replace("|", "/")
-    return line if len(line) <= 160 else line[:157].rsplit(" ", 1)[0] + " ..."
+def _reason(row: Row) -> str:
+    """Why, without the type's own name and the advice behind the semicolon, on one short line."""
+    line = re.sub(rf"^[\w-]*{re.escape(row.kind)}[\w-]* ", "", " ".join(row.reason.split())).partition(";")[0]
+    return line if len(line) <= 120 else line[:117].rsplit(" ", 1)[0] + " ..."
+
+
+def _wrapped(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def main() -> None:

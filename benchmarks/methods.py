@@ -2,7 +2,7 @@
 
     python -m benchmarks.methods --page docs/methods.md [RESULT.json ...]
 
-Without files it takes every `methods_*.json` in `benchmarks/results/`.
+Without files it takes the newest `methods_*.json` in `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ NOTHING = "No comparison has been measured on a quiet machine yet."
 
 
 def measured() -> list[Path]:
-    """The results that are kept in this repository, newest day first."""
-    return sorted(RESULTS.glob("*/methods_*.json"), key=lambda path: path.parent.name, reverse=True)
+    """The newest comparison that is kept in this repository; docs/lab has the earlier ones."""
+    return sorted(RESULTS.glob("*/methods_*.json"), key=lambda path: path.parent.name)[-1:]
 
 
 def section(reports: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -91,7 +91,7 @@ def read(paths: Sequence[Path]) -> list[tuple[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="*", type=Path, help="files that eyas bench methods wrote (default: all kept)")
+    parser.add_argument("results", nargs="*", type=Path, help="what eyas bench methods wrote (default: the newest)")
     parser.add_argument("--page", type=Path, required=True, help="the page whose tables are replaced")
     options = parser.parse_args()
     made = section(read(options.results or measured()))

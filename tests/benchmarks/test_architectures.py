@@ -29,6 +29,18 @@ def test_the_page_shows_the_file() -> None:
         assert ROWS.keys() == set(REGISTERED)
 
 
+def test_types_are_listed_by_result_and_reason() -> None:
+    """Types of one reason share a line, whatever their names are; the advice is left to the message."""
+    rows = [
+        Row("good", "G", EQUAL),
+        *(Row(kind, "S", REFUSED, f"{kind} keeps a state; use another") for kind in ("a", "b")),
+    ]
+    made = architectures.page_section(rows, "5")
+    assert made.startswith("3 model types of transformers 5.\n\n**equal**, 1: plain decoding equals")
+    assert made.endswith("\n\n- keeps a state: `a`, `b`")
+    assert "**broken**" not in made
+
+
 def test_accepted_drafts_disagree_at_times() -> None:
     """With drafts that are always or never right an equality means little."""
     found = [row.accept_length for row in ROWS.values() if row.result == EQUAL]
