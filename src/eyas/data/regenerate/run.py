@@ -119,8 +119,8 @@ def write_requests(
     """
     files = chat_files(source, output)
     with Journal(files.journal, run_settings(batch_settings(completions), rule)) as journal:
-        asked = (replay(Rewrite(chat, rule), journal).question() for chat in files.chats())
-        return write_batch(path, (question for question in asked if question is not None), completions)
+        questions = (replay(Rewrite(chat, rule), journal).question() for chat in files.chats())
+        return write_batch(path, (question for question in questions if question is not None), completions)
 
 
 def run_settings(answerer: dict[str, Any], rule: RewriteRule) -> dict[str, Any]:
