@@ -6,10 +6,11 @@ products moved up or down at random, by sqrt(n) roundings of float32, in which s
 the worst order does. Or by one rounding of their dtype, in which inputs are kept, if that is more. What large weights
 or a sharp softmax make of roundings, the modules then show themselves.
 
-Trials move inputs four times as far, so that a choice of experts that rounding may turn is turned in some draws. Where
-a single weight of attention decides, one draw may move a token far less than another; so up to sixteen are drawn, of
-which the farthest counts. Rounding alone exceeds that for about one token in a million. What isn't a product behind the
-last one (a norm, a factor, an addition) rounds the token's greatest value four times at most.
+Trials move inputs twice as far, so that a choice of experts that rounding may turn is turned in some draws, and allow
+twice the distance that this takes a token. Where a single weight of attention decides, one draw may move a token far
+less than another; so up to sixteen are drawn, of which the farthest counts. Rounding alone exceeds that for about one
+token in a million. What isn't a product behind the last one (a norm, a factor, an addition) rounds the token's greatest
+value four times at most.
 
 Shapes: T tokens, n values of a token.
 """
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.experts import NativeExperts
 
-_DRAWS, _TIMES, _STEPS = 16, 4.0, 4
+_DRAWS, _TIMES, _STEPS = 16, 2.0, 4
 
 
 class RoundingTrial:
@@ -52,7 +53,7 @@ class RoundingTrial:
 
     def _allowed(self) -> Tensor:  # [T]
         steps = _STEPS * torch.finfo(self._dtype).eps * self.expected.abs().amax(1)
-        return steps + self._noise
+        return steps + _TIMES * self._noise
 
 
 @contextmanager

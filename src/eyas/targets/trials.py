@@ -2,8 +2,8 @@
 
 A native decoder, ragged rows and CUDA graphs are each kept only if they do; otherwise the model runs without. Of a
 native decoder every layer is tried alone before (`native/layer_trials.py`), so passes only show whether rows, trees and
-the cache are right. They may be as far from the model's own passes as those are from themselves when what every layer
-reads is moved by a rounding.
+the cache are right. They may be as far from the model's own passes as those are from themselves when the inputs of
+every product are moved by roundings (`roundings.py`).
 
 Where tokens are routed to experts, a rounding may choose another expert for a token, after which all of its states
 differ; so there are several trials there, of which half must agree.
@@ -37,7 +37,7 @@ _ROUTED_TRIALS = 8
 _ROUNDING, _ROUNDING_OF_HALVES = 1e-3, 5e-2
 """How far logits of float32 and of 16 bits may lie apart in any case, as shares of the greatest."""
 _NOISE = 4.0
-"""How many times as far as rounded inputs take the model from itself another way may be from it."""
+"""How many times as far as moved inputs take the model from itself another way may be from it."""
 _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, EyasError)
 """What a model may raise that can't be run in another way."""
 

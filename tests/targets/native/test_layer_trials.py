@@ -14,7 +14,7 @@ from torch import Tensor
 from eyas.targets import Target
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
-from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.layer_trials import probed_positions
 from eyas.targets.native.library import kernels
@@ -189,6 +189,19 @@ def test_a_window_that_is_off_by_one_is_found(by: int, scale: float, dtype: torc
 @pytest.mark.parametrize("name", ["llama", "gemma2", "olmo2", "mixtral", "gptoss", "deepseek3", "neox", "gpt2"])
 def test_what_is_right_stays_native_at_any_scale(name: str, scale: float, dtype: torch.dtype) -> None:
     assert tried(tiny.build_model(name, scale=scale, **tiny.fitting(name)).to(dtype)).native is not None
+
+
+def test_a_soft_cap_far_above_the_scores_changes_nothing() -> None:
+    """Its tanh keeps all digits of small ones: 1 - 2 / (e^2x + 1) would be off by 6e-8, which the cap multiplies."""
+    model = tiny.build_model("gemma2", scale=0.5, attn_logit_softcapping=500.0, **tiny.fitting("gemma2"))
+    target = tried(model)
+    native = target.native
+    assert native is not None
+    tokens, made = torch.arange(16).unsqueeze(0), list[Tensor]()
+    for cap in (500.0, 0.0):
+        native._struct.softcap = cap
+        made.append(native.run(target.empty_cache(1, 16), Staged(range(1), 16, None, [0], None), tokens).states)
+    assert (made[0] - made[1]).abs().max() <= 8 * torch.finfo(torch.float32).eps * made[1].abs().max()
 
 
 def test_a_layer_that_was_taken_for_one_without_rope_gets_it_back() -> None:
