@@ -263,7 +263,7 @@ def test_counts() -> None:
 
 
 def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(tiny.build_model("llama"))
+    target, expected = Target(tiny.build_model("llama")), {index: answer(index, 40) for index in range(6)}
     run = engine(target=target, max_running=6)
     allocate = SlotCache._allocate
 
@@ -276,7 +276,7 @@ def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) ->
     for index in range(6):
         run.submit(request(index, 40))
     done = drain(run)
-    assert {i: c.token_ids for i, c in done.items()} == {i: answer(i, 40) for i in range(6)}
+    assert {i: c.token_ids for i, c in done.items()} == expected
     assert run.state().preempted_total > 0
 
 
