@@ -80,12 +80,12 @@ def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
     assert shares.plan({"greedy": 16}, 0.0) == Step(greedy="greedy"), "alone"
     shares.charge({"greedy": 16}, 5.0)
     assert shares.plan(asked, 1.0).alone == {"polite"}, "a newcomer begins a second behind"
-    shares.charge({"polite": 1}, 1.1)
+    shares.charge({"polite": 1}, 1.0)
     assert shares.plan(asked, 2.0) == Step(crowded=True, greedy="greedy"), "now it is the other's turn"
     shares.charge({"greedy": 16, "polite": 2}, 1.8)  # 1.6 and 0.2
     for _ in range(3):
         assert shares.plan(asked, 3.0).alone == {"polite"}
-        shares.charge({"polite": 1}, 0.45)
+        shares.charge({"polite": 1}, 0.5)
     assert not shares.plan(asked, 4.0).alone
     assert not shares.plan({"greedy": 16}, 5.0).alone
     assert not shares.plan(asked, 6.0).alone, "who leaves and comes back isn't new"
@@ -103,6 +103,15 @@ def test_whoever_was_there_a_moment_ago_is_expected_back() -> None:
     assert shares.plan({"greedy": 4}, 4.0).crowded
     assert not shares.plan({"greedy": 3}, 4.0).crowded
     assert not shares.plan({"greedy": 64}, 5.5).crowded
+
+
+def test_who_comes_new_with_many_requests_is_not_behind() -> None:
+    shares = TimeShares()
+    shares.plan({"polite": 1}, 0.0)
+    shares.charge({"polite": 1}, 9.0)
+    shares.plan({"greedy": 64}, 0.1)
+    shares.charge({"greedy": 64}, 0.05)
+    assert shares.plan({"greedy": 64, "polite": 1}, 0.2).alone == {"polite"}
 
 
 def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eyas.engine import Engine, Limits, Speculation
+from eyas.engine.fair_queue import TimeShares
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
 from eyas.targets import KVShape, SlotCache, Target
 from eyas.tree import parse_tree
@@ -282,7 +283,7 @@ def test_counts() -> None:
 
 
 def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Target(tiny.build_model("llama"))
+    target, expected = Target(tiny.build_model("llama")), {index: answer(index, 40) for index in range(6)}
     run = engine(target=target, max_running=6)
     allocate = SlotCache._allocate
 
@@ -295,7 +296,7 @@ def test_where_memory_ends_fewer_run_at_once(monkeypatch: pytest.MonkeyPatch) ->
     for index in range(6):
         run.submit(request(index, 40))
     done = drain(run)
-    assert {i: c.token_ids for i, c in done.items()} == {i: answer(i, 40) for i in range(6)}
+    assert {i: c.token_ids for i, c in done.items()} == expected
     assert run.state().preempted_total > 0
 
 
@@ -398,3 +399,29 @@ def test_a_step_copies_no_more_of_known_prompts_than_it_reads() -> None:
     assert most <= 48, "one prompt, not eight"
     assert before == 8 * 46
     assert all(each.token_ids == expected for each in done.values())
+
+
+@pytest.mark.parametrize("tree", [None, "chain:4"])
+def test_a_client_with_few_requests_goes_past_the_half_read_prompts_of_one_with_many(
+    monkeypatch: pytest.MonkeyPatch, tree: str | None
+) -> None:
+    charge = TimeShares.charge
+    monkeypatch.setattr(TimeShares, "charge", lambda self, *_: charge(self, {"greedy": 1}, 0.1))  # who is behind
+    run = engine(tree, max_running=16, prefill_chunk=4)
+    many = [run.submit(request(index % 2 * 2, 12, seed=index), queue_key="greedy/") for index in range(12)]
+    for _ in range(6):
+        run.step()
+        run.check_invariants()
+    polite = [run.submit(request(3), queue_key="polite/"), run.submit(request(4), queue_key="polite/ann")]
+    took, done = 0, dict[int, Completion]()
+    while not done.keys() >= set(polite):
+        took += 1
+        for chunk in run.step():
+            assert chunk.index in polite, "steps are for the few alone"
+            if chunk.completion is not None:
+                done[chunk.index] = chunk.completion
+        run.check_invariants()
+    assert took <= 14, "2 prompts of 4 tokens a step, and 8 tokens of each"
+    done |= drain(run)
+    assert [done[index].token_ids for index in polite] == [answer(3), answer(4)]
+    assert [done[index].token_ids for index in many] == [answer(index % 2 * 2, 12) for index in range(12)]

@@ -218,6 +218,9 @@ class TimeShares:
         self._seen = {client: at for client, at in self._seen.items() if at > now - _REMEMBERED}
         self._seen |= dict.fromkeys(requests, now)
         greedy = max(requests, key=lambda client: (requests[client], self._seconds[client]), default="")
+        others = [self._seconds[client] for client in self._seen if client != greedy and client in self._seconds]
+        if greedy and others:  # who brings many requests is never behind, also one that comes new
+            self._seconds[greedy] = max(self._seconds[greedy], min(others))
         few = [client for client in self._seen if _MANY * max(1, requests.get(client, 0)) <= requests.get(greedy, 0)]
         behind = (one for one in few if requests.get(one) and self._seconds[one] < self._seconds[greedy])
         return Step(frozenset(behind), bool(few), greedy)

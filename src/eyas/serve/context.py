@@ -32,7 +32,8 @@ from eyas.types import GrammarSpec
 T = TypeVar("T")
 _LARGE = 1 << 16
 """Characters of a large text, which may take a tenth of a second or more to tokenize."""
-
+_SECONDS_PER_CHARACTER = 4e-8
+"""The pace of large bodies: parsing one takes a quarter of this, during which no other Python code runs."""
 _MOST_WAITING = 32 << 20
 """The most characters that wait; beyond it a client with any waiting is refused."""
 
@@ -147,20 +148,23 @@ class FairWorkers:
 
 
 class FairTurns:
-    """Lets requests begin in turns of clients and their users, one in each pass of the event loop."""
+    """Lets requests begin in turns of clients, one in each pass of the event loop at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float = 0.0) -> None:
+        """`pause`: seconds for each character of a request, until the next one may begin."""
         self._queue = FairQueue[_Job]()
-        self._submitted = 0
+        self._pause = pause
+        self._submitted, self._giving = 0, False
 
     async def next(self, key: str, characters: int) -> None:
         """Wait until it is the turn of a request of so many characters."""
         loop = asyncio.get_running_loop()
         job = _Job(self._submitted, key, characters)
         self._submitted += 1
-        if not self._queue:
-            loop.call_soon(self._give_turn, loop)
         self._queue.push(job)
+        if not self._giving:
+            self._giving = True
+            loop.call_soon(self._give_turn, loop)
         try:
             await job.turn
         except asyncio.CancelledError:
@@ -169,10 +173,11 @@ class FairTurns:
             raise
 
     def _give_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._queue:
-            self._queue.pop().turn.set_result(None)
-        if self._queue:
-            loop.call_soon(self._give_turn, loop)
+        self._giving = bool(self._queue)
+        if self._giving:
+            job = self._queue.pop()
+            job.turn.set_result(None)
+            loop.call_later(self._pause * job.longest, self._give_turn, loop)
 
 
 @dataclass
@@ -185,12 +190,12 @@ class ServerContext:
     started: int = field(default_factory=lambda: int(time.time()))
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
-    turns: FairTurns = field(default_factory=FairTurns)
-    """Whose request is read next, and checked."""
     _ignored: set[str] = field(default_factory=set)
     """The fields that the log has named as ignored."""
     _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
     _large_workers: FairWorkers = field(default_factory=lambda: FairWorkers(1, "tokenize-large"))
+    _turns: FairTurns = field(default_factory=FairTurns)
+    _large_turns: FairTurns = field(default_factory=lambda: FairTurns(_SECONDS_PER_CHARACTER))
 
     @property
     def engine(self) -> ServedEngine:
@@ -235,6 +240,10 @@ class ServerContext:
             if name not in self._ignored:
                 self._ignored.add(name)
                 log.info("a field is accepted and ignored", extra={"fields": {"field": name, "reason": why}})
+
+    async def turn_to_read(self, client: str, characters: int) -> None:
+        """Wait until it is the turn of a client's body of so many characters to be parsed and checked."""
+        await (self._turns if characters <= _LARGE else self._large_turns).next(client, characters)
 
     async def in_worker(
         self, function: Callable[..., T], *arguments: Any, characters: int = 0, info: RequestInfo | None = None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import shutil
+import socket
 import ssl
 import subprocess
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httpx
 import pytest
 
 from eyas.errors import UsageError
 from eyas.serve.context import ServeSettings
-from eyas.serve.http.run import tls_context
+from eyas.serve.http.run import HttpConnection, TlsHandshake, WaitingConnections, tls_context
 
 from ...pairs import Pair
 from ..fakes import FakeEngine
@@ -103,3 +107,24 @@ def test_a_handshake_has_the_time_that_headers_have(files: Files) -> None:
         silent.settimeout(20)
         with suppress(ConnectionResetError):
             assert silent.recv(1) == b""
+
+
+def test_a_connection_that_is_closed_before_its_handshake_begins_leaves_nothing(files: Files) -> None:
+    """Where all that may be open have requests running, a new one is closed at once."""
+    context = tls_context(ServeSettings(model_names=("m",), ssl_certfile=files.both))
+    assert context is not None
+
+    async def work() -> set[Any]:
+        ours, theirs = socket.socketpair()
+        full = WaitingConnections(0, 60.0)
+        with theirs:
+            loop, http = asyncio.get_running_loop(), cast(HttpConnection, None)
+            await loop.connect_accepted_socket(lambda: TlsHandshake(http, full, context), ours)
+            _, left = await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=5)
+        return left
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        assert not asyncio.run(work())
+        gc.collect()
+    assert not [str(one.message) for one in caught]

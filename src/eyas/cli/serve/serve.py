@@ -148,7 +148,7 @@ def serve(
     tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
-    sys.setswitchinterval(0.0005)  # the engine wants Python's lock after every kernel, also while answers are written
+    sys.setswitchinterval(0.0001)  # the engine wants Python's lock after every kernel, also while answers are written
     try:
         from eyas.serve.http.app import ENDPOINTS, create_app
         from eyas.serve.http.run import bind, run_server, tls_context

@@ -135,7 +135,7 @@ class JsonRoute(APIRoute):
             except ClientDisconnect:
                 raise _client_gone() from None
             json_request.check_content_type()
-            await request.app.state.context.turns.next(client_id(request), len(await json_request.body()))
+            await request.app.state.context.turn_to_read(client_id(request), len(await json_request.body()))
             await json_request.json()
             return await _while_connected(json_request.receive, handler(json_request))
 

@@ -259,8 +259,7 @@ class TlsHandshake(asyncio.Protocol):
 
     async def _shake_hands(self) -> None:
         try:
-            shaken = asyncio.get_running_loop().start_tls(self.transport, self, self._context, server_side=True)
-            encrypted = await asyncio.wait_for(shaken, self._waiting.header_seconds)
+            encrypted = await asyncio.wait_for(self._start_tls(), self._waiting.header_seconds)
         except (OSError, asyncio.TimeoutError):  # ssl.SSLError is an OSError
             self.transport.abort()
         else:
@@ -272,6 +271,11 @@ class TlsHandshake(asyncio.Protocol):
                     self._http.data_received(self._early)
         finally:
             self._waiting.remove(self)
+
+    async def _start_tls(self) -> asyncio.Transport | None:
+        if self.transport.is_closing():  # asyncio would wait for a handshake that nobody ends
+            return None
+        return await asyncio.get_running_loop().start_tls(self.transport, self, self._context, server_side=True)
 
 
 class HttpConnection(H11Protocol):
