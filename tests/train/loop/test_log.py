@@ -71,19 +71,32 @@ def test_lines_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines(tmp_path)[0]["accuracy_12"] == 0.3
 
 
+@pytest.mark.parametrize(
+    ("seconds", "first", "last"),
+    [
+        (50.0, "step 2 of 33: 50 s a step, about 26 min left", "about 23 min left"),
+        (140.0, "step 1 of 33: 2 min a step, about 75 min left", "about 65 min left"),
+        (1.25, "step 3 of 33: 1.2 s a step, about 38 s left", "about 38 s left"),
+    ],
+)
 def test_it_is_said_how_long_it_takes_before_the_first_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    seconds: float,
+    first: str,
+    last: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(log.time, "monotonic", lambda: now[0])
     console = Console(stderr=True, force_terminal=False)
     with RunLog(33, 0, writers(tmp_path, 0, {}, console), console) as out:
         for step in range(1, 6):
-            now[0] += 50.0
+            now[0] += seconds
             out.advance(step)
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "step 2 of 33: 50 s a step, about 26 min left"
-    assert said[-1].endswith("about 23 min left")
+    assert said[0] == first
+    assert said[-1].endswith(last)
 
 
 @pytest.mark.parametrize("columns", [80, 100])

@@ -103,7 +103,8 @@ def report(
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
-    target = drafter.get("eyas", {}).get("target") or trained.recipe.get("target") or "TARGET"
+    # the recipe says where the target is, a drafter only what it is called
+    target = trained.recipe.get("target") or drafter.get("eyas", {}).get("target") or "TARGET"
     lead = headline(checkpoints, grown, methods, target, folder)
     write_text(output, render(_title(trained, drafter), lead, sections))
     note(f"wrote {output}")

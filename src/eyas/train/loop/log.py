@@ -199,7 +199,8 @@ class RunLog:
         if made == _FIRST_STEPS or now - self._said >= SILENCE:
             self._said, each = now, (now - self._began) / made
             left = duration(each * (self._steps - step))
-            self._console.print(f"step {step} of {self._steps}: {each:.2g} s a step, about {left} left", soft_wrap=True)
+            took = f"{each:.1f} s" if each < 10 else duration(each)
+            self._console.print(f"step {step} of {self._steps}: {took} a step, about {left} left", soft_wrap=True)
 
     def record(self, step: int, seconds: float, values: Values) -> None:
         """Write a record of `step`, `seconds` of training after the run began."""
