@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ async def burst(server: ServerProcess, prompts: Sequence[Sequence[int]], tokens:
         answers = await asyncio.gather(*(ask(client, common | {"prompt": list(prompt)}) for prompt in prompts))
         seconds = time.perf_counter() - began
     firsts = [moments[0] for moments in answers]
-    pauses = [late - early for moments in answers for early, late in zip(moments, moments[1:], strict=False)]
+    pauses = [late - early for moments in answers for early, late in pairwise(moments)]
     found = statistics.median(firsts), min(firsts), max(firsts), max(pauses), len(prompts) * tokens / seconds
     return dict(zip(FIGURES, found, strict=True))
 

@@ -116,7 +116,7 @@ class Scheduler:
         return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
 
     def turn(self) -> list[SequenceState]:
-        """Who decodes in the round that begins: all, or those in neighbouring slots whose clients have had less time."""
+        """Who decodes in the round that begins: all, or neighbours in slots whose clients have had less time."""
         self._read = self.copied = 0
         part = self.decoding[self._time.turn(self.decoding, {one.client for one in self.in_slots})]
         # those with one token read their prompt's pairs in this round: those of many would take seconds
