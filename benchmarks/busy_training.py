@@ -49,6 +49,7 @@ def rates(work: Callable[[], object], seconds: float, threads: tuple[int, ...]) 
             started = time.perf_counter()
             work()
             times.append(time.perf_counter() - started)
+    torch.set_num_threads(max(threads))
     return {count: 1 / statistics.median(times) for count, times in found.items()}
 
 

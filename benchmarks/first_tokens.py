@@ -94,10 +94,10 @@ def main() -> None:
                 medians = {key: round(statistics.median(row[key] for row in each[1:]), 4) for key in FIGURES}
                 found[f"{name}, {clients} clients"] = medians
                 print(f"{name}, {clients} clients: {json.dumps(medians)}", flush=True)
-    if options.out:
-        asked = {key: str(value) for key, value in vars(options).items() if value is not None}
-        report = {"asked": asked, "found": found, "machine": describe_machine()}
-        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            if options.out:
+                asked = {key: str(value) for key, value in vars(options).items() if value is not None}
+                report = {"asked": asked, "found": found, "machine": describe_machine()}
+                options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def capture(
     if elsewhere:
         engines.check_target(model)
     from eyas.data.capture.capture import CaptureConfig
+    from eyas.runtime import crowded
 
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
@@ -113,6 +114,8 @@ def capture(
         if first and prepared.own():
             note(_duration(prepared))
         if not dry_run:
+            if first and not elsewhere and (warning := crowded("the capture")) is not None:
+                note(f"warning: {warning}")
             _run(model, prepared, first, prepared.run)
 
 
