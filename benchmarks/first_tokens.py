@@ -19,6 +19,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ async def burst(server: ServerProcess, prompts: Sequence[Sequence[int]], tokens:
         answers = await asyncio.gather(*(ask(client, common | {"prompt": list(prompt)}) for prompt in prompts))
         seconds = time.perf_counter() - began
     firsts = [moments[0] for moments in answers]
-    pauses = [late - early for moments in answers for early, late in zip(moments, moments[1:], strict=False)]
+    pauses = [late - early for moments in answers for early, late in pairwise(moments)]
     found = statistics.median(firsts), min(firsts), max(firsts), max(pauses), len(prompts) * tokens / seconds
     return dict(zip(FIGURES, found, strict=True))
 
@@ -93,10 +94,10 @@ def main() -> None:
                 medians = {key: round(statistics.median(row[key] for row in each[1:]), 4) for key in FIGURES}
                 found[f"{name}, {clients} clients"] = medians
                 print(f"{name}, {clients} clients: {json.dumps(medians)}", flush=True)
-    if options.out:
-        asked = {key: str(value) for key, value in vars(options).items() if value is not None}
-        report = {"asked": asked, "found": found, "machine": describe_machine()}
-        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+            if options.out:
+                asked = {key: str(value) for key, value in vars(options).items() if value is not None}
+                report = {"asked": asked, "found": found, "machine": describe_machine()}
+                options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "urls": frozenset({"errors"}),
     "files": frozenset({"errors", "urls"}),
     "runtime": frozenset(),
-    "machine": frozenset({"files"}),
+    "machine": frozenset({"files", "runtime"}),
     "gguf": frozenset({"errors"}),
     "gguf_target": frozenset({"errors", "files", "gguf", "machine"}),
     "assets": frozenset({"gguf_target"}),

@@ -94,7 +94,18 @@ def test_the_work_of_others_is_seen() -> None:
 def test_our_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     own, worked = iter([5.0, 5.4]), iter([100.0, 100.5])
     monkeypatch.setattr(time, "process_time", lambda: next(own))
-    monkeypatch.setattr(runtime, "_worked", lambda: next(worked))
+    monkeypatch.setattr(runtime, "_worked", lambda _: next(worked))
     began = time.monotonic()
     seen = runtime.cores_of_others(0.05)
     assert 0.1 / (time.monotonic() - began) <= seen + 1e-9 <= 0.1 / 0.05 + 2e-9
+
+
+@pytest.mark.parametrize(
+    ("threads", "others", "better"), [(2, 1.0, "OMP_NUM_THREADS=1"), (4, 2.2, "=2"), (1, 2.0, ""), (2, 0.4, "")]
+)
+def test_a_crowded_machine(monkeypatch: pytest.MonkeyPatch, threads: int, others: float, better: str) -> None:
+    cores = max(2, threads)
+    monkeypatch.setattr(runtime, "machine_load", lambda: {"cores": cores, "threads": threads})
+    monkeypatch.setattr(runtime, "cores_of_others", lambda **_: others)
+    assert (runtime.crowded("training") or "").endswith(better)
+    assert bool(runtime.crowded("training")) == bool(better)

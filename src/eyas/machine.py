@@ -98,7 +98,7 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     try:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
         kept = _kept(path)
-        if not _holds(kept):
+        if kept is None or not _holds(kept):
             with writing(path) as file:  # one at a time: who waited here takes what it waited for
                 kept = _kept(path)
                 if kept is None or not _holds(kept):
@@ -111,9 +111,9 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
     return measured
 
 
-def _holds(kept: Mapping[str, Any] | None) -> bool:
-    """Whether a measurement needn't be taken, or not now: a provisional one holds while others work."""
-    return kept is not None and (not kept["provisional"] or _others_work())
+def _holds(kept: Mapping[str, Any]) -> bool:
+    """Whether a measurement needn't be taken anew, or not now: a provisional one holds while others work."""
+    return not kept["provisional"] or _others_work()
 
 
 @cache

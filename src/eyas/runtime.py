@@ -177,25 +177,50 @@ def machine_load() -> dict[str, Any]:
     }
 
 
-def cores_of_others(seconds: float = 0.1) -> float:
-    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1."""
-    began, before, own = time.monotonic(), _worked(), time.process_time()
+def cores_of_others(seconds: float = 0.1, *, yielding: bool = True) -> float:
+    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1.
+
+    Without `yielding` those aren't counted that make room for this one, as they are niced and it isn't.
+    """
+    counted = yielding or not hasattr(os, "nice") or os.nice(0) > 0
+    began, before, own = time.monotonic(), _worked(counted), time.process_time()
     if before is None:
         return max(0.0, os.getloadavg()[0] - 1) if hasattr(os, "getloadavg") else 0.0
     time.sleep(seconds)
-    worked = (_worked() or before) - before - (time.process_time() - own)
+    worked = (_worked(counted) or before) - before - (time.process_time() - own)
     return max(0.0, worked) / (time.monotonic() - began)
 
 
-def _worked() -> float | None:
-    """Seconds that this machine's processors have worked, for us or as the guests of another; None = not counted."""
+def _worked(niced: bool) -> float | None:
+    """Seconds that processors have worked, `niced` work included or not, or were others' guests; None = not counted."""
     try:
         with Path("/proc/stat").open(encoding="ascii") as file:
             counts = [int(count) for count in file.readline().split()[1:9]]
     except (OSError, ValueError):
         return None
     user, nice, system, _, _, irq, softirq, stolen = counts
-    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+    return (user + nice * niced + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def crowded(work: str) -> str | None:
+    """A warning before `work` whose threads wait for each other, if others want the cores that they are on; else None.
+
+    How many threads there are is left to the user: with another number, sums may differ in their last bits, and a run
+    that goes on wouldn't be the one that began.
+    """
+    import torch
+
+    load = machine_load()
+    if load["threads"] == 1 or torch.cuda.is_available():  # an accelerator does the work
+        return None
+    others = cores_of_others(yielding=False)
+    if load["cores"] - others > load["threads"] - 0.5:
+        return None
+    better = max(1, round(load["cores"] - others))
+    return (
+        f"other processes use {others:.1f} of {load['cores']} cores, and {work} on {load['threads']} threads waits for "
+        f"the slowest of them: stop those, make them nicer (nice -n 10), or set OMP_NUM_THREADS={better}"
+    )
 
 
 def taken_by_others(load: Mapping[str, Any]) -> float:

@@ -358,3 +358,13 @@ def test_native_guesses_are_the_greatest_log_probabilities(
     order = logits.sort(dim=-1, descending=True, stable=True).indices[..., :count]  # the first of equals first
     assert torch.equal(found, ids[order])
     torch.testing.assert_close(scores, expected.gather(2, order), rtol=1e-5, atol=1e-5)
+
+
+def test_passes_of_vectors_are_bound_by_arithmetic_and_those_of_tiles_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(32, 32))
+    assert not linears.multiplies_by_vectors(model)  # PyTorch's products
+    model[0] = NativeLinear(model[0], False)
+    monkeypatch.setattr(linears, "_ways", lambda _: 0)
+    assert linears.multiplies_by_vectors(model)
+    monkeypatch.setattr(linears, "_ways", lambda _: Way.TILES)
+    assert not linears.multiplies_by_vectors(model)
