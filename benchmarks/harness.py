@@ -1,12 +1,11 @@
 """What the scripts of this folder share: a command line made of a function, sides that take turns, and the report.
 
-@script
-def main(model: str, *, repeats: Annotated[int, "turns that count"] = 5, output: Output = None) -> None:
-    seconds = interleave({"eyas": ours, "plain": theirs}, repeats)
-    report({"ratio": paired(seconds["eyas"], seconds["plain"])}, output)
+A script decorates its `main`, and ends with `raise SystemExit(main())` where it is run and not imported:
 
-if __name__ == "__main__":
-    main()
+    @script
+    def main(model: str, *, repeats: Annotated[int, "turns that count"] = 5, output: Output = None) -> None:
+        seconds = interleave({"eyas": ours, "plain": theirs}, repeats)
+        report({"ratio": paired(seconds["eyas"], seconds["plain"])}, output)
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from datetime import date
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rich.console import Console
 from rich.table import Table
@@ -41,17 +40,17 @@ Output = Annotated[Path | None, "the JSON file"]
 # The command line.
 
 
-def script(*verbs: Callable[..., int | None]) -> Callable[[], None]:
+def script(*verbs: Callable[..., int | None]) -> Callable[[], int | None]:
     """The function as a script: its parameters are the command line, its module's docstring is the help.
 
-    Parameters are arguments, those behind a `*` are options; without a default they are required. `list[T]` takes any
-    number of words, `tuple[T, T]` two, `Literal` one of some, `bool` none. The text of `Annotated` is the help. A
-    function with one parameter that is a dataclass has its fields instead. What it returns is the exit code. Of
-    several functions the first word names one.
+    Parameters are arguments, those behind a `*` are options; without a default they are required. `Sequence[T]` takes
+    any number of words, `tuple[T, T]` two, `Literal` one of some, `bool` none. The text of `Annotated` is the help,
+    and a function behind it there parses a word. A function with one parameter that is a dataclass has its fields
+    instead. What it returns is the exit code. Of several functions the first word names one.
     """
 
     @wraps(verbs[0])
-    def run() -> None:
+    def run() -> int | None:
         page = inspect.getmodule(verbs[0])
         parser = argparse.ArgumentParser(
             description=page and page.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -63,9 +62,8 @@ def script(*verbs: Callable[..., int | None]) -> Callable[[], None]:
             for verb in verbs:
                 _declare(choice.add_parser(verb.__name__, description=verb.__doc__), verb)
         values = vars(parser.parse_args())
-        code = values.pop("")(values)
-        if code:
-            raise SystemExit(code)
+        code: int | None = values.pop("")(values)
+        return code
 
     return run
 
@@ -83,22 +81,24 @@ def _declare(parser: argparse.ArgumentParser, verb: Callable[..., int | None]) -
 
 def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: Any) -> None:
     """Add one parameter."""
-    kind, text = (get_args(hint)[0], hint.__metadata__[0]) if get_origin(hint) is Annotated else (hint, None)
+    kind, text, *parse = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
     needed, option = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
     settings: dict[str, Any] = {"help": text} if needed else {"help": text, "default": parameter.default}
-    if get_origin(kind) is UnionType:  # T | None
+    if get_origin(kind) in (Union, UnionType):  # T | None
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
-    if kind is bool:
-        settings["action"] = "store_true"
-    elif get_origin(kind) is list:
+    if parse:
+        (kind,) = parse
+    elif get_origin(kind) is Sequence:
         settings["nargs"], (kind,) = "+" if needed and not option else "*", get_args(kind)
     elif get_origin(kind) is tuple:
         settings["nargs"], kind = len(get_args(kind)), get_args(kind)[0]
     elif not needed and not option:
         settings["nargs"] = "?"
-    if get_origin(kind) is Literal:
+    if kind is bool:
+        settings["action"] = "store_true"
+    elif get_origin(kind) is Literal:
         settings["choices"] = get_args(kind)
-    elif kind is not bool:
+    else:
         settings["type"] = kind
     if option:
         parser.add_argument(f"--{parameter.name.replace('_', '-')}", required=needed, **settings)
@@ -143,7 +143,7 @@ def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]
 
 def report(content: Mapping[str, Any], output: Path | None = None, rows: Sequence[Mapping[str, Any]] = ()) -> None:
     """Print a measurement, `rows` as a table and else all of it, and write it with its date, command and machine."""
-    made = {"date": str(date.today()), "command": command(), "machine": describe_machine(), **content}
+    made = described(content)
     if rows:
         made["rows"] = list(rows)
         Console(width=80).print(table(rows))
@@ -151,6 +151,11 @@ def report(content: Mapping[str, Any], output: Path | None = None, rows: Sequenc
         print(json.dumps(made, indent=2), flush=True)
     if output is not None:
         write_json(output, made)
+
+
+def described(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement with its date, command and machine."""
+    return {"date": str(date.today()), "command": command(), "machine": describe_machine(), **content}
 
 
 def command() -> str:
