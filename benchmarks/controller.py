@@ -45,9 +45,9 @@ class Meter:
         """Tokens and seconds."""
         self._planning = 0.0
 
-    def plan(self, rows: int, lengths: Sequence[int], sampled: Sequence[bool] | None = None) -> TreeSpec | None:
+    def plan(self, rows: int, lengths: Sequence[int], *batch: Sequence[Any] | None) -> TreeSpec | None:
         began = time.perf_counter()
-        spec = self.planner.plan(rows, lengths, sampled)
+        spec = self.planner.plan(rows, lengths, *batch)
         self._planning = time.perf_counter() - began
         return spec
 
@@ -57,6 +57,10 @@ class Meter:
         if record.rows == self.rows:
             self.turn[0] += record.emitted
             self.turn[1] += (record.seconds or 0.0) + self._planning + time.perf_counter() - began
+
+    @property
+    def probing(self) -> bool:
+        return self.planner.probing
 
     def take(self) -> tuple[float, list[float]]:
         """Tokens per second since the last call, and what each plan promised."""
@@ -76,14 +80,14 @@ class Pinned(Controller):
         self.expected: list[float] = []
         return self
 
-    def _replan(self, rows: int, *situation: Any) -> None:
-        super()._replan(rows, *situation)
+    def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool) -> None:
+        super()._replan(rows, lengths, groups, room, settles=settles)
         assert self._prospects is not None
         self._choice = None if self.shape is None else self._prospects.of(self.shape)
         self.expected.append(self._prospects.plain_rate if self._choice is None else self._choice.rate)
 
-    def _new_probe(self, rows: int, lengths: Sequence[int]) -> None:
-        del rows, lengths
+    def _new_probe(self, rows: int, reading: float) -> None:
+        del rows, reading
 
 
 def requests(engine: Engine, rows: int, params: eyas.SamplingParams, files: Sequence[Path]) -> list[eyas.Request]:
@@ -114,7 +118,7 @@ def pinned(engine: Engine, costs: CostTable, rows: int) -> dict[str, Meter]:
     assert engine.speculation is not None
     meters = {}
     for shape in (None, *SHAPES):
-        made = make_controller(engine.target, engine.speculation.drafter, "auto", rows, costs)  # type: ignore[arg-type]
+        made = make_controller(engine.target, engine.speculation.drafter, "auto", rows, costs)
         made.__class__ = Pinned
         assert isinstance(made, Pinned)
         name = "plain" if shape is None else f"depth {shape[0]}, width {shape[1]}, value {THRESHOLDS[shape[2]]:g}"
@@ -140,7 +144,7 @@ def predict(
     params = eyas.SamplingParams(max_tokens=max_new_tokens, temperature=temperature, ignore_eos=True)
     engine = eyas.load(model, drafter, dtype=dtype)
     assert engine.speculation is not None
-    table = costs_for(engine.target, engine.speculation.drafter, max(batches), costs)  # type: ignore[arg-type]
+    table = costs_for(engine.target, engine.speculation.drafter, max(batches), costs)
     found: dict[str, Any] = {}
     for rows in batches:
         batch = requests(engine, rows, params, prompt_file)

@@ -53,7 +53,7 @@ def script(*verbs: Callable[..., int | None]) -> Callable[[], int | None]:
     def run() -> int | None:
         page = inspect.getmodule(verbs[0])
         parser = argparse.ArgumentParser(
-            description=page and page.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            description=page.__doc__ if page else None, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         if len(verbs) == 1:
             _declare(parser, verbs[0])

@@ -235,7 +235,7 @@ def main(
             rule, stats = ForcedWalk(), Stats()
             limits = Limits(prefix_tokens=2 * longest)
             source = None if read_method(method).alone else drafter
-            made = load(longer, source, method=method, rule=rule, limits=limits, **options)  # type: ignore[arg-type]
+            made = load(longer, source, method=method, rule=rule, limits=limits, **options)
             for pieces in read[name]:
                 stats.merge(run(made, rule, pieces))
                 print(name, method, json.dumps(figures(stats)), flush=True)

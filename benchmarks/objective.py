@@ -69,7 +69,7 @@ def network_of(kind: Kind) -> tuple[Any, int]:
         network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
         return network, 3
     sizes |= {"draft_vocab_size": VOCAB, "num_aux_hidden_states": 2, "num_hidden_layers": 2, "mask_token_id": 0}
-    heads = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    heads: dict[str, Any] = {"enable_confidence_head": False, "confidence_head_with_markov": False}
     block: BlockNetwork = (
         BlockNetwork(DFlashConfig(**sizes, block_size=GUESSES + 1))
         if kind == "dflash"

@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from benchmarks.harness import Output, report, script, seconds_of
 from eyas.data.capture.capture import Capture, CaptureConfig
@@ -41,7 +41,7 @@ class Options:
     share: Annotated[float, "of them held out"] = 0.1
     steps: int = 30
     repeats: int = 2
-    states: str = "bf16"
+    states: Literal["float32", "bf16", "fp8"] = "bf16"
     dtype: str = "bfloat16"
     device: str = "cpu"
     batch_tokens: int = 4096

@@ -162,7 +162,9 @@ def main(
 ) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         work = folder or Path(temporary)
-        found = {verb: run(CASES[verb](work / verb), work / verb, kills, random.Random(seed)) for verb in verbs}
+        found: dict[str, dict[str, object]] = {
+            verb: run(CASES[verb](work / verb), work / verb, kills, random.Random(seed)) for verb in verbs
+        }
     report(found, output)
     return not all(case["identical"] for case in found.values())
 
