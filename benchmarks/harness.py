@@ -168,7 +168,9 @@ def command() -> str:
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows as a table; a mapping in a row has a column for each of its values."""
     flat = [_flat(row) for row in rows]
-    made = Table(*dict.fromkeys(name for row in flat for name in row), box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
+    for name in dict.fromkeys(name for row in flat for name in row):
+        made.add_column(name, overflow="fold")
     for row in flat:
         made.add_row(*(_cell(row.get(column.header)) for column in made.columns))
     return made

@@ -73,7 +73,7 @@ def main(
         rows.append({
             "tokens": count,
             "ms": {name: round(1000 * median(taken), 1) for name, taken in times.items()},
-            "bf16 /": {name: f"{r['median']:.2f} ({r['least']:.2f}-{r['most']:.2f})" for name, r in ratios.items()},
+            "bf16 over": {name: f"{r['median']:.2f} {r['least']:.2f}-{r['most']:.2f}" for name, r in ratios.items()},
         })  # fmt: skip
     report({"model": model, "seconds": raw}, output, rows)
 
