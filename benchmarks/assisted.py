@@ -12,21 +12,19 @@ Seconds are those of whole answers, prefill included, on both sides. ASSISTANT `
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from statistics import median
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM
 
 import eyas
 from benchmarks.engines.prompts import make_prompts
+from benchmarks.harness import Output, interleave, paired, report, script
 from eyas.assets import named_target
-from eyas.bench.machine import describe_machine
 from eyas.targets.loading import resolve_dtype
 
 NGRAM = 3
@@ -86,74 +84,56 @@ def by_eyas(engine: eyas.Engine, tokens: int) -> Side:
 
 
 def compare(prompts: list[tuple[int, ...]], theirs: Side, ours: Side, repeats: int) -> dict[str, Any]:
-    """All prompts with both sides in turn, `repeats` times after one that warms up."""
-    ratios: list[float] = []
+    """Every prompt by both sides in turns."""
     runs: dict[str, list[Answer]] = {"transformers": [], "eyas": []}
-    differing = 0
-    for repeat in range(repeats + 1):
-        for prompt in prompts:
-            answers = {"transformers": theirs(prompt), "eyas": ours(prompt)}
-            if repeat:
-                ratios.append(answers["transformers"].seconds / answers["eyas"].seconds)
-                differing += answers["transformers"].tokens != answers["eyas"].tokens
-                for side, one in answers.items():
-                    runs[side].append(one)
+    for prompt in prompts:
+        found = interleave({"transformers": partial(theirs, prompt), "eyas": partial(ours, prompt)}, repeats)
+        for side, answers in found.items():
+            runs[side] += answers
+    seconds = {side: [one.seconds for one in done] for side, done in runs.items()}
+    differing = sum(a.tokens != b.tokens for a, b in zip(*runs.values(), strict=True))
     return {
-        "speed_ratio_median": round(statistics.median(ratios), 3),
-        "speed_ratio_min_max": [round(min(ratios), 3), round(max(ratios), 3)],
-        "answers_that_differ": f"{differing} of {len(ratios)}",
+        "speed_ratio": paired(seconds["transformers"], seconds["eyas"]),
+        "answers_that_differ": f"{differing} of {len(seconds['eyas'])}",
         **{
             side: {
                 "accept_length": round(sum(one.drafted for one in done) / sum(one.passes for one in done), 4),
-                "tokens_per_second": round(statistics.median(len(one.tokens) / one.seconds for one in done), 2),
+                "tokens_per_second": round(median(len(one.tokens) / one.seconds for one in done), 2),
             }
             for side, done in runs.items()
         },
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("assistant", help="a small language model of the same vocabulary, or none")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--drafted", type=int, default=5, help="draft tokens of the small LM")
-    parser.add_argument("--looked-up", type=int, default=10, help="draft tokens of prompt lookup")
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
-    dtype = resolve_dtype(options.dtype)
-    stock = AutoModelForCausalLM.from_pretrained(named_target(options.model), dtype=dtype).eval()
-    ngram = eyas.load(options.model, method="ngram", tree=f"chain:{options.looked_up}", dtype=dtype)
-    prompts = make_prompts(ngram.tokenizer, options.prompts)
-    report: dict[str, Any] = {
-        "dtype": options.dtype,
-        "tokens": options.tokens,
-        "prompts": len(prompts),
-        "machine": describe_machine(),
-    }
-    lookup = {"prompt_lookup_num_tokens": options.looked_up, "max_matching_ngram_size": NGRAM}
-    report["prompt_lookup"] = compare(
-        prompts, by_transformers(stock, options.tokens, **lookup), by_eyas(ngram, options.tokens), options.repeats
-    )
-    if options.assistant != "none":
-        assistant = AutoModelForCausalLM.from_pretrained(options.assistant, dtype=dtype).eval()
-        settings = assistant.generation_config
-        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = options.drafted, "constant"
+@script
+def main(
+    model: str,
+    assistant: Annotated[str, "a small language model of the same vocabulary, or none"],
+    *,
+    dtype: str = "float32",
+    tokens: int = 128,
+    drafted: Annotated[int, "draft tokens of the small LM"] = 5,
+    looked_up: Annotated[int, "draft tokens of prompt lookup"] = 10,
+    prompts: int = 8,
+    repeats: int = 3,
+    output: Output = None,
+) -> None:
+    precision = resolve_dtype(dtype)
+    stock = AutoModelForCausalLM.from_pretrained(named_target(model), dtype=precision).eval()
+    ngram = eyas.load(model, method="ngram", tree=f"chain:{looked_up}", dtype=precision)
+    asked = make_prompts(ngram.tokenizer, prompts)
+    theirs = by_transformers(stock, tokens, prompt_lookup_num_tokens=looked_up, max_matching_ngram_size=NGRAM)
+    found = {"prompt_lookup": compare(asked, theirs, by_eyas(ngram, tokens), repeats)}
+    if assistant != "none":
+        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=precision).eval()
+        settings = small.generation_config
+        settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = drafted, "constant"
         settings.assistant_confidence_threshold = 0.0
-        engine = eyas.load(
-            options.model, options.assistant, method="draft_model", tree=f"chain:{options.drafted}", dtype=dtype
-        )
-        theirs = by_transformers(stock, options.tokens, assistant_model=assistant)
-        report["small_lm"] = compare(prompts, theirs, by_eyas(engine, options.tokens), options.repeats)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+        engine = eyas.load(model, assistant, method="draft_model", tree=f"chain:{drafted}", dtype=precision)
+        theirs = by_transformers(stock, tokens, assistant_model=small)
+        found["small_lm"] = compare(asked, theirs, by_eyas(engine, tokens), repeats)
+    report({"dtype": dtype, "tokens": tokens, "prompts": len(asked), **found}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

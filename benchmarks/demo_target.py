@@ -14,22 +14,21 @@ ids (`--texts` prints them).
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
 from torch.nn import functional as F
 
 import eyas
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, report, script
 from eyas.data.tokens.tokenize import tokenize_chat
-from eyas.text.chats import Chat, held_out
+from eyas.text.chats import Chat
+from eyas.text.chats import held_out as is_held_out
 from eyas.text.template import encode_chat
 from eyas.train.lm.corpus import HELD_OUT_SHARE, split_chats
 
@@ -45,7 +44,7 @@ def held_out_chats(maths: Path, by_module: bool) -> dict[str, list[Chat]]:
     splits = split_chats(maths)
     library = splits["library"].held_out
     if not by_module:
-        library = [chat for split in splits["library"] for chat in split if held_out(chat.id, HELD_OUT_SHARE)]
+        library = [chat for split in splits["library"] for chat in split if is_held_out(chat.id, HELD_OUT_SHARE)]
     kinds = {
         "maths": splits["chats"].held_out,
         "code": [chat for chat in library if chat.id.startswith("stdlib-code")],
@@ -89,31 +88,30 @@ def answer(engine: eyas.Engine, chats: Sequence[Chat], penalty: float) -> list[e
     return engine.generate([eyas.Request(tuple(encode_chat(engine.tokenizer, c.messages[:-1])), params) for c in chats])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("maths", type=Path)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--prompts", type=int, default=100)
-    parser.add_argument("--held-out", choices=("chats", "modules"), default="chats")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0)
-    parser.add_argument("--texts", action="store_true", help="print the texts of `eyas demo` and nothing else")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
-    chats = held_out_chats(options.maths, options.held_out == "modules")
-    if options.texts:
+@script
+def main(
+    maths: Path,
+    *,
+    model: str = "demo",
+    prompts: int = 100,
+    held_out: Literal["chats", "modules"] = "chats",
+    frequency_penalty: float = 0.0,
+    texts: Annotated[bool, "print the texts of `eyas demo` and nothing else"] = False,
+    output: Output = None,
+) -> None:
+    chats = held_out_chats(maths, held_out == "modules")
+    if texts:
         for kind, count in SHOWN.items():
             for chat in [chat for chat in chats[kind] if shown(kind, chat)][:count]:
                 print(f"[{kind}] {chat.id}\n{chat.messages[0].content}\n")
         return
-    engine = eyas.load(options.model, dtype="float32", batch_size=25)
-    report: dict[str, Any] = {"model": options.model, "held_out": options.held_out}
-    report |= {"frequency_penalty": options.frequency_penalty, "machine": describe_machine(), "kinds": {}}
+    engine = eyas.load(model, dtype="float32", batch_size=25)
+    kinds = {}
     for kind, group in chats.items():
         whole, answers = losses(engine, group)
         began = time.perf_counter()
-        done = answer(engine, group[: round(SHARES[kind] * options.prompts)], options.frequency_penalty)
-        report["kinds"][kind] = {
+        done = answer(engine, group[: round(SHARES[kind] * prompts)], frequency_penalty)
+        kinds[kind] = {
             "held_out": len(group),
             "loss": round(whole, 3),
             "answer_loss": round(answers, 3),
@@ -122,14 +120,11 @@ def main() -> None:
             "ended": sum(one.finish_reason == "stop" for one in done),
             "seconds": round(time.perf_counter() - began, 1),
         }
-    kinds = list(report["kinds"].values())
-    report["mean_loss"] = round(sum(kind["loss"] for kind in kinds) / len(kinds), 3)
-    report |= {name: sum(kind[name] for kind in kinds) for name in ("answered", "looping", "ended")}
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    sums = {name: sum(kind[name] for kind in kinds.values()) for name in ("loss", "answered", "looping", "ended")}
+    mean = round(sums.pop("loss") / len(kinds), 3)
+    settings = {"model": model, "held_out": held_out, "frequency_penalty": frequency_penalty}
+    report({**settings, "kinds": kinds, "mean_loss": mean, **sums}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

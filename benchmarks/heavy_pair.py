@@ -18,9 +18,9 @@ target that is bound by memory, with a drafter that really was trained for it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import eyas.assets
+from benchmarks.harness import script
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.kinds.dspark import DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Network
@@ -107,36 +108,35 @@ def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
     return float((light.double()(ids).logits - heavy(ids).logits).abs().max())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--drafter", nargs="+", default=[str(eyas.assets.DEMO_DRAFTER)], metavar="[NAME=]PATH")
-    parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--mlp", type=int, default=5600)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    options = parser.parse_args()
+@script
+def main(
+    out: Path,
+    *,
+    drafter: Annotated[Sequence[str], "[NAME=]PATH ..."] = (str(eyas.assets.DEMO_DRAFTER),),
+    layers: int = 64,
+    hidden: int = 256,
+    mlp: int = 5600,
+    heads: int = 4,
+    kv_heads: int = 2,
+) -> None:
     sizes = {
-        "hidden_size": options.hidden, "intermediate_size": options.mlp,
-        "num_attention_heads": options.heads, "num_key_value_heads": options.kv_heads,
+        "hidden_size": hidden, "intermediate_size": mlp, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
     }  # fmt: skip
-
     light = LlamaForCausalLM.from_pretrained(eyas.assets.DEMO_TARGET, dtype=torch.float64)
-    factor = options.layers // light.config.num_hidden_layers
-    heavy = widened_target(grow_depth(light, options.layers) if factor > 1 else light, sizes).to(torch.bfloat16)
-    heavy.save_pretrained(options.out / "target")
-    load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(options.out / "target")
+    factor = layers // light.config.num_hidden_layers
+    heavy = widened_target(grow_depth(light, layers) if factor > 1 else light, sizes).to(torch.bfloat16)
+    heavy.save_pretrained(out / "target")
+    load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(out / "target")
 
     target = load_target(eyas.assets.DEMO_TARGET, device="cpu", dtype=torch.float32)
-    for source in options.drafter:
+    for source in drafter:
         name, _, path = source.rpartition("=")
-        drafter = widened_drafter(load_network(Path(path), target), sizes, factor)
-        save_network(drafter.to(torch.bfloat16), options.out / (name or Path(path).name))
+        wide = widened_drafter(load_network(Path(path), target), sizes, factor)
+        save_network(wide.to(torch.bfloat16), out / (name or Path(path).name))
     size = sum(p.numel() for p in heavy.parameters()) / 1e6
-    print(f"{options.out}: target {size:.0f}M parameters in {options.layers} layers")
-    print(f"largest difference of a logit in float64: {logit_gap(light, options.out / 'target'):.1e}")
+    print(f"{out}: target {size:.0f}M parameters in {layers} layers")
+    print(f"largest difference of a logit in float64: {logit_gap(light, out / 'target'):.1e}")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

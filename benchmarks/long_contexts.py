@@ -18,22 +18,21 @@ forced whole. `--engine` passes options to `eyas.load`, such as `tree=chain:5`.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import shutil
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import yaml
 
-from benchmarks.replay import answers
+from benchmarks.harness import described, script
 from eyas.assets import DEMO_DRAFTER, named_target
-from eyas.bench.machine import describe_machine
 from eyas.drafters.methods import read_method
 from eyas.engine import Engine, load
 from eyas.files import write_json
@@ -138,6 +137,18 @@ def referenced(path: Path, tokenizer: Any, longest: int, limit: int | None) -> l
     return [[piece for piece in each if len(piece.prompt) + len(piece.text) <= longest] for each in found]
 
 
+def answers(row: dict[str, Any], tokenizer: Any) -> list[tuple[tuple[int, ...], list[int]]]:
+    """Prompt and reference answer of each turn, as tokens."""
+    chat: list[Message] = []
+    found = []
+    turns, references = row.get("turns", [row.get("prompt")]), row.get("references", [row.get("reference")])
+    for said, reference in zip(turns, references, strict=True):
+        chat.append(Message(role="user", content=said))
+        found.append((encode_chat(tokenizer, chat), tokenizer(reference, add_special_tokens=False)["input_ids"]))
+        chat.append(Message(role="assistant", content=reference))
+    return found
+
+
 def run(engine: Engine, rule: ForcedWalk, pieces: Sequence[Piece]) -> Stats:
     """Let the engine continue the pieces of one text; what it counted."""
     stats = Stats()
@@ -183,55 +194,6 @@ def figures(stats: Stats) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("drafter", nargs="?", default=str(DEMO_DRAFTER))
-    parser.add_argument("--methods", nargs="+", default=["eagle3", "suffix", "eagle3+suffix"])
-    parser.add_argument("--sets", nargs="*", default=["files", "chats"], choices=["files", "chats"])
-    parser.add_argument("--prompt-file", nargs="*", type=Path, default=[], help="prompts with references")
-    parser.add_argument("--limit", type=int, help="rows of each prompt file")
-    parser.add_argument("--files", type=int, default=1, help="how many files, and chats about files")
-    parser.add_argument("--longest", type=int, default=16_500, help="tokens")
-    parser.add_argument("--engine", nargs="*", default=[], metavar="NAME=VALUE", help="options of eyas.load")
-    parser.add_argument("--output", type=Path, required=True)
-    args = parser.parse_args()
-    options = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in args.engine)}
-    drafter = "demo" if Path(args.drafter) == DEMO_DRAFTER else Path(args.drafter).name
-    with tempfile.TemporaryDirectory() as folder:
-        model, rope = with_context(args.model, args.longest + 64, Path(folder))
-        settings = {"model": args.model, "drafter": drafter, "rope": rope, "longest": args.longest}
-        settings |= {
-            "files": list(FILES[: args.files]),
-            "engine": options,
-            "piece": PIECE,
-            "turn": TURN,
-            "beginning": BEGINNING,
-            "prompt_files": [path.name for path in args.prompt_file],
-            "limit": args.limit,
-        }
-        found = before(args.output, settings)
-        tokenizer = load_tokenizer(model)
-        sets = {
-            name: pieces for name, pieces in texts(tokenizer, args.longest, args.files).items() if name in args.sets
-        }
-        sets |= {path.stem: referenced(path, tokenizer, args.longest, args.limit) for path in args.prompt_file}
-        for method, name in ((method, name) for method in args.methods for name in sets):
-            if method in found.get(name, {}):
-                continue
-            rule, stats = ForcedWalk(), Stats()
-            limits = Limits(prefix_tokens=2 * args.longest)
-            source = None if read_method(method).alone else args.drafter
-            engine = load(model, source, method=method, rule=rule, limits=limits, **options)  # type: ignore[arg-type]
-            for pieces in sets[name]:
-                stats.merge(run(engine, rule, pieces))
-                print(name, method, json.dumps(figures(stats)), flush=True)
-            found.setdefault(name, {})[method] = figures(stats)
-            content = {"machine": describe_machine(), "settings": settings, "accept_length": found}
-            write_json(args.output, content)
-
-
 def before(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """The figures that an earlier run with the same settings wrote, by set and method: a run that was cut goes on."""
     if not path.exists():
@@ -240,5 +202,46 @@ def before(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return dict(content["accept_length"]) if content["settings"] == settings else {}
 
 
+@script
+def main(
+    model: str = "demo",
+    drafter: str = str(DEMO_DRAFTER),
+    *,
+    output: Path,
+    methods: Sequence[str] = ("eagle3", "suffix", "eagle3+suffix"),
+    sets: Sequence[Literal["files", "chats"]] = ("files", "chats"),
+    prompt_file: Annotated[Sequence[Path], "prompts with references"] = (),
+    limit: Annotated[int | None, "rows of each prompt file"] = None,
+    files: Annotated[int, "how many files, and chats about files"] = 1,
+    longest: Annotated[int, "tokens"] = 16_500,
+    engine: Annotated[Sequence[str], "options of eyas.load, NAME=VALUE"] = (),
+) -> None:
+    options = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in engine)}
+    name = "demo" if Path(drafter) == DEMO_DRAFTER else Path(drafter).name
+    with tempfile.TemporaryDirectory() as folder:
+        longer, rope = with_context(model, longest + 64, Path(folder))
+        settings = {
+            "model": model, "drafter": name, "rope": rope, "longest": longest, "files": list(FILES[:files]),
+            "engine": options, "piece": PIECE, "turn": TURN, "beginning": BEGINNING,
+            "prompt_files": [path.name for path in prompt_file], "limit": limit,
+        }  # fmt: skip
+        found = before(output, settings)
+        tokenizer = load_tokenizer(longer)
+        read = {name: pieces for name, pieces in texts(tokenizer, longest, files).items() if name in sets}
+        read |= {path.stem: referenced(path, tokenizer, longest, limit) for path in prompt_file}
+        for method, name in product(methods, read):
+            if method in found.get(name, {}):
+                continue
+            rule, stats = ForcedWalk(), Stats()
+            limits = Limits(prefix_tokens=2 * longest)
+            source = None if read_method(method).alone else drafter
+            made = load(longer, source, method=method, rule=rule, limits=limits, **options)
+            for pieces in read[name]:
+                stats.merge(run(made, rule, pieces))
+                print(name, method, json.dumps(figures(stats)), flush=True)
+            found.setdefault(name, {})[method] = figures(stats)
+            write_json(output, described({"settings": settings, "accept_length": found}))
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -8,16 +8,15 @@ from the text and the guess's own path, so it is slow and plain. It decodes gree
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from benchmarks.harness import Output, report, script
 from eyas.assets import named_target
 from eyas.bench.offline.runner import read_task
 from eyas.drafters.weightless.lookahead import first_guesses
@@ -85,21 +84,23 @@ def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> 
     return [row[: len(path)] for row, path in zip(best, some, strict=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--prompt-file", type=Path, required=True)
-    parser.add_argument("--sizes", default="15,5,15", help="W,N,G")
-    parser.add_argument("--limit", type=int, default=None, help="rows of the file")
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    options = parser.parse_args()
-    window, ngram, most = map(int, options.sizes.split(","))
-    params = SamplingParams(max_tokens=options.max_new_tokens, ignore_eos=True)
-    engine = load(options.model, method="lookahead", tree=f"lookahead:{options.sizes}", dtype="float32")
-    model = AutoModelForCausalLM.from_pretrained(find_model(named_target(options.model)), dtype=torch.float32).eval()
+@script
+def main(
+    model: str,
+    *,
+    prompt_file: Path,
+    sizes: Annotated[str, "W,N,G"] = "15,5,15",
+    limit: Annotated[int | None, "rows of the file"] = None,
+    max_new_tokens: int = 128,
+    output: Output = None,
+) -> None:
+    window, ngram, most = map(int, sizes.split(","))
+    params = SamplingParams(max_tokens=max_new_tokens, ignore_eos=True)
+    engine = load(model, method="lookahead", tree=f"lookahead:{sizes}", dtype="float32")
+    stock = AutoModelForCausalLM.from_pretrained(find_model(named_target(model)), dtype=torch.float32).eval()
     passes = {"eyas": 0, "restated": 0}
     emitted = dict.fromkeys(passes, 0)
-    for (row,) in read_task(options.prompt_file, 1, options.limit).groups:
+    for (row,) in read_task(prompt_file, 1, limit).groups:
         request = Dialogue(row).next_request(engine, params)
         if request is None:
             continue
@@ -109,14 +110,14 @@ def main() -> None:
         prompt, given = list(request.prompt), 1 if len(request.prompt) > 1 else 0  # the first token came with prefill
         guesses = first_guesses(prompt, window + ngram - 3)
         text = prompt + done.token_ids[:given]
-        answer, lengths = decode_by_paper(model, text, guesses, (window, ngram, most), len(done.token_ids) - given)
+        answer, lengths = decode_by_paper(stock, text, guesses, (window, ngram, most), len(done.token_ids) - given)
         assert answer[: len(done.token_ids) - given] == done.token_ids[given:], f"{row.id}: the answers differ"
         passes["restated"] += len(lengths)
         emitted["restated"] += sum(lengths)
     found = {name: emitted[name] / max(1, count) for name, count in passes.items()}
     ratio = found["eyas"] / found["restated"] if found["restated"] else None
-    print(json.dumps({"accept_length": found, "ratio": ratio, "passes": passes}))
+    report({"accept_length": found, "ratio": ratio, "passes": passes}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,23 +11,22 @@ differences are counted, and how many of them are near-ties. No speed is measure
 
 from __future__ import annotations
 
-import argparse
-import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 from transformers.utils import logging
 
+from benchmarks.harness import described, script
 from benchmarks.lossless_cases import PRECISIONS, Bench, Setting, random_requests, random_setting, save_family
-from eyas.bench.machine import describe_machine
 from eyas.bench.offline.certificate import first_difference, judge, scores_after
-from eyas.cli.common.display import counting, output
+from eyas.cli.common import display
 from eyas.files import write_json
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear
@@ -152,50 +151,43 @@ def describe(cell: Cell) -> str:
     return f"request {cell.first['request']['id']}, {where}{gap} ({how})"
 
 
+FAMILIES = (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY)
+
+
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
     """A parser of names with commas between them, all of which must be `known`."""
 
     def parse(text: str) -> list[str]:
         if unknown := [name for name in text.split(",") if name not in known]:
-            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
+            raise ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return text.split(",")
 
     return parse
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    families, precisions = [*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY], list(PRECISIONS)
-    parser.add_argument("--families", type=names(families), default=families, help="all by default")
-    parser.add_argument("--dtypes", type=names(precisions), default=precisions, help="all that run on this machine")
-    parser.add_argument("--limit", type=int, default=500, help="answers for each family and precision")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="written after each family and precision")
-    options = parser.parse_args()
+@script
+def main(
+    *,
+    families: Annotated[list[str], "all by default", names(FAMILIES)] = list(FAMILIES),  # noqa: B006
+    dtypes: Annotated[list[str], "all that run on this machine", names(list(PRECISIONS))] = list(PRECISIONS),  # noqa: B006
+    limit: Annotated[int, "answers for each family and precision"] = 500,
+    seed: int = 0,
+    output: Annotated[Path | None, "written after each family and precision"] = None,
+) -> int:
     logging.disable_progress_bar()
-    wanted = [name for name in options.dtypes if name != "int8" or kernels() is not None]
-
+    wanted = [name for name in dtypes if name != "int8" or kernels() is not None]
     cells: list[Cell] = []
-    with TemporaryDirectory() as folder, counting() as progress:
-        saved = {family: save_family(family, Path(folder) / family, options.seed) for family in options.families}
-        for precision, family in product(wanted, options.families):
-            bench = Bench.load(saved[family], precision, options.seed)
-            cells.append(run_cell(bench, family, precision, options.limit, options.seed, progress))
-            if options.output is not None:
-                write_json(options.output, report(cells, options))
-    output().print(table(cells))
-    sys.exit(any(cell.broken for cell in cells))
-
-
-def report(cells: Sequence[Cell], options: argparse.Namespace) -> dict[str, Any]:
-    """What the output file says."""
-    return {
-        "seed": options.seed,
-        "limit": options.limit,
-        "machine": describe_machine(),
-        "cells": [asdict(cell) | {"promised": cell.promised, "broken": cell.broken} for cell in cells],
-    }
+    with TemporaryDirectory() as folder, display.counting() as progress:
+        saved = {family: save_family(family, Path(folder) / family, seed) for family in families}
+        for precision, family in product(wanted, families):
+            bench = Bench.load(saved[family], precision, seed)
+            cells.append(run_cell(bench, family, precision, limit, seed, progress))
+            if output is not None:
+                found = [asdict(cell) | {"promised": cell.promised, "broken": cell.broken} for cell in cells]
+                write_json(output, described({"seed": seed, "limit": limit, "cells": found}))
+    display.output().print(table(cells))
+    return any(cell.broken for cell in cells)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -7,12 +7,12 @@ Without files it takes the newest `methods_*.json` in `benchmarks/results/`.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks.harness import script
 from benchmarks.pages import insert
 from eyas.bench.offline.method_report import training_words
 from eyas.files import write_text
@@ -89,14 +89,15 @@ def read(paths: Sequence[Path]) -> list[tuple[str, Any]]:
     return [(f"{path.parent.name}, {path.stem}", json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="*", type=Path, help="what eyas bench methods wrote (default: the newest)")
-    parser.add_argument("--page", type=Path, required=True, help="the page whose tables are replaced")
-    options = parser.parse_args()
-    made = section(read(options.results or measured()))
-    write_text(options.page, insert(options.page.read_text(encoding="utf-8"), MARKS, made))
+@script
+def main(
+    results: Annotated[Sequence[Path], "files that eyas bench methods wrote (default: the newest)"] = (),
+    *,
+    page: Annotated[Path, "the page whose tables are replaced"],
+) -> None:
+    made = section(read(results or measured()))
+    write_text(page, insert(page.read_text(encoding="utf-8"), MARKS, made))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,78 +1,119 @@
-"""Step time (forward and backward) and peak memory of the EAGLE-3 objective against `plain_objective.py`.
+"""Step time (forward and backward) and peak memory of eyas's objectives against those of `plain_objective.py`.
 
-Both sides see the same chats: S tokens, of which the first third or so is prompt (a fifth to almost a half). Loss and
-gradients are compared first. Times are medians of interleaved runs in one process; memory is what a fresh process's
-resident set grows by, at its highest, over two steps.
+All sides see the same chats, of which the first third or so is prompt (a fifth to almost a half). Loss and gradients
+are compared first. Times are medians of interleaved runs in one process, with the ratios of runs in the same turn;
+memory is what a fresh process's resident set grows by, at its highest, over two steps, gradients included.
 
-    python -m benchmarks.objective --output FILE.json
+    python -m benchmarks.objective [--kinds eagle3 dflash dspark] [--bf16] --output FILE.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from datetime import date
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from benchmarks.plain_objective import plain_loss
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, interleave, paired, report, script, seconds_of
+from benchmarks.plain_objective import plain_block_loss, plain_loss
 from eyas.data.features import FeatureBatch
+from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.kinds.dflash import DFlashConfig
+from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.runtime import keep_freed_memory
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.objective import DraftObjective
 
-WIDTH, VOCAB, DRAFT, LENGTH = 512, 4096, 1024, 512
-CONFIG = LossConfig()
-SIDES = ("eyas", "plain", "plain_fused", "plain_onednn")
-"""eyas; attention as masked matmuls; through torch's masked kernel; as matmuls, with eyas's float32 linear layers."""
+WIDTH, VOCAB, DRAFT, GUESSES = 512, 4096, 1024, 7
+PROMPTS = (0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)
+"""The parts of chats that are prompts."""
+Kind = Literal["eagle3", "dflash", "dspark"]
+Side = Literal["eyas", "plain", "plain_fused", "plain_onednn"]
+"""eyas; attention as masked matmuls, or a block's through torch's kernel; EAGLE-3's through torch's masked kernel; as
+matmuls, with eyas's float32 linear layers."""
 
 
-def build(chats: int, bf16: bool, prompts: bool) -> tuple[Eagle3Network, dict[str, Callable[[], torch.Tensor]]]:
+@dataclass(frozen=True)
+class Case:
+    """What is trained, and on what."""
+
+    kind: Kind
+    chats: int
+    length: int
+    """Tokens of a chat."""
+    anchors: int
+    """Blocks of a chat; 0 for EAGLE-3."""
+    bf16: bool
+    """Under bfloat16 autocast."""
+    prompts: bool
+
+
+def network_of(kind: Kind) -> tuple[Any, int]:
+    """A fresh network with all the same sizes but those of its heads, and the number of its taps."""
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH, "intermediate_size": 3 * WIDTH, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 64, "vocab_size": VOCAB, "target_hidden_size": WIDTH,
+    }  # fmt: skip
+    if kind == "eagle3":
+        network = Eagle3Network(Eagle3Config(**sizes, draft_vocab_size=DRAFT))
+        network.embed_tokens.requires_grad_(False)
+        network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
+        return network, 3
+    sizes |= {"draft_vocab_size": VOCAB, "num_aux_hidden_states": 2, "num_hidden_layers": 2, "mask_token_id": 0}
+    heads: dict[str, Any] = {"enable_confidence_head": False, "confidence_head_with_markov": False}
+    block: BlockNetwork = (
+        BlockNetwork(DFlashConfig(**sizes, block_size=GUESSES + 1))
+        if kind == "dflash"
+        else DSparkNetwork(DSparkConfig(**sizes, block_size=GUESSES, **heads))
+    )
+    block.embed_tokens.requires_grad_(False)
+    block.lm_head.requires_grad_(False)
+    return block, 2
+
+
+def build(case: Case) -> tuple[nn.Module, dict[Side, Callable[[], Tensor]]]:
     """The network and, for each side, a call that computes the loss."""
     torch.manual_seed(0)
-    config = Eagle3Config(
-        hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
-        vocab_size=VOCAB, draft_vocab_size=DRAFT, target_hidden_size=WIDTH,
-    )  # fmt: skip
-    network = Eagle3Network(config)
-    network.embed_tokens.requires_grad_(False)
-    network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
+    network, taps = network_of(case.kind)
     head = nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
-    mask = torch.ones(chats, LENGTH, dtype=torch.bool)
-    for chat, share in enumerate((0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)[:chats]):
-        mask[chat, : int(share * LENGTH) if prompts else 0] = False
-    tokens = torch.randint(VOCAB, (chats, LENGTH))
-    batch = FeatureBatch(tokens, mask, torch.randn(chats, LENGTH, 3, WIDTH), torch.randn(chats, LENGTH, WIDTH))
-    objective = DraftObjective(network, head, VOCAB, lambda _: batch, CONFIG, bf16)
+    shape = (case.chats, case.length)
+    mask = torch.ones(shape, dtype=torch.bool)
+    for chat, share in enumerate(PROMPTS[: case.chats]):
+        mask[chat, : int(share * case.length) if case.prompts else 0] = False
+    tokens, states = torch.randint(VOCAB, shape), torch.randn(*shape, taps, WIDTH)
+    batch = FeatureBatch(tokens, mask, states, torch.randn(*shape, WIDTH))
+    config = LossConfig(unroll=GUESSES, anchors=case.anchors) if case.anchors else LossConfig()
+    objective = DraftObjective(network, head, VOCAB, lambda _: batch, config, case.bf16)
 
-    def plain(fused: bool) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            return plain_loss(network, head, batch, CONFIG.unroll, CONFIG.decay, fused)
+    def plain(fused: bool) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.bf16):
+            if case.anchors:
+                return plain_block_loss(network, head, batch, config)
+            return plain_loss(network, head, batch, config.unroll, config.decay, fused)
 
-    def onednn() -> torch.Tensor:
-        with fast_linears(batch.tokens.device):
+    def onednn() -> Tensor:
+        with fast_linears(tokens.device):
             return plain(False)
 
-    return network, {
+    sides: dict[Side, Callable[[], Tensor]] = {
         "eyas": lambda: objective.score(batch).loss,
         "plain": lambda: plain(False),
-        "plain_fused": lambda: plain(True),
-        "plain_onednn": onednn,
     }
+    if not case.anchors:
+        sides |= {"plain_fused": lambda: plain(True), "plain_onednn": onednn}
+    return network, sides
 
 
-def step(network: nn.Module, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+def step(network: nn.Module, loss: Callable[[], Tensor]) -> Tensor:
     """One training step without the optimizer."""
     network.zero_grad()
     value = loss()
@@ -80,33 +121,30 @@ def step(network: nn.Module, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
     return value.detach()
 
 
-def difference(chats: int, bf16: bool) -> dict[str, float]:
+def difference(case: Case) -> dict[str, float]:
     """Relative difference of loss and of all gradients between eyas and the plain side."""
-    network, sides = build(chats, bf16, True)
-    found = {}
-    for side in ("eyas", "plain"):
-        loss = step(network, sides[side])
-        found[side] = loss, torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
-    (a, grad_a), (b, grad_b) = found["eyas"], found["plain"]
+    network, sides = build(case)
+    found = []
+    for side in (sides["eyas"], sides["plain"]):
+        loss = step(network, side)
+        found.append((loss, torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])))
+    (a, grad_a), (b, grad_b) = found
     return {"loss": abs(a / b - 1).item(), "gradient": ((grad_a - grad_b).norm() / grad_b.norm()).item()}
 
 
-def times(chats: int, bf16: bool, prompts: bool, repeats: int) -> dict[str, float]:
-    """Median seconds of each side, in turns."""
-    network, sides = build(chats, bf16, prompts)
-    found: dict[str, list[float]] = {side: [] for side in SIDES}
-    for repeat in range(repeats + 1):
-        for side in SIDES:
-            began = time.perf_counter()
-            step(network, sides[side])
-            if repeat:  # the first is a warm-up
-                found[side].append(time.perf_counter() - began)
-    return {side: statistics.median(values) for side, values in found.items()}
+def times(case: Case, repeats: int) -> dict[str, Any]:
+    """Median seconds of each side, in turns, and eyas's share of the others'."""
+    network, sides = build(case)
+    steps = {side: lambda loss=loss: seconds_of(lambda: step(network, loss)) for side, loss in sides.items()}
+    found = interleave(steps, repeats)  # type: ignore[arg-type]
+    middle = {side: round(median(values), 4) for side, values in found.items()}
+    return middle | {f"of_{side}": paired(found["eyas"], found[side]) for side in found if side != "eyas"}
 
 
-def growth(side: str, chats: int, bf16: bool, prompts: bool) -> float:
+def growth(side: Side, case: Case) -> float:
     """MiB that this process grows by over two steps."""
-    network, sides = build(chats, bf16, prompts)
+    network, sides = build(case)
+    torch.optim.SGD(network.parameters())  # loads what optimizers load, as every training does: sympy and more
     before = resident("VmRSS")
     for _ in range(2):
         step(network, sides[side])
@@ -119,64 +157,50 @@ def resident(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def memory(chats: int, bf16: bool, prompts: bool) -> dict[str, float]:
-    """`growth` of each side in a process of its own."""
+def memory(case: Case) -> dict[str, float]:
+    """`growth` of each side in a process of its own, and eyas's share of the others'."""
     found = {}
-    for side in SIDES:
-        command = [sys.executable, "-m", "benchmarks.objective", "--grow", side, "--chats", str(chats)]
-        command += ["--bf16"] * bf16 + ["--no-prompts"] * (not prompts)
-        found[side] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    for side in build(replace(case, chats=1))[1]:
+        command = [sys.executable, "-m", "benchmarks.objective", "--grow", side, "--kinds", case.kind]
+        command += ["--chats", str(case.chats), "--anchors", str(case.anchors), "--length", str(case.length)]
+        command += ["--threads", str(torch.get_num_threads())] + ["--bf16"] * case.bf16
+        command += ["--no-prompts"] * (not case.prompts)
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        found[side] = round(float(done.stdout), 1)
+    return found | {f"of_{side}": round(found["eyas"] / found[side], 3) for side in found if side != "eyas"}
 
 
-def ratios(values: dict[str, float]) -> dict[str, float]:
-    """Values with eyas's share of each plain side."""
-    rounded = {side: round(value, 4) for side, value in values.items()}
-    return {**rounded, **{f"of_{side}": round(values["eyas"] / values[side], 3) for side in SIDES[1:]}}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chats", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--bf16", action="store_true", help="only this type, instead of both")
-    parser.add_argument("--no-prompts", action="store_true", help="every token is an answer token")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--grow", choices=SIDES, help="measure the memory of one side in this process")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+@script
+def main(
+    *,
+    kinds: Sequence[Kind] = ("eagle3",),
+    chats: Sequence[int] = (1, 2, 4),
+    anchors: Annotated[Sequence[int], "blocks of a chat, of block drafters"] = (64, 256),
+    length: Annotated[int, "tokens of a chat"] = 512,
+    repeats: int = 7,
+    threads: int = 2,
+    bf16: Annotated[bool, "only this type, instead of both"] = False,
+    no_prompts: Annotated[bool, "every token is an answer token"] = False,
+    output: Output = None,
+    grow: Annotated[Side | None, "measure the memory of one side in this process"] = None,
+) -> None:
+    torch.set_num_threads(threads)
     keep_freed_memory()
-    if options.grow:
-        print(growth(options.grow, options.chats[0], options.bf16, not options.no_prompts))
+    cases = [
+        Case(kind, count, length, blocks, dtype, not no_prompts)
+        for kind, dtype, count in product(kinds, (True,) if bf16 else (False, True), chats)
+        for blocks in ([0] if kind == "eagle3" else anchors)
+    ]
+    if grow:
+        print(growth(grow, cases[-1 if bf16 else 0]))
         return
-
-    rows: list[dict[str, Any]] = []
-    for bf16 in (True,) if options.bf16 else (False, True):
-        for chats in options.chats:
-            shape = (chats, bf16, not options.no_prompts)
-            row = {
-                "chats": chats,
-                "dtype": "bfloat16 autocast" if bf16 else "float32",
-                "prompts": not options.no_prompts,
-                "relative_difference": difference(chats, bf16),
-                "seconds": ratios(times(*shape, options.repeats)),
-                "mebibytes": ratios(memory(*shape)),
-            }
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    report = {
-        "date": date.today().isoformat(),
-        "what": "EAGLE-3 objective, forward and backward: H=512, V=4096 -> 1024, S=512, 7 steps, intermediate 1536, "
-        "8 heads on 4 key heads, 3 taps. seconds: medians of interleaved runs; mebibytes: growth of the resident set's "
-        "high-water mark over two steps in a fresh process (gradients of the weights included)",
-        "threads": options.threads,
-        "rows": rows,
-        "machine": describe_machine(),
-    }
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    rows = []
+    for case in cases:
+        found = {"relative_difference": difference(case), "seconds": times(case, repeats), "mebibytes": memory(case)}
+        rows.append(asdict(case) | found)
+        print(rows[-1], flush=True)
+    report({"threads": threads, "rows": rows}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -9,16 +9,14 @@ out); every step counts with its fastest repeat, because whatever else the machi
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
-import time
-from datetime import date
+from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, report, script, seconds_of
 from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.rows import CaptureRows, read_rows
 from eyas.data.chats.folder import splits
@@ -29,7 +27,29 @@ from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 
 
-def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
+@dataclass(frozen=True)
+class Options:
+    """What is trained, and how often."""
+
+    chats: Path
+    _: KW_ONLY
+    model: str = "demo"
+    kind: Annotated[str, "its sizes are the target's"] = "eagle3"
+    vocabulary: Annotated[int, "draft tokens"] = 2048
+    unroll: Annotated[int | None, "steps of the training-time test (default: the kind's)"] = None
+    limit: Annotated[int, "chats used"] = 400
+    share: Annotated[float, "of them held out"] = 0.1
+    steps: int = 30
+    repeats: int = 2
+    states: Literal["float32", "bf16", "fp8"] = "bf16"
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    batch_tokens: int = 4096
+    max_length: int = 1024
+    output: Output = None
+
+
+def capture(options: Options, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
     """Store the features; returns the seconds it took, and the rows."""
     target = load_target(options.model, dtype=options.dtype, device=options.device)
     rows = read_rows(load_tokenizer(options.model), chats, options.share, options.max_length, target.vocab_size)
@@ -37,14 +57,12 @@ def capture(options: argparse.Namespace, chats: Path, folder: Path) -> tuple[flo
         states=options.states, batch_tokens=options.batch_tokens,
         final="all" if options.kind in ("eagle1", "mlp") else "answers",
     )  # fmt: skip
-    began = time.perf_counter()
     made = Capture(target, rows, config, folder, name=options.model, chats=chats.name)
     with made.begun():
-        made.run()
-    return time.perf_counter() - began, rows
+        return seconds_of(made.run), rows
 
 
-def run(options: argparse.Namespace, output: Path, **source: Any) -> list[dict[str, float]]:
+def run(options: Options, output: Path, **source: Any) -> list[dict[str, float]]:
     """Train; the records of the steps."""
     recipe = DrafterTrainConfig.model_validate(
         {
@@ -67,25 +85,8 @@ def step_seconds(records: list[dict[str, float]]) -> list[float]:
     return [after - before for before, after in pairwise(ends)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("chats", type=Path)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--kind", default="eagle3", help="its sizes are the target's")
-    parser.add_argument("--vocabulary", type=int, default=2048, help="draft tokens")
-    parser.add_argument("--unroll", type=int, help="steps of the training-time test (default: the kind's)")
-    parser.add_argument("--limit", type=int, default=400, help="chats used")
-    parser.add_argument("--share", type=float, default=0.1, help="of them held out")
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--states", default="bf16")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--max-length", type=int, default=1024)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
+@script
+def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         chats, store = folder / "chats.jsonl", folder / "store"
@@ -104,24 +105,20 @@ def main() -> None:
     tokens = sum(batches.batch(number).tokens.numel() for number in range(options.steps))
     fastest = {name: sum(map(min, zip(*map(step_seconds, found), strict=True))) for name, found in runs.items()}
     apart = max(abs(a["loss"] - b["loss"]) for a, b in zip(runs["offline"][0], runs["online"][0], strict=True))
-    report = {
-        "benchmark": "offline_online",
-        "date": date.today().isoformat(),
-        "tokens_per_second": {name: round(tokens / found, 1) for name, found in fastest.items()},
-        "speedup": round(fastest["online"] / fastest["offline"], 3),
-        "largest_loss_difference": apart,
-        "losses": {name: [round(record["loss"], 5) for record in found[0]] for name, found in runs.items()},
-        "capture_tokens_per_second": round(
-            sum(len(r.tokens) for part in rows.rows.values() for r in part) / seconds, 1
-        ),
-        "settings": {k: str(v) for k, v in vars(options).items() if k not in ("output", "chats")},
-        "machine": describe_machine(),
-    }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n", encoding="utf-8")
+    report(
+        {
+            "tokens_per_second": {name: round(tokens / found, 1) for name, found in fastest.items()},
+            "speedup": round(fastest["online"] / fastest["offline"], 3),
+            "largest_loss_difference": apart,
+            "losses": {name: [round(record["loss"], 5) for record in found[0]] for name, found in runs.items()},
+            "capture_tokens_per_second": round(
+                sum(len(r.tokens) for part in rows.rows.values() for r in part) / seconds, 1
+            ),
+            "settings": {k: str(v) for k, v in asdict(options).items() if k not in ("output", "chats")},
+        },
+        options.output,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -14,19 +14,17 @@ those that OpenVINO takes: 2, half of the layers, and the last but two.
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Annotated, Any, NamedTuple
 
 import eyas
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, interleave, paired, report, script
 from eyas.bench.serving.load import read_items
-from eyas.files import write_json
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 
@@ -99,62 +97,54 @@ def ours(engine: eyas.Engine) -> Side:
     return ask
 
 
-def compare(mine: Sequence[Timed], theirs: Sequence[Timed], how: str) -> dict[str, float]:
-    """Median, least and most of the paired ratios of two sides' tokens per second."""
-    ratios = [getattr(a, how) / getattr(b, how) for a, b in zip(mine, theirs, strict=True)]
-    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pair", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
-    parser.add_argument("--python", type=Path, required=True, help="the Python of OpenVINO's environment")
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--drafter", type=Path, required=True)
-    parser.add_argument("--chains", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--limit", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
-    auto = eyas.load(options.pair / "target", options.pair / "drafter", tree="auto", dtype=options.dtype)
+@script
+def main(
+    pair: Path,
+    *,
+    prompts: Annotated[Path, "a folder with .jsonl prompt files"],
+    python: Annotated[Path, "the Python of OpenVINO's environment"],
+    target: Path,
+    drafter: Path,
+    chains: Sequence[int] = (1, 2, 3),
+    dtype: str = "bfloat16",
+    limit: int = 12,
+    tokens: int = 64,
+    output: Output = None,
+) -> None:
+    auto = eyas.load(pair / "target", pair / "drafter", tree="auto", dtype=dtype)
     sides = {"eyas auto": ours(auto), "eyas plain": ours(eyas.Engine(auto.target, auto.tokenizer))}
-    for chain in (0, *options.chains):
-        name = f"openvino chain:{chain}" if chain else "openvino plain"
-        sides[name] = openvino(options.python, options.target, options.drafter, chain)
+    for chain in (0, *chains):
+        sides[f"openvino chain:{chain}" if chain else "openvino plain"] = openvino(python, target, drafter, chain)
+    items = read_items(sorted(prompts.glob("*.jsonl")), None, seed=0)[: limit + 1]
+    texts = [encode_chat(auto.tokenizer, [Message(**each) for each in item.prompt["messages"]]) for item in items]
 
-    items = read_items(sorted(options.prompts.glob("*.jsonl")), None, seed=0)[: options.limit + 1]
-    prompts = [
-        encode_chat(auto.tokenizer, [Message(**message) for message in item.prompt["messages"]]) for item in items
-    ]
-    found: dict[str, list[Timed]] = {name: [] for name in sides}
-    for number, prompt in enumerate(prompts):
-        for name, side in sides.items():
-            answer = side(prompt, options.tokens)
-            if number:  # the first warms up
-                found[name].append(answer)
+    def in_turns(side: Side) -> Callable[[], Timed]:
+        own = iter(texts)  # the first prompt warms up
+        return lambda: side(next(own), tokens)
+
+    found = interleave({name: in_turns(side) for name, side in sides.items()}, len(texts) - 1)
+
+    def ratios(mine: str, theirs: str) -> dict[str, Any]:
+        return {
+            how: paired(*([getattr(one, how) for one in found[side]] for side in (mine, theirs)))
+            for how in ("decoding", "whole")
+        }
+
     plain = found["eyas plain"]
-    report: dict[str, Any] = {"machine": describe_machine(), "pair": options.pair.name, "dtype": options.dtype}
-    report["sides"] = {
+    against = [("eyas auto", "eyas plain")]
+    against += [(mine, name) for mine in ("eyas plain", "eyas auto") for name in sides if name.startswith("openvino")]
+    shown = {
         name: {
-            "decoding tokens/s": statistics.median(one.decoding for one in answers),
-            "whole tokens/s": statistics.median(one.whole for one in answers),
+            "decoding tokens/s": median(one.decoding for one in answers),
+            "whole tokens/s": median(one.whole for one in answers),
             "equal to eyas plain": sum(a.tokens == b.tokens for a, b in zip(answers, plain, strict=True)),
             "answers": len(answers),
         }
         for name, answers in found.items()
     }
-    report["ratios"] = {
-        f"{mine} / {theirs}": {how: compare(found[mine], found[theirs], how) for how in ("decoding", "whole")}
-        for mine, theirs in [("eyas auto", "eyas plain")]
-        + [(mine, name) for mine in ("eyas plain", "eyas auto") for name in sides if name.startswith("openvino")]
-    }
-    print(json.dumps(report, indent=2))
-    if options.output is not None:
-        write_json(options.output, report)
+    named = {f"{mine} / {theirs}": ratios(mine, theirs) for mine, theirs in against}
+    report({"pair": pair.name, "dtype": dtype, "sides": shown, "ratios": named}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

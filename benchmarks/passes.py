@@ -9,18 +9,15 @@ with it, both ways are the same.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import time
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
 from unittest import mock
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, interleave, paired, report, script
 from eyas.targets import Target
 from eyas.targets.loading import load_target
 from eyas.targets.native import linears
@@ -53,42 +50,33 @@ def seconds(target: Target, tokens: int, columns: int) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12, 16, 24, 32, 512])
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--columns", type=int, default=64)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
+@script
+def main(
+    model: str,
+    *,
+    tokens: Sequence[int] = (1, 2, 4, 6, 8, 12, 16, 24, 32, 512),
+    repeats: int = 15,
+    columns: int = 64,
+    output: Output = None,
+) -> None:
     sides = {
-        f"{weights}{', pairs' * pairs}": load(options.model, None if weights == "bf16" else weights, pairs)
+        f"{weights}{', pairs' * pairs}": load(model, None if weights == "bf16" else weights, pairs)
         for weights in ("bf16", "int8")
         for pairs in (False, True)
     }
-    first = next(iter(sides))
-    table = Table("tokens", *(f"{name}, ms" for name in sides), *(f"{first} / {name}" for name in list(sides)[1:]))
-    found: dict[int, dict[str, list[float]]] = {}
-    for tokens in options.tokens:
-        times: dict[str, list[float]] = {name: [] for name in sides}
-        for repeat in range(options.repeats + 1):
-            for name, target in sides.items():
-                taken = seconds(target, tokens, options.columns)
-                if repeat:
-                    times[name].append(taken)
-        found[tokens] = times
-        ratios = [[a / b for a, b in zip(times[first], times[name], strict=True)] for name in list(sides)[1:]]
-        table.add_row(
-            str(tokens),
-            *(f"{1000 * statistics.median(taken):.1f}" for taken in times.values()),
-            *(f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f})" for each in ratios),
+    rows, raw = [], {}
+    for count in tokens:
+        raw[count] = times = interleave(
+            {name: partial(seconds, target, count, columns) for name, target in sides.items()}, repeats
         )
-    Console(width=160).print(table)
-    if options.output:
-        report = {"model": options.model, "machine": describe_machine(), "seconds": found}
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        ratios = {name: paired(times["bf16"], taken) for name, taken in times.items() if name != "bf16"}
+        rows.append({
+            "tokens": count,
+            "ms": {name: round(1000 * median(taken), 1) for name, taken in times.items()},
+            "bf16 over": {name: f"{r['median']:.2f} {r['least']:.2f}-{r['most']:.2f}" for name, r in ratios.items()},
+        })  # fmt: skip
+    report({"model": model, "seconds": raw}, output, rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,13 +10,13 @@ mixture of experts, `random-neox` and `random-gpt2` have the sizes of Pythia-410
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import time
+from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -29,8 +29,8 @@ from transformers import (
 )
 
 import eyas
+from benchmarks.harness import Output, interleave, paired, report, script
 from eyas.assets import named_target
-from eyas.bench.machine import describe_machine
 from eyas.hub import find_model
 from eyas.targets.loading import resolve_dtype
 
@@ -117,60 +117,48 @@ def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tens
     return torch.tensor([row[-min(map(len, ids)) :] for row in ids])
 
 
-def paired(rates: list[float], others: list[float]) -> dict[str, float]:
-    """The median and the range of the ratios of rates measured in the same turn."""
-    ratios = [a / b for a, b in zip(rates, others, strict=True)]
-    return {
-        "median": round(statistics.median(ratios), 3), "least": round(min(ratios), 3), "most": round(max(ratios), 3)
-    }  # fmt: skip
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--quantize", choices=["int8"])
-    parser.add_argument("--draft-model")
-    parser.add_argument("--prompt-file", type=Path)
-    options = parser.parse_args()
+@script
+def main(
+    model: str,
+    *,
+    dtype: str = "bfloat16",
+    tokens: int = 64,
+    repeats: int = 5,
+    batch: int = 1,
+    quantize: Literal["int8"] | None = None,
+    draft_model: str | None = None,
+    prompt_file: Path | None = None,
+    output: Output = None,
+) -> None:
     with TemporaryDirectory() as folder:
-        measure(options, random_model(options.model, folder) if options.model in RANDOM else options.model)
-
-
-def measure(options: argparse.Namespace, model: str) -> None:
-    """Print the figures of a model, all sides taking turns."""
-    engines = {}
-    for quantize in dict.fromkeys((None, options.quantize)):
-        for drafter in dict.fromkeys((None, options.draft_model)):
-            name = " ".join(["eyas", *([quantize] if quantize else []), *(["auto"] if drafter else [])])
-            engines[name] = eyas.load(
-                model, drafter, tree="auto" if drafter else None, dtype=options.dtype,
-                batch_size=options.batch, quantize=quantize,
-            )  # fmt: skip
-    path = find_model(named_target(model))
-    stock = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(options.dtype)).eval()
-    prompts = prompts_of(engines["eyas"], options.prompt_file, options.batch)
-    rates: dict[str, list[float]] = {name: [] for name in ("transformers", *engines)}
-    for repeat in range(options.repeats + 1):
-        measured = {"transformers": transformers_rate(stock, prompts, options.tokens)}
-        measured |= {name: eyas_rate(engine, prompts, options.tokens) for name, engine in engines.items()}
-        if repeat:  # the first round warms up
-            for name, rate in measured.items():
-                rates[name].append(rate)
-    report = {
-        "tokens_per_second": {name: round(statistics.median(values), 2) for name, values in rates.items()},
-        "eyas_over_transformers": paired(rates["eyas"], rates["transformers"]),
-        "over_eyas": {name: paired(rates[name], rates["eyas"]) for name in engines if name != "eyas"},
-        "dtype": options.dtype,
-        "batch": options.batch,
-        "parameters": sum(p.numel() for p in stock.parameters()),
-        "machine": describe_machine(),
-    }
-    print(json.dumps(report, indent=2))
+        source = random_model(model, folder) if model in RANDOM else model
+        engines = {
+            " ".join(["eyas", *([weights] if weights else []), *(["auto"] if drafter else [])]): eyas.load(
+                source, drafter, tree="auto" if drafter else None, dtype=dtype, batch_size=batch, quantize=weights
+            )
+            for weights in dict.fromkeys((None, quantize))
+            for drafter in dict.fromkeys((None, draft_model))
+        }
+        path = find_model(named_target(source))
+        stock = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(dtype)).eval()
+        prompts = prompts_of(engines["eyas"], prompt_file, batch)
+        rates = interleave(
+            {"transformers": partial(transformers_rate, stock, prompts, tokens)}
+            | {name: partial(eyas_rate, engine, prompts, tokens) for name, engine in engines.items()},
+            repeats,
+        )
+    report(
+        {
+            "tokens_per_second": {name: round(median(values), 2) for name, values in rates.items()},
+            "eyas_over_transformers": paired(rates["eyas"], rates["transformers"]),
+            "over_eyas": {name: paired(rates[name], rates["eyas"]) for name in engines if name != "eyas"},
+            "dtype": dtype,
+            "batch": batch,
+            "parameters": sum(p.numel() for p in stock.parameters()),
+        },
+        output,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,9 +1,11 @@
-"""The EAGLE-3 objective as one would first write it, to measure eyas's own against.
+"""The objectives as one would first write them, to measure eyas's own against. The same loss and gradients.
 
-Keys of all steps are concatenated under a full mask per step, every position is computed at every step, and logits of
-teacher and drafter are made for all positions at once. The same loss and gradients, row by row.
+EAGLE-3: keys of all steps are concatenated under a full mask per step, every position is computed at every step, and
+logits of teacher and drafter are made for all positions at once. Block drafters: a chat's context and all of its blocks
+lie end to end under one full mask, and logits are made for all guesses at once; the anchors are those that eyas draws.
 
-Shapes: B chats, S positions, K steps, V / Vd full / draft vocabulary, D head size.
+Shapes: B chats, S positions, K steps or guesses, V / Vd full / draft vocabulary, D head size, n anchors; in blocks B
+slots.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.network import DraftNetwork
+from eyas.train.loss.block import sampled_anchors
+from eyas.train.loss.config import LossConfig
 
 
 class MaskedAttention:
@@ -67,4 +72,55 @@ def plain_loss(
         target = F.pad(teacher[:, 1 + step :], (0, 0, 0, 1 + step))
         counts = F.pad(batch.loss_mask[:, 2 + step :], (0, 2 + step))
         loss = loss - decay**step * ((target * log_q).sum(-1) * counts).sum()
+    return loss
+
+
+class MaskedBlocks:
+    """Attention of one chat's blocks under a full mask; its context's keys and values come first."""
+
+    def __init__(self, positions: Tensor, width: int, slots: int) -> None:
+        """`positions` [n] are the last context positions that the blocks see."""
+        count = len(positions)
+        context = torch.arange(width) <= positions.repeat_interleave(slots).unsqueeze(1)
+        block = torch.arange(count).repeat_interleave(slots)
+        self._mask = torch.cat((context, block.unsqueeze(1) == block), dim=1)  # [n * B, S + n * B]
+        self._context: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Keep a layer's keys and values [1, kv, S, D] of the context."""
+        self._context[layer] = keys, values
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [1, heads, n * B, D], k, v [1, kv, n * B, D] -> [1, heads, n * B, D]."""
+        keys, values = (
+            torch.cat((old.to(new.dtype), new), dim=2) for old, new in zip(self._context[layer], (k, v), strict=True)
+        )
+        return F.scaled_dot_product_attention(
+            q.to(v.dtype), keys.to(v.dtype), values, attn_mask=self._mask, enable_gqa=q.shape[1] > k.shape[1]
+        )
+
+
+def plain_block_loss(
+    network: BlockNetwork, head: Callable[[Tensor], Tensor], batch: FeatureBatch, config: LossConfig
+) -> Tensor:
+    """Summed loss [] of a batch, a chat at a time."""
+    drafts, size, first = network.config, network.config.block_size, 0 if network.config.sample_from_anchor else 1
+    anchors = sampled_anchors(batch.loss_mask, config.anchors, (0,))
+    steps, loss = config.unroll, torch.zeros(())
+    for chat in range(len(batch.tokens)):
+        tokens, mask = F.pad(batch.tokens[chat], (0, size + 2)), F.pad(batch.loss_mask[chat], (0, size + 2))
+        at = torch.tensor([p for c, p in zip(anchors.chats, anchors.positions, strict=True) if c == chat])
+        with torch.no_grad():
+            teacher = F.pad(head(batch.final[chat]).float().softmax(-1), (0, 0, 0, size + 2))  # [S + ., V]
+        attention = MaskedBlocks(at, batch.tokens.shape[1], size)
+        context = network.fuse(batch.taps[chat : chat + 1]).to(batch.taps.dtype)
+        network.read(context, torch.arange(batch.tokens.shape[1]).unsqueeze(0), attention.store)
+        blocks = F.pad(tokens[at + 1].unsqueeze(1), (0, size - 1), value=drafts.mask_token_id)  # [n, B]
+        positions = at.unsqueeze(1) + 1 + torch.arange(size)
+        states = network.block(blocks.view(1, -1), positions.view(1, -1), attention)
+        states = states.view(len(at), size, -1)[:, first : first + steps].contiguous()  # else torch multiplies slowly
+        ahead = at.unsqueeze(1) + 1 + torch.arange(steps)  # [n, K] the token before each guess
+        log_q = network.joined_logits(network.joined(states, tokens[ahead])).float().log_softmax(-1)  # [n, K, Vd]
+        counts = mask[ahead + 1].long().cumprod(1) * config.decay ** torch.arange(steps)
+        loss = loss - ((teacher[ahead] * log_q).sum(-1) * counts).sum()
     return loss

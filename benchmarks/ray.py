@@ -10,7 +10,6 @@ exists gets the verb's figures added.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,11 +19,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from benchmarks.harness import Output, report, script
 from eyas.assets import DEMO
-from eyas.bench.machine import describe_machine
-from eyas.files import write_json
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 SIZES = ("one", "all")
@@ -96,34 +94,29 @@ def measured(verb: str, chats: dict[str, Path], folder: Path, on: str, repeats: 
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--verb", choices=["capture", "regenerate"], required=True)
-    parser.add_argument("--chats", type=int, default=POOL, help="chats of the large run")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    chats = prepared(options.folder, options.chats)
+@script
+def main(
+    folder: Path,
+    *,
+    verb: Literal["capture", "regenerate"],
+    chats: Annotated[int, "chats of the large run"] = POOL,
+    repeats: int = 1,
+    output: Output = None,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    files = prepared(folder, chats)
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1)
-        found = measured(options.verb, chats, options.folder, f"ray:{cluster.address}", options.repeats)
+        found = measured(verb, files, folder, f"ray:{cluster.address}", repeats)
     finally:
         cluster.shutdown()
-    print(json.dumps(found, indent=2))
-    if options.output is not None:
-        known = json.loads(options.output.read_text()) if options.output.is_file() else {"verbs": {}}
-        known["machine"] = describe_machine()
-        known["nodes"], known["workers"] = 3, 1
-        known["verbs"][options.verb] = {"chats": options.chats, **found}
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_json(options.output, known)
+    known = json.loads(output.read_text())["verbs"] if output is not None and output.is_file() else {}
+    report({"nodes": 3, "workers": 1, "verbs": known | {verb: {"chats": chats, **found}}}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

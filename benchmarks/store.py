@@ -9,10 +9,7 @@ Reading goes over every batch twice, the second time from the page cache. Prints
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
-import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -20,8 +17,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import Output, report, script, seconds_of
 from eyas.assets import DEMO_TARGET
-from eyas.bench.machine import describe_machine
 from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.rows import CaptureRows, read_rows
 from eyas.data.features import OnlineSource, taught
@@ -62,46 +59,35 @@ def measure(target: Target, found: CaptureRows, options: dict[str, Any], folder:
     config = CaptureConfig(**options, batch_tokens=BATCH_TOKENS)
     capture = Capture(target, found, config, folder, name="demo", chats="chats")
     tokens = sum(split.tokens for split in capture.settings.splits.values())
-    start = time.perf_counter()
     with capture.begun():
-        capture.run()
-    seconds = time.perf_counter() - start
+        seconds = seconds_of(capture.run)
     store = FeatureStore.open(folder)
     batches = ChatBatches(store.rows("train"), BATCH_TOKENS, LONGEST, seed=0)
     taps = store.served_taps
     source = StoreSource(store, batches, taps)
-    reads = []
-    for _ in range(2):
-        start = time.perf_counter()
-        for number in range(batches.per_epoch):
-            source(number)
-        reads.append(store.settings.splits["train"].tokens / (time.perf_counter() - start))
+    _, reading = (seconds_of(lambda: [source(number) for number in range(batches.per_epoch)]) for _ in range(2))
     exact = OnlineSource(target, batches, taps)
     return {
         "bytes_per_token": capture.total_bytes / tokens,
         "of_classic": capture.total_bytes / classic_bytes(tokens, target.hidden_size),
         "capture_tokens_per_second": tokens / seconds,
-        "read_tokens_per_second": reads[1],
+        "read_tokens_per_second": store.settings.splits["train"].tokens / reading,
         **teacher_loss(target, source, exact, min(8, batches.per_epoch)),
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("chats", type=Path)
-    parser.add_argument("--limit", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+@script
+def main(chats: Path, *, limit: int = 300, threads: int = 2, output: Output = None) -> None:
+    torch.set_num_threads(threads)
     target = load_target(DEMO_TARGET, dtype="bfloat16")
-    found = read_rows(load_tokenizer(DEMO_TARGET), given.chats, 0.0, LONGEST, target.vocab_size)
-    found = replace(found, rows={"train": list(islice(found.rows["train"], given.limit))}, dropped={"train": 0})
+    found = read_rows(load_tokenizer(DEMO_TARGET), chats, 0.0, LONGEST, target.vocab_size)
+    found = replace(found, rows={"train": list(islice(found.rows["train"], limit))}, dropped={"train": 0})
     results = {}
     for name, options in VARIANTS.items():
         with tempfile.TemporaryDirectory() as folder:
             results[name] = measure(target, found, options, Path(folder) / "store")
-    print(json.dumps({"machine": describe_machine(), "threads": given.threads, "results": results}, indent=2))
+    report({"threads": threads, "results": results}, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ The same seed and the same Python give the same files.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import platform
@@ -20,8 +19,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from benchmarks.harness import script
 from eyas.data.chats.stdlib import library_modules
 from eyas.files import write_text
 
@@ -216,27 +216,24 @@ def _fenced(text: str) -> str:
     return f"```python\n{text}```"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=64, help="rows of each file")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--longest", type=int, default=2000, help="the most characters of code in a row")
-    options = parser.parse_args()
-
-    options.folder.mkdir(parents=True, exist_ok=True)
-    draw = random.Random(options.seed)
-    codes = list(pieces(options.longest))
+@script
+def main(
+    folder: Path,
+    *,
+    count: Annotated[int, "rows of each file"] = 64,
+    seed: int = 0,
+    longest: Annotated[int, "the most characters of code in a row"] = 2000,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(seed)
+    codes = list(pieces(longest))
     draw.shuffle(codes)
     half = len(codes) // 2  # no code is in both files
-    made = {
-        "editing.jsonl": editing_set(codes[:half], options.count, draw),
-        "agents.jsonl": agent_loops(codes[half:], options.count, draw),
-    }
-    for name, rows in made.items():
-        write_text(options.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
-        print(f"{options.folder / name}: {len(rows)} rows, of Python {platform.python_version()}'s library")
+    for name, make, part in (("editing", editing_set, codes[:half]), ("agents", agent_loops, codes[half:])):
+        rows, path = make(part, count, draw), folder / f"{name}.jsonl"
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+        print(f"{path}: {len(rows)} rows, of Python {platform.python_version()}'s library")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,19 +11,20 @@ there into docs/formats.md. Ends with 1 if anything isn't as it should be.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import httpx
 import torch
 
-from benchmarks.engines import llama, openvino, vllm
+from benchmarks.engines import llama as llama_engine
+from benchmarks.engines import openvino as openvino_engine
+from benchmarks.engines import vllm as vllm_engine
 from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
@@ -31,9 +32,9 @@ from benchmarks.engines.prompts import make_prompts
 from benchmarks.engines.reference import Chains, Gaps, Reference, references
 from benchmarks.engines.table import MARKS, table
 from benchmarks.engines.vllm import Job
+from benchmarks.harness import described, script
 from benchmarks.pages import insert
 from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
-from eyas.bench.machine import describe_machine
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.registry import KINDS
 from eyas.errors import EyasError, UsageError
@@ -91,56 +92,58 @@ class Checks:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
         for chain in self._chains:
             job = self._job("vllm", chain)
-            version, answers = vllm.offline(python, job)
+            version, answers = vllm_engine.offline(python, job)
             yield self._compared("vLLM", version, "vllm", OFFLINE, chain, answers, self._full(chain))
-            with vllm.server(python, job) as running:
-                version, answers = vllm.over_http(running, job)
+            with vllm_engine.server(python, job) as running:
+                version, answers = vllm_engine.over_http(running, job)
             yield self._compared("vLLM", version, "vllm", HTTP, chain, answers, self._full(chain))
         chain = self._chains[0]
-        version, answers = vllm.offline(python, self._job("speculators", chain))
+        version, answers = vllm_engine.offline(python, self._job("speculators", chain))
         yield self._compared("vLLM", version, "speculators", OFFLINE, chain, answers, self._full(chain))
         named = json.loads((self._exported("speculators") / "config.json").read_text(encoding="utf-8"))
         chain = named["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
         if chain in self._chains:
             job = self._job("speculators", chain)
-            with vllm.server_of_folder(python, job) as running:
-                version, answers = vllm.over_http(running, job)
+            with vllm_engine.server_of_folder(python, job) as running:
+                version, answers = vllm_engine.over_http(running, job)
             yield self._compared("vLLM", version, "speculators", ALONE, chain, answers, self._full(chain))
         if self._drafter.method != "eagle3":  # SGLang reads vLLM's form of the others
             return
         chain = self._chains[0]
-        version, answers = vllm.offline(python, self._job("sglang", chain))
+        version, answers = vllm_engine.offline(python, self._job("sglang", chain))
         yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
 
     def llama(self, built: Llama) -> Iterator[Result]:
         """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
-        target = llama.converted(built.sources, DEMO_TARGET, self._folder / "target.gguf")
+        target = llama_engine.converted(built.sources, DEMO_TARGET, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
         options = ("--target-model-dir", str(DEMO_TARGET))
-        theirs = llama.converted(built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options)
-        version = llama.version_of(built.sources)
+        theirs = llama_engine.converted(
+            built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options
+        )
+        version = llama_engine.version_of(built.sources)
         if not built.example.is_file():
             print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():
             job = Job(target, ours, chain, self._tokens, self._prompts, self._drafter.method)
-            answers = llama.in_process(built.example, job, self._target.tokenizer)
+            answers = llama_engine.in_process(built.example, job, self._target.tokenizer)
             yield self._compared("llama.cpp", version, "gguf", OFFLINE, chain, answers, self._overshooting(chain))
         for form, drafter, way in (("gguf", ours, HTTP), ("vllm", theirs, f"{HTTP}, as its own converter reads it")):
             for chain in self._chains:
                 job = Job(target, drafter, chain, self._tokens, self._prompts)
-                with llama.server(built.server, job) as running:
-                    answers = llama.over_http(running, job)
+                with llama_engine.server(built.server, job) as running:
+                    answers = llama_engine.over_http(running, job)
                 yield self._compared("llama.cpp", version, form, way, chain, answers, self._fitting(chain))
 
     def openvino(self, python: Path) -> Iterator[Result]:
         """Its own form, in process."""
-        target = openvino.converted(python, DEMO_TARGET, self._folder / "openvino-target")
+        target = openvino_engine.converted(python, DEMO_TARGET, self._folder / "openvino-target")
         exported = self._exported("openvino", torch.float32)
         self._target.tokenizer.save_pretrained(exported)  # conversion asks for one
-        drafter = openvino.converted(python, exported, exported / OPENVINO_FOLDER)
-        version = openvino.version_of(python)
+        drafter = openvino_engine.converted(python, exported, exported / OPENVINO_FOLDER)
+        version = openvino_engine.version_of(python)
         for chain in self._chains:
-            answers = openvino.in_process(python, Job(target, drafter, chain, self._tokens, self._prompts))
+            answers = openvino_engine.in_process(python, Job(target, drafter, chain, self._tokens, self._prompts))
             yield self._compared("OpenVINO GenAI", version, "openvino", OFFLINE, chain, answers, self._full(chain))
 
     def _full(self, chain: int) -> Callable[[Reference], Counts]:
@@ -191,56 +194,52 @@ def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
     rows = json.loads(output.read_text(encoding="utf-8"))["results"] if output.is_file() else []
     kept = [earlier for earlier in map(Result.from_dict, rows) if (earlier.engine, earlier.kind) not in engines]
     together = [*kept, *results]
-    write_json(output, {"machine": describe_machine(), "results": [result.as_dict() for result in together]})
+    write_json(output, described({"results": [result.as_dict() for result in together]}))
     if page is not None:
         write_text(page, insert(page.read_text(encoding="utf-8"), MARKS, table(together)))
 
 
-def _absolute(text: str) -> Path:
-    """Not resolved: an environment's Python is a link, and knows its environment by where that lies."""
-    return Path(text).absolute()
-
-
-def main() -> int:
+@script
+def main(
+    *,
+    output: Annotated[Path, "the JSON file"],
+    only: Annotated[Literal["vllm", "llama.cpp", "openvino"] | None, "leave the others out"] = None,
+    vllm: Annotated[Path | None, "the Python of an environment with vLLM for CPU"] = None,
+    llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
+    openvino: Annotated[Path | None, "the Python of one with openvino-genai and optimum-intel"] = None,
+    drafter: Annotated[Path, "one of the demo target's"] = DEMO_DRAFTER,
+    folder: Annotated[Path, "where engines are built"] = Path(".engines"),
+    prompts: int = 40,
+    tokens: Annotated[int, "longest answer"] = 64,
+    chains: Annotated[Sequence[int] | None, "K (default: 3 and 5; what its blocks guess)"] = None,
+    page: Annotated[Path | None, "the page with the table"] = None,
+) -> int:
     """Run what can be run; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["vllm", "llama.cpp", "openvino"], help="leave the others out")
-    parser.add_argument("--vllm", type=_absolute, help="the Python of an environment with vLLM for CPU")
-    parser.add_argument("--llama", type=_absolute, nargs=2, help="llama-server, and the sources it was built from")
-    parser.add_argument("--openvino", type=_absolute, help="the Python of one with openvino-genai and optimum-intel")
-    parser.add_argument("--drafter", type=_absolute, default=DEMO_DRAFTER, help="one of the demo target's")
-    parser.add_argument("--folder", type=_absolute, default=_absolute(".engines"), help="where engines are built")
-    parser.add_argument("--prompts", type=int, default=40)
-    parser.add_argument("--tokens", type=int, default=64, help="longest answer")
-    parser.add_argument("--chains", type=int, nargs="+", help="K (default: 3 and 5; what its blocks guess)")
-    parser.add_argument("--output", type=Path, required=True, help="the JSON file")
-    parser.add_argument("--page", type=Path, help="the page with the table")
-    options = parser.parse_args()
-
+    # paths aren't resolved: an environment's Python is a link, and knows its environment by where that lies
     results, skipped, failed = list[Result](), list[str](), list[str]()
-    prompts = make_prompts(load_tokenizer(DEMO), options.prompts)
-    drafter, chains = DrafterFolder.at(options.drafter)
-    with TemporaryDirectory() as folder:
-        checks = Checks(drafter, prompts, options.tokens, options.chains or chains, Path(folder))
+    asked = make_prompts(load_tokenizer(DEMO), prompts)
+    exported, lengths = DrafterFolder.at(drafter.absolute())
+    with TemporaryDirectory() as work:
+        checks = Checks(exported, asked, tokens, chains or lengths, Path(work))
         runs: dict[str, Callable[[], Iterator[Result]]] = {
-            "vllm": lambda: checks.vllm(options.vllm or build_vllm(options.folder / "vllm")),
+            "vllm": lambda: checks.vllm(vllm.absolute() if vllm else build_vllm(folder.absolute() / "vllm")),
             "llama.cpp": lambda: checks.llama(
-                Llama(*options.llama) if options.llama else build_llama(options.folder / "llama")
+                Llama(*(path.absolute() for path in llama)) if llama else build_llama(folder.absolute() / "llama")
             ),
         }
-        if KINDS[drafter.kind].family not in CONSUMERS["gguf"].families:
+        if KINDS[exported.kind].family not in CONSUMERS["gguf"].families:
             del runs["llama.cpp"]
-            skipped.append(f"llama.cpp: it doesn't run drafters of kind {drafter.kind}")
-        if options.openvino is not None:
-            runs["openvino"] = lambda: checks.openvino(options.openvino)
+            skipped.append(f"llama.cpp: it doesn't run drafters of kind {exported.kind}")
+        if openvino is not None:
+            runs["openvino"] = lambda: checks.openvino(openvino.absolute())
         for name, run in runs.items():
-            if options.only not in (None, name):
+            if only not in (None, name):
                 continue
             try:
                 for result in run():
                     print(json.dumps(result.as_dict()), flush=True)
                     results.append(result)
-                    write(options.output, options.page, results)
+                    write(output, page, results)
             except Unavailable as reason:
                 skipped.append(f"{name}: {reason}")
             except (EyasError, OSError, ValueError, LookupError, httpx.HTTPError) as error:  # the other one still runs

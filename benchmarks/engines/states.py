@@ -8,7 +8,6 @@ replaces. The capture is killed (-9) once it has a shard, goes on, is compared n
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import signal
@@ -18,14 +17,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from benchmarks.engines.building import build_vllm
 from benchmarks.engines.vllm import SERVER, environment
+from benchmarks.harness import report, script
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.data.store import FeatureStore
 from eyas.data.store.encoding import EncodedStates
-from eyas.files import write_text
 from eyas.interop.serving.hidden_states import connector_arguments
 from eyas.text.chats import write_chats
 
@@ -84,37 +83,27 @@ def _numbers(states: EncodedStates | None, index: int | None) -> Any:
     return values if index is None else values[:, index]
 
 
-def main() -> None:
+@script
+def main(
+    *,
+    output: Path,
+    vllm: Annotated[Path | None, "the Python of one with vLLM for CPU"] = None,
+    folder: Annotated[Path, "where vLLM is built"] = Path(".engines"),
+    chats: int = 100,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> None:
     """Capture twice, compare, train, and write what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vllm", type=lambda text: Path(text).absolute(), help="the Python of one with vLLM for CPU")
-    parser.add_argument("--folder", type=Path, default=Path(".engines").absolute(), help="where vLLM is built")
-    parser.add_argument("--chats", type=int, default=100)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--output", type=Path, required=True, help="the JSON file")
-    options = parser.parse_args()
-    python = options.vllm or build_vllm(options.folder / "vllm")
-    states = "float32" if options.dtype == "float32" else "bf16"
+    python = vllm.absolute() if vllm else build_vllm(folder.absolute() / "vllm")
+    states = "float32" if dtype == "float32" else "bf16"
     eyas = [sys.executable, "-m", "eyas"]
-    with TemporaryDirectory() as folder:
-        chats, own, other, spool = (Path(folder) / name for name in ("chats.jsonl", "own", "vllm", "spool"))
+    with TemporaryDirectory() as work:
+        source, own, other, spool = (Path(work) / name for name in ("chats.jsonl", "own", "vllm", "spool"))
         spool.mkdir()
         every = [chat for module in library_modules() for chat in chats_of(module)]
-        write_chats(chats, every[:: len(every) // options.chats][: options.chats])
+        write_chats(source, every[:: len(every) // chats][:chats])
         words = [
-            *(*eyas, "data", "capture", "--model", "demo", "--chats", str(chats), "--dtype", options.dtype),
-            *(
-                "--states",
-                states,
-                "--final",
-                "all",
-                "--max-length",
-                "512",
-                "--shard-mib",
-                "8",
-                "--batch-tokens",
-                "2048",
-            ),
+            *(*eyas, "data", "capture", "--model", "demo", "--chats", str(source), "--dtype", dtype),
+            *f"--states {states} --final all --max-length 512 --shard-mib 8 --batch-tokens 2048".split(),
         ]
         subprocess.run([*words, "--output", str(own)], check=True)
         again = [*words, "--output", str(other), *vllm_options(python, spool)]
@@ -129,14 +118,14 @@ def main() -> None:
         subprocess.run(
             [
                 *(*eyas, "train", "demo_drafter", "drafter.target=demo", f"drafter.store={other}"),
-                *(f"drafter.output={folder}/run", f"drafter.loop.steps={STEPS}", "drafter.validation={decode: false}"),
+                *(f"drafter.output={work}/run", f"drafter.loop.steps={STEPS}", "drafter.validation={decode: false}"),
             ],
             check=True,
         )
-        logged = [json.loads(line) for line in (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()]
+        logged = [json.loads(line) for line in (Path(work) / "run" / "metrics.jsonl").read_text().splitlines()]
         result = {
             "versions": stores[1].manifest.versions,
-            "dtype": options.dtype,
+            "dtype": dtype,
             "rows": {name: split.rows for name, split in splits.items()},
             "tokens": sum(split.tokens for split in splits.values()),
             "same rows and target": (stores[0].settings.splits, stores[0].settings.target)
@@ -148,9 +137,8 @@ def main() -> None:
             "boundaries": differences(*stores),
             "loss of training from it": {str(row["step"]): row["loss"] for row in logged if "loss" in row},
         }
-    write_text(options.output, json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    report(result, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -8,11 +8,10 @@ a CPU everything is tiny: that is the stand-in, which shows that the script work
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import transformers
@@ -23,6 +22,7 @@ from benchmarks.gpu import lossless, processes, speed, training
 from benchmarks.gpu.pairs import FULL, SMALL, Sizes
 from benchmarks.gpu.report import page
 from benchmarks.gpu.steps import Results, Step, run_steps
+from benchmarks.harness import script
 from eyas.bench.machine import describe_machine
 from eyas.files import write_text
 from eyas.targets.loading import resolve_device
@@ -79,27 +79,28 @@ def chosen(steps: Sequence[Step], sections: Sequence[str]) -> list[Step]:
     return [step for step in steps if not sections or step.section.startswith(tuple(sections))]
 
 
-def main() -> int:
+@script
+def main(
+    *,
+    output: Annotated[Path, "the folder of gpu.json and gpu.md"],
+    device: str = "cuda",
+    budget: Annotated[float, "seconds for the steps; starting takes some more"] = 520.0,
+    only: Annotated[Sequence[str], "sections that begin so"] = (),
+) -> int:
     """Run what isn't done yet, write the page; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--output", type=Path, required=True, help="the folder of gpu.json and gpu.md")
-    parser.add_argument("--budget", type=float, default=520.0, help="seconds for the steps; starting takes some more")
-    parser.add_argument("--only", nargs="+", default=[], metavar="SECTION", help="sections that begin so")
-    options = parser.parse_args()
-    device = resolve_device(options.device)
-    sizes = FULL if device.type == "cuda" else SMALL
+    place = resolve_device(device)
+    sizes = FULL if place.type == "cuda" else SMALL
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
-    steps = all_steps(sizes, device)
-    results = Results.open(options.output / "gpu.json", identity_of(sizes, device))
-    run_steps(chosen(steps, options.only), results, options.budget)
-    write_text(options.output / "gpu.md", page(results, steps) + "\n")
+    steps = all_steps(sizes, place)
+    results = Results.open(output / "gpu.json", identity_of(sizes, place))
+    run_steps(chosen(steps, only), results, budget)
+    write_text(output / "gpu.md", page(results, steps) + "\n")
     statuses = [results.status(step) for step in steps]
     failed, left = statuses.count("failed"), sum(status in (None, "cut") for status in statuses)
     print(f"{statuses.count('done')} steps done, {statuses.count('skipped')} skipped, {failed} failed, {left} left")
-    print(f"{options.output / 'gpu.md'}" + (": run the same command again to go on" if failed or left else ""))
+    print(f"{output / 'gpu.md'}" + (": run the same command again to go on" if failed or left else ""))
     return int(bool(failed or left))
 
 

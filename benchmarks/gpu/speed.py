@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.oracle import OracleDrafter, expected_accept_length
 from benchmarks.gpu.pairs import Pair, Sizes, make_pair, stock_attention, without_graphs
 from benchmarks.gpu.steps import Outcome, Row
+from benchmarks.harness import interleave, paired
 from benchmarks.plain_decoding import transformers_rate
-from eyas.bench.offline.runner import rotated
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import EyasError
@@ -59,7 +60,6 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
         drafters |= {f"{tree}, its drafter": pair.drafter for tree in DRAFTED}
     drafters |= {setting + EAGER: drafters[setting] for setting in ROUNDS}
     engines = {setting: engine(pair, drafter, setting, batch) for setting, drafter in drafters.items()}
-    runs: dict[str, list[Row]] = {setting: [] for setting in (*engines, STOCK)}
 
     def run(setting: str) -> Row:
         with peak_memory(device) as memory:
@@ -72,22 +72,18 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
         return row | memory
 
     plain = [sequence[sizes.prompt :][: sizes.tokens] for sequence in recorded]
-    for setting in runs:  # warm-up
-        run(setting)
-    for repeat in range(sizes.repeats):
-        for setting in rotated(list(runs), repeat):
-            runs[setting].append(run(setting))
+    runs = interleave({setting: partial(run, setting) for setting in (*engines, STOCK)}, sizes.repeats)
     return Outcome([_line(setting, batch, found, runs[PLAIN], plain) for setting, found in runs.items()])
 
 
 def _line(setting: str, batch: int, runs: Sequence[Row], plain: Sequence[Row], expected: list[list[int]]) -> Row:
     """One setting's figures, over all repeats."""
-    ratios = [run["tokens/s"] / base["tokens/s"] for run, base in zip(runs, plain, strict=True)]
+    speeds, base = ([run["tokens/s"] for run in each] for each in (runs, plain))
+    ratio = paired(speeds, base)
     row: Row = {
         "batch": batch, "setting": setting,
-        "tokens/s": round(statistics.median(run["tokens/s"] for run in runs), 1),
-        "to plain": round(statistics.median(ratios), 3),
-        "min": round(min(ratios), 3), "max": round(max(ratios), 3),
+        "tokens/s": round(statistics.median(speeds), 1),
+        "to plain": ratio["median"], "min": ratio["least"], "max": ratio["most"],
         "peak GiB": runs[-1]["peak GiB"],
     }  # fmt: skip
     if "accept length" in runs[-1]:

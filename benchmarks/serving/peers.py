@@ -14,15 +14,16 @@ that the idle ones use meanwhile is reported.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from typing import Annotated, Literal
 
 from benchmarks.engines.llama import drafting, exact
 from benchmarks.engines.vllm import environment
+from benchmarks.harness import Output, script
 from benchmarks.serving.compare import Findings, compare
 from eyas.bench.serving.load import read_items
 from eyas.bench.serving.report import ServeReport
@@ -31,10 +32,10 @@ from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.targets import load_tokenizer
 from eyas.types import SamplingParams
 
-SECTIONS = ["plain", "best", "chain"]
+Section = Literal["plain", "best", "chain"]
 
 
-def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
+def vllm_server(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
     """vLLM for CPU, in its own environment; `chain` draft tokens, 0 = plain."""
     drafter = {"method": "eagle3", "model": str(heavy / "drafter"), "num_speculative_tokens": chain}
 
@@ -50,7 +51,7 @@ def vllm(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> Serv
     return ServerProcess(f"vllm {chain}", command, environment=environment(python, 2), ready_seconds=600)  # it compiles
 
 
-def llama(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
+def llama_server(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
     """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain."""
 
     def command(port: int) -> list[str]:
@@ -69,59 +70,55 @@ def best(reports: Mapping[int, ServeReport]) -> int:
     return max(speeds, key=lambda chain: fmean(speed / top for speed, top in zip(speeds[chain], most, strict=True)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("heavy", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
-    parser.add_argument("--vllm", type=Path, help="the Python of vLLM's environment")
-    parser.add_argument("--vllm-eager", action="store_true", help="without compiling")
-    parser.add_argument("--llama", type=Path, nargs=3, help="llama-server, target and drafter as GGUF")
-    parser.add_argument("--vllm-k", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--llama-k", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="at once, when speculating")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-
-    heavy = options.heavy.resolve()
-    items = read_items(sorted(options.prompts.glob("*.jsonl")), None, 0, load_tokenizer(str(heavy / "target")))
-    params = SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-    common = ["--model", str(heavy / "target"), "--dtype", options.dtype, "--prefix-tokens", "0"]
+@script
+def main(
+    heavy: Path,
+    *,
+    prompts: Annotated[Path, "a folder with .jsonl prompt files"],
+    vllm: Annotated[Path | None, "the Python of vLLM's environment"] = None,
+    vllm_eager: Annotated[bool, "without compiling"] = False,
+    llama: Annotated[tuple[Path, Path, Path] | None, "llama-server, target and drafter as GGUF"] = None,
+    vllm_k: Sequence[int] = (1, 2, 3),
+    llama_k: Sequence[int] = (2, 3),
+    sections: Sequence[Section] = ("plain", "best", "chain"),
+    clients: Annotated[Sequence[int], "at once, when speculating"] = (1, 4, 16),
+    repeats: int = 3,
+    tokens: int = 64,
+    dtype: str = "bfloat16",
+    output: Output = None,
+) -> None:
+    heavy = heavy.resolve()
+    items = read_items(sorted(prompts.glob("*.jsonl")), None, 0, load_tokenizer(str(heavy / "target")))
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    common = ["--model", str(heavy / "target"), "--dtype", dtype, "--prefix-tokens", "0"]
     measured = partial(compare, items=items, params=params)
-    peers = {}
-    if options.vllm is not None:
-        peers["vllm"] = partial(vllm, options.vllm, heavy, dtype=options.dtype, eager=options.vllm_eager)
-    if options.llama is not None:
-        peers["llama.cpp"] = partial(llama, *options.llama)
-    tried = {"vllm": options.vllm_k, "llama.cpp": options.llama_k}
+    peers: dict[str, Callable[..., ServerProcess]] = {}
+    if vllm is not None:
+        peers["vllm"] = partial(vllm_server, vllm, heavy, dtype=dtype, eager=vllm_eager)
+    if llama is not None:
+        peers["llama.cpp"] = partial(llama_server, *llama)
+    tried = {"vllm": vllm_k, "llama.cpp": llama_k}
     chosen = {name: tried[name][-1] for name in peers}
-    findings = Findings(options.output)
+    findings = Findings(output)
 
-    if "plain" in options.sections:
+    if "plain" in sections:
         servers = {"eyas": eyas_server("eyas", [*common, "--method", "none"])}
         servers |= {name: made(chain=0) for name, made in peers.items()}
-        findings.add("plain", measured(servers, (1,), plan=ServePlan(options.repeats, requests=6)))
-    if "best" in options.sections:
+        findings.add("plain", measured(servers, (1,), plan=ServePlan(repeats, requests=6)))
+    if "best" in sections:
         for name, made in peers.items():
             found = {}
             for chain in tried[name]:
-                found[chain] = measured(
-                    {name: made(chain=chain)}, options.clients, plan=ServePlan(1, requests=6, per_client=1)
-                )
+                found[chain] = measured({name: made(chain=chain)}, clients, plan=ServePlan(1, requests=6, per_client=1))
                 findings.add(f"{name}, chains of {chain}", found[chain])
             chosen[name] = best(found)
-    if "chain" in options.sections:
+    if "chain" in sections:
         servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
         for name, server in servers.items():
             auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
             pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
-            findings.add(
-                f"{name} against ours", measured(pair, options.clients, plan=ServePlan(options.repeats, requests=6))
-            )
+            findings.add(f"{name} against ours", measured(pair, clients, plan=ServePlan(repeats, requests=6)))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

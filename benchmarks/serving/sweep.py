@@ -18,19 +18,21 @@ reuse is off.
 
 from __future__ import annotations
 
-import argparse
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
+from benchmarks.harness import Output, script
 from benchmarks.serving.compare import Findings, compare
 from eyas.bench.serving.load import read_items
 from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.types import SamplingParams
 
-SECTIONS = ["auto", "fixed", "chains", "off", "methods"]
+Section = Literal["auto", "fixed", "chains", "off", "methods"]
 SMALL, LARGE = (1, 2, 4, 8), (16, 32, 64)
 FIXED = {
     SMALL: ("chain:3", "chain:5", "dynamic:3,4,8", "dynamic:5,4,15", "dynamic:7,8,32"),
@@ -38,33 +40,31 @@ FIXED = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("heavy", type=Path)
-    parser.add_argument("--prompts", type=Path, required=True, help="a folder with .jsonl prompt files")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS[:-1])
-    parser.add_argument(
-        "--methods", nargs="+", default=[], help="METHOD or METHOD=DRAFTER, for the section of that name"
-    )
-    parser.add_argument("--clients", type=int, nargs="+", default=[*SMALL, *LARGE], help="at once")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64, 192])
-    parser.add_argument("--per-client", type=float, default=3.0, help="requests of each client and repeat")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    if ("methods" in options.sections) != bool(options.methods):
-        parser.error("--sections methods and --methods METHOD ... belong together")
-
-    items = read_items(sorted(options.prompts.glob("*.jsonl")), None, seed=0)
+@script
+def main(
+    heavy: Path,
+    *,
+    prompts: Annotated[Path, "a folder with .jsonl prompt files"],
+    sections: Sequence[Section] = ("auto", "fixed", "chains", "off"),
+    methods: Annotated[Sequence[str], "METHOD or METHOD=DRAFTER, for the section of that name"] = (),
+    clients: Annotated[Sequence[int], "at once"] = (*SMALL, *LARGE),
+    repeats: int = 5,
+    tokens: Sequence[int] = (64, 192),
+    per_client: Annotated[float, "requests of each client and repeat"] = 3.0,
+    dtype: str = "bfloat16",
+    output: Output = None,
+) -> None:
+    if ("methods" in sections) != bool(methods):
+        raise SystemExit("--sections methods and --methods METHOD ... belong together")
+    items = read_items(sorted(prompts.glob("*.jsonl")), None, seed=0)
     draw = random.Random(0)
-    items = [replace(item, tokens=draw.randint(options.tokens[0], options.tokens[-1])) for item in items]
-    params = SamplingParams(max_tokens=max(options.tokens), ignore_eos=True)
+    items = [replace(item, tokens=draw.randint(tokens[0], tokens[-1])) for item in items]
+    params = SamplingParams(max_tokens=max(tokens), ignore_eos=True)
 
-    common = ["--model", str(options.heavy / "target"), "--dtype", options.dtype, "--prefix-tokens", "0"]
+    common = ["--model", str(heavy / "target"), "--dtype", dtype, "--prefix-tokens", "0"]
 
     def server(name: str, tree: str | None) -> ServerProcess:
-        draft = ["--draft-model", str(options.heavy / "drafter"), "--tree", str(tree)]
+        draft = ["--draft-model", str(heavy / "drafter"), "--tree", str(tree)]
         drafting = ["--method", "none"] if tree is None else draft
         return eyas_server(name, [*common, *drafting])
 
@@ -73,38 +73,36 @@ def main() -> None:
         draft = ["--draft-model", drafter] if drafter else []
         return eyas_server(method, [*common, "--method", method, *draft, "--tree", "auto"])
 
-    findings = Findings(options.output)
+    findings = Findings(output)
     measured = partial(compare, items=items, params=params)
 
-    def plan(repeats: int = options.repeats, per_client: float = options.per_client) -> ServePlan:
+    def plan(repeats: int = repeats, per_client: float = per_client) -> ServePlan:
         return ServePlan(repeats, requests=8, per_client=per_client)
 
     def servers(**trees: str | None) -> dict[str, ServerProcess]:
         return {name: server(name, tree) for name, tree in trees.items()}
 
-    small = [count for count in SMALL if count in options.clients]
-    for section in options.sections:
+    small = [count for count in SMALL if count in clients]
+    for section in sections:
         if section == "auto":
-            findings.add("auto", measured(servers(plain=None, auto="auto"), options.clients, plan=plan()))
+            findings.add("auto", measured(servers(plain=None, auto="auto"), clients, plan=plan()))
         if section == "fixed":
             for group, trees in FIXED.items():
-                clients = [count for count in group if count in options.clients]
-                if not clients:
+                these = [count for count in group if count in clients]
+                if not these:
                     continue
                 sides = {tree: server(tree, tree) for tree in ("auto", *trees)}
-                report = measured(sides, clients, plan=plan(max(1, options.repeats // 2), 1.0))
-                findings.add(f"fixed, {clients[0]} to {clients[-1]} clients", report)
+                report = measured(sides, these, plan=plan(max(1, repeats // 2), 1.0))
+                findings.add(f"fixed, {these[0]} to {these[-1]} clients", report)
         if section == "chains":
             findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), small, plan=plan()))
         if section == "off":
             sides = servers(plain=None, off="auto", again=None)
             findings.add("off", measured(sides, small, plan=plan(), speculate={"off": False}))
         if section == "methods":
-            sides = {"plain": server("plain", None)} | {
-                text.partition("=")[0]: method_server(text) for text in options.methods
-            }
-            findings.add("methods", measured(sides, options.clients, plan=plan()))
+            sides = {"plain": server("plain", None)} | {text.partition("=")[0]: method_server(text) for text in methods}
+            findings.add("methods", measured(sides, clients, plan=plan()))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ and finish included), and lets a last one come to its end.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import signal
@@ -20,12 +19,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Literal
 
+from benchmarks.harness import Output, report, script
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
-from eyas.bench.machine import describe_machine
 from eyas.data.chats.folder import write_report
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.chats import write_chats
@@ -152,23 +151,23 @@ def run(case: Case, work: Path, kills: int, chance: random.Random) -> dict[str, 
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("verbs", nargs="+", choices=sorted(CASES))
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="keep the runs here (default: a temporary folder)")
-    options = parser.parse_args()
+@script
+def main(
+    verbs: Sequence[Literal["capture", "regenerate", "train"]],
+    *,
+    kills: int = 10,
+    seed: int = 0,
+    folder: Annotated[Path | None, "keep the runs here (default: a temporary folder)"] = None,
+    output: Output = None,
+) -> int:
     with tempfile.TemporaryDirectory() as temporary:
-        work = options.folder or Path(temporary)
-        report = {
-            verb: run(CASES[verb](work / verb), work / verb, options.kills, random.Random(options.seed))
-            for verb in options.verbs
+        work = folder or Path(temporary)
+        found: dict[str, dict[str, object]] = {
+            verb: run(CASES[verb](work / verb), work / verb, kills, random.Random(seed)) for verb in verbs
         }
-    print(json.dumps({"date": str(date.today()), "machine": describe_machine(), **report}, indent=2))
-    if not all(case["identical"] for case in report.values()):
-        raise SystemExit(1)
+    report(found, output)
+    return not all(case["identical"] for case in found.values())
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -9,15 +9,14 @@ that must be refused isn't, or if a well-behaved answer takes longer than `--pat
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import httpx
 
+from benchmarks.harness import Output, script
 from benchmarks.torture.attacks import MAY_BE_ANSWERED, MUST_BE_REFUSED, body
 from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.servers import ServerProcess, eyas_server
@@ -57,15 +56,16 @@ async def attack_all(server: ServerProcess, seconds: float) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--patience", type=float, default=5.0)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
-    options = parser.parse_args()
-    with eyas_server("hostile", [*options.serve, "--served-model-name", "m"]) as server:
-        results = asyncio.run(attack_all(server, options.seconds))
+@script
+def main(
+    serve: Annotated[Sequence[str], "options of eyas serve"] = ("--model", "demo", "--draft-model", "demo"),
+    *,
+    seconds: float = 5.0,
+    patience: float = 5.0,
+    output: Output = None,
+) -> None:
+    with eyas_server("hostile", [*serve, "--served-model-name", "m"]) as server:
+        results = asyncio.run(attack_all(server, seconds))
     statuses = {name: result.get("statuses", {}) for name, result in results.items()}
     slowest = max(result["slowest_seconds"] for result in results.values())
     held = {
@@ -73,10 +73,10 @@ def main() -> None:
         "what must be refused is": not any(
             status.startswith("2") for name in MUST_BE_REFUSED for status in statuses[name]
         ),
-        f"nobody waits {options.patience:g} s": slowest < options.patience,
+        f"nobody waits {patience:g} s": slowest < patience,
     }
-    conclude({"attacks": results}, held, options.output)
+    conclude({"attacks": results}, held, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

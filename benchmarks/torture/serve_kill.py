@@ -9,17 +9,18 @@ seconds, the same question is answered the same before and after, and the model'
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
+from benchmarks.harness import Output, script
 from benchmarks.torture.verdict import conclude
 from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.serving.servers import ServerProcess, eyas_server
@@ -74,43 +75,44 @@ async def under_load(server: ServerProcess, model: str, clients: int, moment: fl
     return endings, time.monotonic() - killed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--ready", type=float, default=20.0, help="seconds until a new server must be ready")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
-    options = parser.parse_args()
-    chance = random.Random(options.seed)
-    server = eyas_server("killed", [*options.serve, "--served-model-name", "m"])
+@script
+def main(
+    serve: Annotated[Sequence[str], "options of eyas serve"] = ("--model", "demo", "--draft-model", "demo"),
+    *,
+    kills: int = 5,
+    clients: int = 8,
+    ready: Annotated[float, "seconds until a new server must be ready"] = 20.0,
+    seed: int = 0,
+    output: Output = None,
+) -> None:
+    chance = random.Random(seed)
+    server = eyas_server("killed", [*serve, "--served-model-name", "m"])
     files = digest(DEMO_TARGET, DEMO_DRAFTER)
-    kills: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     with server:
         first = answer(server, "m")
-        for _ in range(options.kills):
+        for _ in range(kills):
             moment = chance.uniform(0.2, 3.0)
-            endings, noticed = asyncio.run(under_load(server, "m", options.clients, moment))
-            ready = server.start()
-            kills.append(
+            endings, noticed = asyncio.run(under_load(server, "m", clients, moment))
+            started = server.start()
+            found.append(
                 {
                     "after_seconds": round(moment, 2),
                     "clients": dict(endings),
                     "noticed_seconds": round(noticed, 3),
-                    "ready_seconds": round(ready, 2),
+                    "ready_seconds": round(started, 2),
                     "same_answer": answer(server, "m") == first,
                 }
             )
     held = {
-        "clients get a connection error": not any(end.startswith("wrong") for kill in kills for end in kill["clients"]),
-        "at once": all(kill["noticed_seconds"] < 5 for kill in kills),
-        f"ready again within {options.ready:g} s": all(kill["ready_seconds"] < options.ready for kill in kills),
-        "the same answer after": all(kill["same_answer"] for kill in kills),
+        "clients get a connection error": not any(end.startswith("wrong") for kill in found for end in kill["clients"]),
+        "at once": all(kill["noticed_seconds"] < 5 for kill in found),
+        f"ready again within {ready:g} s": all(kill["ready_seconds"] < ready for kill in found),
+        "the same answer after": all(kill["same_answer"] for kill in found),
         "files untouched": digest(DEMO_TARGET, DEMO_DRAFTER) == files,
     }
-    conclude({"kills": kills}, held, options.output)
+    conclude({"kills": found}, held, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

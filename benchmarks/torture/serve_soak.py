@@ -12,7 +12,6 @@ the requests (caches of prefixes and of compiled kernels fill up); medians of a 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -27,6 +26,7 @@ from typing import Any
 import httpx
 
 import eyas
+from benchmarks.harness import Output, script
 from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.load import Load, run_load
 from eyas.bench.serving.servers import ServerProcess, eyas_server
@@ -182,47 +182,48 @@ async def left_over(server: ServerProcess) -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--distinct", type=int, default=240)
-    parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--growth", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    chance = random.Random(options.seed)
-    distinct = make_requests(min(options.distinct, options.requests), chance)
-    plan = planned(distinct, options.requests, options.clients, chance)
+@script
+def main(
+    *,
+    requests: int = 3000,
+    distinct: int = 240,
+    clients: int = 24,
+    growth: float = 0.02,
+    seed: int = 0,
+    output: Output = None,
+) -> None:
+    chance = random.Random(seed)
+    made = make_requests(min(distinct, requests), chance)
+    plan = planned(made, requests, clients, chance)
     began = time.monotonic()
     with eyas_server("soak", SERVER) as server:
-        seen = asyncio.run(soak(server, plan, options.clients))
+        seen = asyncio.run(soak(server, plan, clients))
         left = asyncio.run(left_over(server))
-    growth, preempted = growth_of(seen.memory), left.pop("num_preemptions_total")
+    grown, preempted = growth_of(seen.memory), left.pop("num_preemptions_total")
     held = {
         "every finished answer equals its twin": not seen.different,
         "nobody was stuck or refused": set(seen.endings) <= {"finished", "cancelled"},
-        "a third was cancelled midway": seen.endings["cancelled"] >= CANCELLED * options.requests,
-        "sequences were preempted all the time": preempted >= PREEMPTED * options.requests,
+        "a third was cancelled midway": seen.endings["cancelled"] >= CANCELLED * requests,
+        "sequences were preempted all the time": preempted >= PREEMPTED * requests,
         "nothing is left when idle": not any(left.values()),
-        f"memory grew by less than {options.growth:.0%}": growth < options.growth,
+        f"memory grew by less than {growth:.0%}": grown < growth,
     }
     findings = {
         "server": SERVER,
-        "clients": options.clients,
-        "requests": options.requests,
-        "distinct": len(distinct),
+        "clients": clients,
+        "requests": requests,
+        "distinct": len(made),
         "seconds": round(time.monotonic() - began, 1),
         "slowest_seconds": round(max(seen.seconds), 1),
         "ends": dict(seen.endings),
         "different": len(seen.different),
         "examples": seen.different[:3],
         "preemptions": preempted,
-        "memory_growth": round(growth, 4),
+        "memory_growth": round(grown, 4),
         "memory_mib": [round(seen.memory[i * (len(seen.memory) - 1) // 20] / 1024, 1) for i in range(21)],
     }
-    conclude(findings, held, options.output)
+    conclude(findings, held, output)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -3,22 +3,70 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 
 from benchmarks.long_contexts import ForcedWalk, Piece, chat_pieces, figures, file_pieces, run, with_context
-from benchmarks.replay import CPU, replay
 from eyas.assets import DEMO_TARGET
 from eyas.drafters.base import Drafter
+from eyas.drafters.history import HistoryDrafter
+from eyas.drafters.weightless.ngram import NgramDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import load_tokenizer
-from eyas.tree import parse_tree
+from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.types import Limits, Stats
+from eyas.verify import Coupling
 
 from .. import tiny
+
+CPU = torch.device("cpu")
+NO_COUPLING = cast(Coupling, None)  # drafters of copies don't ask what will be sampled
+
+
+def replay(
+    drafter: HistoryDrafter, spec: TreeSpec, prompt: Sequence[int], answer: Sequence[int], owner: str
+) -> tuple[Stats, int]:
+    """Draft along an answer, whose first token comes with the prompt: what was accepted, and the nodes drafted."""
+    stats, nodes = Stats(), 0
+    drafter.begin(0, prompt, owner)
+    observe(drafter, [*prompt[1:], answer[0]])
+    done = 1
+    while done < len(answer):
+        tree = drafter.draft(range(1), spec, NO_COUPLING)
+        accepted = walk(tree, answer[done:])
+        stats.record(accepted, int(tree.depth.max()), len(prompt) + done)
+        nodes += int(tree.valid.sum())
+        taken = answer[done : done + accepted + 1]
+        observe(drafter, taken)
+        done += len(taken)
+    drafter.finish(0)
+    drafter.truncate(0, 0)
+    return stats, nodes
+
+
+def observe(drafter: HistoryDrafter, tokens: Sequence[int]) -> None:
+    """Let the drafter's first slot know some more tokens."""
+    drafter.observe(range(1), torch.tensor([list(tokens)]), torch.empty(1, len(tokens), 0, 1), [len(tokens)])
+
+
+def walk(tree: DraftTree, following: Sequence[int]) -> int:
+    """How many draft tokens are those that follow."""
+    nodes = list(zip(tree.tokens[0].tolist(), tree.parents[0].tolist(), tree.valid[0].tolist(), strict=True))
+    at, accepted = -1, 0
+    for token in following:
+        found = next(
+            (node for node, (t, parent, valid) in enumerate(nodes) if valid and (t, parent) == (token, at)), None
+        )
+        if found is None:
+            break
+        at, accepted = found, accepted + 1
+    return accepted
 
 
 def engine(rule: ForcedWalk, drafter: Drafter, tree: str) -> Engine:
@@ -38,6 +86,15 @@ def test_rounds_are_those_of_a_replay() -> None:
     assert (stats.rounds_by_context, stats.walked_by_context) == (
         expected.rounds_by_context, expected.walked_by_context,
     )  # fmt: skip
+
+
+def test_a_replay_counts_as_the_engine_does() -> None:
+    drafter = NgramDrafter(CPU)
+    drafter.resize(1)
+    # after 1: 2 is copied, 9 isn't; after 9 nothing is known; after 3: 4 5 are copied
+    stats, nodes = replay(drafter, parse_tree("chain:2"), [1, 2, 3, 4, 5], [1, 2, 9, 3, 4, 5, 3], "")
+    assert stats.accepted_histogram == [1, 1, 1]
+    assert (stats.target_passes, nodes) == (3, 4)
 
 
 def slots(drafter: SuffixDrafter) -> SuffixDrafter:

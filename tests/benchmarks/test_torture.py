@@ -40,10 +40,3 @@ def test_a_killed_server_comes_back(tmp_path: Path) -> None:
 def test_hostile_clients(tmp_path: Path) -> None:
     """How long a well-behaved answer takes is for a quiet machine to say."""
     run("serve_hostile", tmp_path / "r.json", "--seconds", "1", "--patience", "60")
-
-
-@pytest.mark.slow
-def test_idle_connections(tmp_path: Path) -> None:
-    """How much slower the polite ones may be is for a quiet machine to say."""
-    options = ("--idle", "100", "--polite", "2", "--rounds", "1", "--requests", "2", "--most", "60")
-    assert run("serve_idle", tmp_path / "r.json", *options)["answers"] == 4

@@ -1,4 +1,4 @@
-"""Workloads that copy: the same every time, edits that do what they say, and a replay that counts right."""
+"""Workloads that copy: the same every time, and edits that do what they say."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from benchmarks import replay, workloads
-from eyas.drafters.weightless.ngram import NgramDrafter
-from eyas.tree import parse_tree
+from benchmarks import workloads
 
 CODE = workloads.Code(
     "mean",
@@ -37,12 +35,3 @@ def test_rows_are_the_same_every_time() -> None:
         assert len(rows) == 2
         assert rows == make([CODE] * 3, 2, random.Random(5))
         assert len(rows[0].get("turns", [0])) == len(rows[0].get("references", [0]))
-
-
-def test_a_replay_counts_as_the_engine_does() -> None:
-    drafter = NgramDrafter(replay.CPU)
-    drafter.resize(1)
-    # after 1: 2 is copied, 9 isn't; after 9 nothing is known; after 3: 4 5 are copied
-    stats, nodes = replay.replay(drafter, parse_tree("chain:2"), [1, 2, 3, 4, 5], [1, 2, 9, 3, 4, 5, 3], "")
-    assert stats.accepted_histogram == [1, 1, 1]
-    assert (stats.target_passes, nodes) == (3, 4)

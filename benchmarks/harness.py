@@ -1,0 +1,187 @@
+"""What the scripts of this folder share: a command line made of a function, sides that take turns, and the report.
+
+A script decorates its `main`, and ends with `raise SystemExit(main())` where it is run and not imported:
+
+    @script
+    def main(model: str, *, repeats: Annotated[int, "turns that count"] = 5, output: Output = None) -> None:
+        seconds = interleave({"eyas": ours, "plain": theirs}, repeats)
+        report({"ratio": paired(seconds["eyas"], seconds["plain"])}, output)
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from datetime import date
+from functools import wraps
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rich.console import Console
+from rich.table import Table
+
+from eyas.bench.machine import describe_machine
+from eyas.bench.offline.runner import rotated
+from eyas.files import write_json
+
+T = TypeVar("T")
+
+Output = Annotated[Path | None, "the JSON file"]
+
+
+# The command line.
+
+
+def script(*verbs: Callable[..., int | None]) -> Callable[[], int | None]:
+    """The function as a script: its parameters are the command line, its module's docstring is the help.
+
+    Parameters are arguments, those behind a `*` are options; without a default they are required. `Sequence[T]` takes
+    any number of words, `tuple[T, T]` two, `Literal` one of some, `bool` none. The text of `Annotated` is the help,
+    and a function behind it there parses a word. A function with one parameter that is a dataclass has its fields
+    instead. What it returns is the exit code. Of several functions the first word names one.
+    """
+
+    @wraps(verbs[0])
+    def run() -> int | None:
+        page = inspect.getmodule(verbs[0])
+        parser = argparse.ArgumentParser(
+            description=page.__doc__ if page else None, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        if len(verbs) == 1:
+            _declare(parser, verbs[0])
+        else:
+            choice = parser.add_subparsers(required=True)
+            for verb in verbs:
+                _declare(choice.add_parser(verb.__name__, description=verb.__doc__), verb)
+        values = vars(parser.parse_args())
+        code: int | None = values.pop("")(values)
+        return code
+
+    return run
+
+
+def _declare(parser: argparse.ArgumentParser, verb: Callable[..., int | None]) -> None:
+    """Add a function's parameters to a parser, and under the name "" how to call it with what was parsed."""
+    hints = get_type_hints(verb, include_extras=True)
+    group = next((hint for hint in hints.values() if is_dataclass(hint)), None)
+    source: Any = group or verb
+    hints = get_type_hints(source, include_extras=True)
+    for name, parameter in inspect.signature(source).parameters.items():
+        _add(parser, parameter, hints[name])
+    parser.set_defaults(**{"": (lambda values: verb(source(**values))) if group else lambda values: verb(**values)})
+
+
+def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: Any) -> None:
+    """Add one parameter."""
+    kind, text, *parse = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
+    needed, option = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
+    settings: dict[str, Any] = {"help": text} if needed else {"help": text, "default": parameter.default}
+    if get_origin(kind) in (Union, UnionType):  # T | None
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
+    if parse:
+        (kind,) = parse
+    elif get_origin(kind) is Sequence:
+        settings["nargs"], (kind,) = "+" if needed and not option else "*", get_args(kind)
+    elif get_origin(kind) is tuple:
+        settings["nargs"], kind = len(get_args(kind)), get_args(kind)[0]
+    elif not needed and not option:
+        settings["nargs"] = "?"
+    if kind is bool:
+        settings["action"] = "store_true"
+    elif get_origin(kind) is Literal:
+        settings["choices"] = get_args(kind)
+    else:
+        settings["type"] = kind
+    if option:
+        parser.add_argument(f"--{parameter.name.replace('_', '-')}", required=needed, **settings)
+    else:
+        parser.add_argument(parameter.name, **settings)
+
+
+# Measuring.
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def interleave(sides: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """What every side returned in each of `repeats` turns, after a turn that warms up and doesn't count.
+
+    Sides run one after another in every turn, and each turn begins with another of them: what a machine does meanwhile
+    befalls all of them alike.
+    """
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for turn in range(repeats + 1):
+        for name in rotated(list(sides), turn):
+            result = sides[name]()
+            if turn:
+                found[name].append(result)
+    return found
+
+
+def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
+    """The median and the range of the ratios of what was measured in the same turns."""
+    ratios = [a / b for a, b in zip(values, others, strict=True)]
+    named = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return {name: round(ratio, 3) for name, ratio in named.items()}
+
+
+# The report.
+
+
+def report(content: Mapping[str, Any], output: Path | None = None, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Print a measurement, `rows` as a table and else all of it, and write it with its date, command and machine."""
+    made = described(content)
+    if rows:
+        made["rows"] = list(rows)
+        Console(width=80).print(table(rows))
+    else:
+        print(json.dumps(made, indent=2), flush=True)
+    if output is not None:
+        write_json(output, made)
+
+
+def described(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A measurement with its date, command and machine."""
+    return {"date": str(date.today()), "command": command(), "machine": describe_machine(), **content}
+
+
+def command() -> str:
+    """The command that runs, as a reader would type it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+    return shlex.join(["", *sys.argv[1:]]).replace("''", name, 1)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Rows as a table; a mapping in a row has a column for each of its values."""
+    flat = [_flat(row) for row in rows]
+    made = Table(box=None, pad_edge=False)
+    for name in dict.fromkeys(name for row in flat for name in row):
+        made.add_column(name, overflow="fold")
+    for row in flat:
+        made.add_row(*(_cell(row.get(column.header)) for column in made.columns))
+    return made
+
+
+def _flat(row: Mapping[str, Any]) -> dict[Any, Any]:
+    flat: dict[Any, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name} {key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
