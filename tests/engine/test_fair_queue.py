@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.fair_queue import FairQueue, Step, TimeShares
+from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares
 from eyas.engine.sequence import SequenceState
 from eyas.types import Request
 
@@ -77,11 +77,11 @@ def test_clients_that_have_fewer_in_hand_come_first() -> None:
 
 def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
     shares, asked = TimeShares(), {"greedy": 16, "polite": 1}
-    assert shares.plan({"greedy": 16}, 0.0) == Step(greedy="greedy"), "alone"
+    assert shares.plan({"greedy": 16}, 0.0) == StepPlan(greedy="greedy"), "alone"
     shares.charge({"greedy": 16}, 5.0)
     assert shares.plan(asked, 1.0).alone == {"polite"}, "a newcomer begins a second behind"
     shares.charge({"polite": 1}, 1.0)
-    assert shares.plan(asked, 2.0) == Step(crowded=True, greedy="greedy"), "now it is the other's turn"
+    assert shares.plan(asked, 2.0) == StepPlan(crowded=True, greedy="greedy"), "now it is the other's turn"
     shares.charge({"greedy": 16, "polite": 2}, 1.8)  # 1.6 and 0.2
     for _ in range(3):
         assert shares.plan(asked, 3.0).alone == {"polite"}
@@ -93,8 +93,8 @@ def test_steps_of_their_own_for_the_few_that_have_had_less_time() -> None:
     assert shares.before(["polite"], ["greedy"])
     assert not shares.before(["polite", "greedy"], ["polite"])
     assert not shares.before([], ["greedy"])
-    assert shares.plan({"greedy": 7, "polite": 2}, 7.0) == Step(greedy="greedy"), "a few more are no burden"
-    assert shares.plan({}, 8.0) == Step()
+    assert shares.plan({"greedy": 7, "polite": 2}, 7.0) == StepPlan(greedy="greedy"), "a few more are no burden"
+    assert shares.plan({}, 8.0) == StepPlan()
 
 
 def test_whoever_was_there_a_moment_ago_is_expected_back() -> None:
@@ -115,7 +115,7 @@ def test_who_comes_new_with_many_requests_is_not_behind() -> None:
 
 
 def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:
-    shares, crowded = TimeShares(), Step(crowded=True, greedy="greedy")
+    shares, crowded = TimeShares(), StepPlan(crowded=True, greedy="greedy")
     for _ in range(12):
         shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)
         shares.learn(crowded, 0, shares.tokens.most, 0.001 * shares.tokens.most)
@@ -124,7 +124,7 @@ def test_steps_of_who_has_many_are_bounded_by_the_time_that_they_take() -> None:
     assert shares.rows.most == 5
     shares.learn(crowded, 2, 0, 0.001)
     assert shares.rows.most == 5, "fewer than there may be say nothing about more"
-    shares.learn(Step(frozenset({"polite"}), crowded=True, greedy="greedy"), 1, 0, 0.1)
+    shares.learn(StepPlan(frozenset({"polite"}), crowded=True, greedy="greedy"), 1, 0, 0.1)
     for _ in range(12):
         shares.learn(crowded, shares.rows.most, 0, 0.005 * shares.rows.most)
     assert shares.rows.most == 40, "two rounds of the polite alone"

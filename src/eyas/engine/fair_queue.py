@@ -182,7 +182,7 @@ class _Turns:
             self._most = 64 + 2 * len(self._finishes)
 
 
-class Step(NamedTuple):
+class StepPlan(NamedTuple):
     """Whom a step of the engine is for, and whether it has to be short."""
 
     alone: frozenset[str] = frozenset()
@@ -209,7 +209,7 @@ class TimeShares:
         self._round = 0.0  # what a round of the few alone takes
         self.rows, self.tokens = Fitting(1), Fitting(16)
 
-    def plan(self, requests: Mapping[str, int], now: float) -> Step:
+    def plan(self, requests: Mapping[str, int], now: float) -> StepPlan:
         """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""
         known = [self._seconds[client] for client in requests if client in self._seconds]
         self._floor = max(self._floor, min(known) - _CREDIT) if known else self._floor
@@ -223,7 +223,7 @@ class TimeShares:
             self._seconds[greedy] = max(self._seconds[greedy], min(others))
         few = [client for client in self._seen if _MANY * max(1, requests.get(client, 0)) <= requests.get(greedy, 0)]
         behind = (one for one in few if requests.get(one) and self._seconds[one] < self._seconds[greedy])
-        return Step(frozenset(behind), bool(few), greedy)
+        return StepPlan(frozenset(behind), bool(few), greedy)
 
     def charge(self, parts: Mapping[str, float], seconds: float) -> None:
         """A pass of so many seconds was for these clients, in proportion to their parts."""
@@ -231,7 +231,7 @@ class TimeShares:
         for client, part in parts.items():
             self._seconds[client] = self._seconds.get(client, self._floor) + seconds * part / whole
 
-    def learn(self, step: Step, rows: int, tokens: int, seconds: float) -> None:
+    def learn(self, step: StepPlan, rows: int, tokens: int, seconds: float) -> None:
         """Learn from a pass over `tokens` tokens of prompts, or a round of `rows` rows, what a step may hold."""
         if step.alone and rows:
             self._round += 0.25 * (seconds - self._round) if self._round else seconds

@@ -19,7 +19,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from eyas.engine.fair_queue import FairQueue, Step, TimeShares
+from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
 from eyas.types import Limits
@@ -49,7 +49,7 @@ class Scheduler:
         self.copied = 0
         """Prompt tokens that were copied in since the last round."""
         self._read = 0  # and those that were read
-        self._time, self._step = TimeShares(), Step()
+        self._time, self._step = TimeShares(), StepPlan()
         self._turn = 0  # the slot of the row that decodes next where rows take turns
         self._pace: float | None = None  # seconds between admissions while some wait
         self._admitted_at: float | None = None
@@ -122,15 +122,15 @@ class Scheduler:
         if many and held[sequence.client] >= max(_LEAST_HELD, 2 * self._time.rows.most):
             return None, []
         alone, left = self._step.alone, self._left
-        place = len(self.prefilling)
+        position = len(self.prefilling)
         if alone:  # before the prompts of others
-            place = next((at for at, one in enumerate(self.prefilling) if one.client not in alone), place)
-        if left is not None and sum(other.unread for other in self.prefilling[:place]) >= left:
+            position = next((at for at, one in enumerate(self.prefilling) if one.client not in alone), position)
+        if left is not None and sum(other.unread for other in self.prefilling[:position]) >= left:
             return None, []
         self.waiting.take(sequence)
         sequence.cached = 0
-        self.prefilling.insert(place, sequence)
-        first = len(self.decoding) + place
+        self.prefilling.insert(position, sequence)
+        first = len(self.decoding) + position
         moves = [(slot - 1, slot) for slot in reversed(range(first + 1, len(self.in_slots)))]
         for slot, one in enumerate(self.in_slots[first:], first):
             one.slot = slot
