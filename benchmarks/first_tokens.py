@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.serving.peers import vllm
+from benchmarks.serving.peers import vllm_server
 from eyas.bench.machine import describe_machine
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 
@@ -79,7 +79,7 @@ def main() -> None:
     if options.older:
         servers["older"] = eyas_server("older", plain, {"PYTHONPATH": str(options.older)})
     if options.vllm:
-        servers["vllm"] = vllm(options.vllm, options.model.parent, 0, options.dtype, True)
+        servers["vllm"] = vllm_server(options.vllm, options.model.parent, 0, options.dtype, True)
     draw, found = random.Random(0), {}
     with ExitStack() as stack:
         for server in servers.values():

@@ -11,7 +11,7 @@ from benchmarks import architectures
 from benchmarks.architectures import BROKEN, EQUAL, MARKS, PLAIN, REFUSED, REGISTERED, Row
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "benchmarks/results/2026-11-22/architectures.json"
+FILE = ROOT / "benchmarks/results/2026-11-24/architectures.json"
 PAGE = ROOT / "docs/models.md"
 ROWS = architectures.read_report(FILE)
 

@@ -78,10 +78,11 @@ def test_latent_attention_that_looks_at_positions_is_refused() -> None:
 
     def forward(
         hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, past_key_values: Any = None,
-        position_ids: Any = None, **kwargs: Any,
+        cache: Any = None, position_ids: Any = None, **kwargs: Any,
     ) -> Any:  # fmt: skip
         factor = 1.0 if position_ids is None else 1.0 + (position_ids > 200).unsqueeze(-1)
-        return own(factor * hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        held = past_key_values if cache is None else cache  # as releases of transformers call it
+        return own(factor * hidden_states, position_embeddings, attention_mask, held, **kwargs)
 
     attention.forward = forward
     assert tried(model).native is None

@@ -67,10 +67,8 @@ def synthesize(
     The target reads its chat template up to the user's turn and goes on from there (Magpie). Interrupted at any moment,
     the same command goes on where it was and writes the same file. `eyas data regenerate` then answers the chats.
     """
-    from eyas.data.regenerate.in_process import EngineAnswerer
     from eyas.data.synthesize import TOPICS, SynthesisRule
     from eyas.data.synthesize import synthesize as run
-    from eyas.types import Request
 
     rule = SynthesisRule(
         chats=chats,
@@ -83,6 +81,9 @@ def synthesize(
         near_duplicates=None if filters.near_duplicates == "off" else _share(filters.near_duplicates),
     )
     engine, params = open_engine(target, draft, batch_size), sampling_params(sampling)
+    from eyas.data.regenerate.in_process import EngineAnswerer
+    from eyas.types import Request
+
     engine.check(Request((0,), params))  # what is wrong with every message is wrong with the options
     answerer = EngineAnswerer(engine, params)
     with RegenerateProgress() as progress, keeping("every message so far is kept in the journal beside the output"):
