@@ -81,7 +81,7 @@ types: install
 	$(RUN)/mypy
 
 unit: install
-	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15
 
 # compiling models, peers and long statistical runs: minutes, not part of `make test`
 slow: install

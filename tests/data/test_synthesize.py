@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from eyas.types import SamplingParams
 from .. import tiny
 from ..pairs import tokenizer
 
-PARAMS = SamplingParams(max_tokens=24, temperature=1.0, seed=3)
-ANY = SynthesisRule(chats=6, turns=2, min_words=1, near_duplicates=None)
+PARAMS = SamplingParams(max_tokens=24, temperature=1.0, seed=3, stop_token_ids=tuple(range(3, 300, 6)))
+"""Random weights seldom end a message by themselves."""
+ANY = SynthesisRule(chats=3, turns=2, min_words=1, near_duplicates=None)
 
 
 def answerer(tree: str | None = None) -> EngineAnswerer:
@@ -138,11 +138,10 @@ def test_a_target_makes_up_chats_with_speculation_as_without(tmp_path: Path) -> 
     files = []
     for tree in (None, "chain:3", "dynamic:3,2,5"):
         path = tmp_path / f"{tree}.jsonl"
-        with suppress(DataError):  # random weights may not end a message in time
-            synthesize(path, answerer(tree), ANY)
+        synthesize(path, answerer(tree), ANY)
         files.append((path.read_bytes(), path.with_name(f"{path.name}.journal").read_bytes().count(b'"answer"')))
     assert files[0][0] == files[1][0] == files[2][0]
-    assert files[0][1] > 10
+    assert files[0][1] > 5
 
 
 def test_a_users_turn_begins_where_the_template_says() -> None:

@@ -66,8 +66,8 @@ def alone(length: int, native: bool, temperature: float) -> list[tuple[int, ...]
     ("native", "window", "temperature"),
     [
         pytest.param(True, None, 0.8, marks=needs_kernels),
-        pytest.param(True, 64, 0.0, marks=needs_kernels),
-        pytest.param(False, 64, 0.8),
+        pytest.param(True, 64, 0.0, marks=(needs_kernels, pytest.mark.slow)),
+        pytest.param(False, 64, 0.8, marks=pytest.mark.slow),
         pytest.param(False, None, 0.0, marks=pytest.mark.slow),
     ],
 )

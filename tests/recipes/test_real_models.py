@@ -125,7 +125,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("eagle3_8b", LLAMA),
         pytest.param("eagle3_32b", "Qwen/Qwen3-32B", marks=pytest.mark.slow),
         pytest.param("eagle3_moe", "Qwen/Qwen3-30B-A3B", marks=pytest.mark.slow),
-        ("eagle3_mla", "deepseek-ai/DeepSeek-V2-Lite-Chat"),
+        pytest.param("eagle3_mla", "deepseek-ai/DeepSeek-V2-Lite-Chat", marks=pytest.mark.slow),
     ],
 )
 def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: Path, tmp_path: Path) -> None:

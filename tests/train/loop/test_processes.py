@@ -98,6 +98,7 @@ def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -
         assert len(list((tmp_path / name / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_drafters_of_one_pass_train_alike_on_two_processes(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     """Each process draws the anchors and chains of its own micro-batches, which are those that one process draws."""
 
