@@ -14,8 +14,6 @@ from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.engine import Engine, Speculation
 from eyas.tree import parse_tree
 
-from .. import tiny
-
 PROMPTS = (
     "Tom has 3 boxes with 12 pencils each. He gives 7 pencils away. How many pencils does he have left?",
     'Complete the code I provided.\n\ndef mean(values):\n    """Return the arithmetic mean of a list of numbers."""\n',
