@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_a_users_turn_begins_where_the_template_says() -> None:
     assert whole[: len(ids)] == ids
     rest = whole[len(ids) :]
     assert tokenizer().decode(rest[: rest.index(end)]) == "what next"
-    plain = tokenizer()
+    plain = deepcopy(tokenizer())  # others share it
     plain.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     with pytest.raises(RequestError, match="plain text"):
         encode_user_turn(plain, said)
