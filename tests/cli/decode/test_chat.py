@@ -197,7 +197,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def wait_for(self, pattern: str, seconds: float = 240) -> str:
+    def wait_for(self, pattern: str, seconds: float = 120) -> str:
         """What matches `pattern`, which must come; what follows is left for the next call."""
         ends = time.monotonic() + seconds
         while (found := re.search(pattern, self.shown, re.DOTALL)) is None:
@@ -242,12 +242,15 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal: Terminal
     terminal.type(f"/save {file}\n")
     terminal.wait_for("appended.*> ")
     assert [each["role"] for each in json.loads(file.read_text())["messages"]] == ["user", "assistant"]
+    time.sleep(0.5)  # the prompt is shown a moment before it is waited at
     terminal.type("\x03")  # one at the prompt says how to leave
     terminal.wait_for(r"\(Ctrl-C again, Ctrl-D or /exit leaves\).*> ")
     terminal.type("/stats\n")  # and is forgotten when something is typed
     terminal.wait_for("tokens in.*> ")
+    time.sleep(0.5)
     terminal.type("\x03")
     terminal.wait_for(r"\(Ctrl-C again.*> ")
+    time.sleep(0.5)
     terminal.type("\x03")
     assert terminal.process.wait(60) == 0
 
