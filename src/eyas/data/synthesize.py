@@ -139,7 +139,7 @@ class Synthesis:
         return Question(self.id, len(self._said), (*steering, *self._said), role="user")
 
     def take(self, answer: Answer) -> None:
-        """Add what the target wrote."""
+        """Add the message that answers `question()`, without the white space around it."""
         text = (answer.message.content or "").strip()
         self._said.append(Message(role=answer.message.role, content=text))
         self.finished = answer.finish_reason != "length"
@@ -197,12 +197,17 @@ def synthesize(
         _identifier()  # what is missing is said before the work
     with Journal(output.with_name(output.name + ".journal"), rule.settings() | answerer.settings) as journal:
         tally, begun, goal = RegenerationProgress(rule.chats), 0, rule.chats
+        chats: list[Chat] = []
+        summary, checks = SynthesisSummary(), list(_checks(rule, chats))
         while True:
             tally.total = goal
             tally.settled = begun
             answer_all((Synthesis(i, rule) for i in range(begun, goal)), answerer, journal, tally, watch)
-            chats, summary = _good(goal, rule, journal)
-            begun = goal
+            for made in (replay(Synthesis(i, rule), journal) for i in range(begun, goal)):
+                _keep_if_good(made, checks, chats, summary, journal)
+                if len(chats) == rule.chats:
+                    break
+            begun, summary.chats = goal, len(chats)
             if summary.chats == rule.chats or goal >= ATTEMPTS * rule.chats:
                 break
             lacking = (rule.chats - summary.chats) / max(summary.yield_rate, 0.1)
@@ -221,31 +226,28 @@ def synthesize(
     return summary
 
 
-def _good(goal: int, rule: SynthesisRule, journal: Journal) -> tuple[list[Chat], SynthesisSummary]:
-    """The first good chats in the order of their numbers, at most as many as are asked for."""
-    chats: list[Chat] = []
-    summary = SynthesisSummary()
-    checks = list(_checks(rule, chats))
-    for number in range(goal):
-        made = replay(Synthesis(number, rule), journal)
-        summary.tried += 1
-        try:
-            chat = made.chat()
-            for check in checks:
-                check(chat)
-        except RowError as error:
-            summary.dropped[error.reason] += 1
-            if error.reason == UNANSWERED and summary.refusal is None:
-                question = made.question()
-                found = None if question is None else journal.find(question)
-                summary.refusal = found.reason if isinstance(found, Unanswered) else None
-            continue
-        chats.append(chat)
-        summary.topics[made.topic or "any"] += 1
-        if len(chats) == rule.chats:
-            break
-    summary.chats = len(chats)
-    return chats, summary
+def _keep_if_good(
+    made: Synthesis,
+    checks: list[Callable[[Chat], None]],
+    chats: list[Chat],
+    summary: SynthesisSummary,
+    journal: Journal,
+) -> None:
+    """Append a chat to those that are kept, or count why it isn't; chats come in the order of their numbers."""
+    summary.tried += 1
+    try:
+        chat = made.chat()
+        for check in checks:
+            check(chat)
+    except RowError as error:
+        summary.dropped[error.reason] += 1
+        if error.reason == UNANSWERED and summary.refusal is None:
+            question = made.question()
+            found = None if question is None else journal.find(question)
+            summary.refusal = found.reason if isinstance(found, Unanswered) else None
+        return
+    chats.append(chat)
+    summary.topics[made.topic or "any"] += 1
 
 
 def _checks(rule: SynthesisRule, chats: list[Chat]) -> Iterator[Callable[[Chat], None]]:

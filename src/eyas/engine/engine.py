@@ -162,11 +162,11 @@ class Engine:
             scheduler.preempt(scheduler.in_slots)
         intact = False
         try:
-            first_tokens = False
+            ended = False
             if not scheduler.round_due():
                 self._admit(now)
-                first_tokens = self._prefill()
-            if not first_tokens:
+                ended = self._prefill()
+            if not ended:
                 self._decode()
             if not scheduler.busy and scheduler.shrink():  # the system gets memory back
                 runner.reshape(scheduler.room)

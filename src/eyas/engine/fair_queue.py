@@ -256,7 +256,7 @@ class Fitting:
         self.most = 4 * least
 
     def learn(self, count: int, seconds: float, allowed: float) -> None:
-        """So many took `seconds`."""
+        """A step of `count` rows or tokens took `seconds`, where `allowed` seconds are meant."""
         fitting = max(self._least, int(count * allowed / max(seconds, 1e-6)))
         if fitting < self.most:
             self.most = max(fitting, self.most // 2, self._least)

@@ -32,7 +32,7 @@ class SynthesisSamplingOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class SynthesisFilterOptions:
-    """Which chats are kept."""
+    """Which of the chats that were made up are good enough to keep."""
 
     PANEL: ClassVar = "Filters"
     min_words: Annotated[int, Option(min=1, help="Words in the first message.")] = 4

@@ -18,7 +18,7 @@ class OpenChat(Protocol):
 
     @property
     def id(self) -> str:
-        """The chat's id."""
+        """What the journal knows the chat by."""
 
     def question(self) -> Question | None:
         """The next question; None if the chat needs no more."""

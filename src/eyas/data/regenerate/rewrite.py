@@ -52,7 +52,7 @@ class Rewrite:
 
     @property
     def id(self) -> str:
-        """The chat's id."""
+        """The id of the original, which its rewrite keeps."""
         return self._original.id
 
     @property

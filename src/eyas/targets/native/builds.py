@@ -88,8 +88,8 @@ def is_whole(library: Path) -> bool:
 
 def prebuilt(features: frozenset[str], model: str) -> Path | None:
     """The wheel's library for a processor, if this is a wheel and has one that was made of these sources."""
-    for build in BUILDS:
-        path = PREBUILT / f"{build.name}-{sources_hash()}.so"
-        if build.runs_on(features, model) and path.is_file() and is_whole(path):
-            return path
-    return None
+    if not PREBUILT.is_dir():
+        return None
+    made_of = sources_hash()
+    paths = (PREBUILT / f"{build.name}-{made_of}.so" for build in BUILDS if build.runs_on(features, model))
+    return next((path for path in paths if path.is_file() and is_whole(path)), None)
