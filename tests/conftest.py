@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -46,3 +47,21 @@ def tokenizer() -> Any:
 
     text = "def add(a, b):\n    return a + b\n\nNatalia sold 48/2 = <<48/2=24>>24 clips in May.\n" * 3
     return train_tokenizer([text, "What does `json.dumps` do?"], vocab_size=512, context=256)
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """A cache directory that nobody else has, where GGUF files are converted to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random target as llama.cpp keeps one."""
+    from tests.gguf_models import write_llama
+
+    path = tmp_path_factory.mktemp("models") / "tiny.Q8_0.gguf"
+    write_llama(path, "Q8_0")
+    return path

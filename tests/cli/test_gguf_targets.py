@@ -10,23 +10,10 @@ import pytest
 from click.testing import Result
 
 from eyas.drafters.checkpoint import save_network
-from tests import gguf_models, tiny
+from tests import tiny
 
 Run = Callable[..., Result]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    gguf_models.write_llama(path, "Q8_0")
-    return path
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
@@ -36,37 +23,37 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_decoded_certified_and_looked_into(run: Run, file: Path, drafter: Path, tmp_path: Path) -> None:
+def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: Path, tmp_path: Path) -> None:
     prompt = ("--prompt", "abc", "--raw", "--max-new-tokens", 8, "--dtype", "float32")
-    texts = [run("generate", file, *prompt, *more).stdout for more in ((), ("--draft-model", drafter))]
+    texts = [run("generate", gguf_file, *prompt, *more).stdout for more in ((), ("--draft-model", drafter))]
     assert texts[0] == texts[1]
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"prompt": "ab"}) + "\n")
     verified = run(
-        "verify", file, "--draft-model", drafter, "--prompt-file", rows, "--max-new-tokens", 6, "--batch-sizes", "1",
-        "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "float32", "--transformers",
+        "verify", gguf_file, "--draft-model", drafter, "--prompt-file", rows, "--max-new-tokens", 6,
+        "--batch-sizes", "1", "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "float32", "--transformers",
     )  # fmt: skip
     assert verified.stdout.rstrip().endswith("\nEQUAL"), verified.output
-    inspected = run("inspect", file, "--json")
+    inspected = run("inspect", gguf_file, "--json")
     assert json.loads(inspected.stdout)["layers"] == 4, inspected.output
-    doctored = run("doctor", file, "--draft-model", drafter, "--max-new-tokens", 16, "--json")
+    doctored = run("doctor", gguf_file, "--draft-model", drafter, "--max-new-tokens", 16, "--json")
     assert doctored.exit_code in (0, 1), doctored.output
     assert json.loads(doctored.stdout)
 
 
-def test_trained_for_and_exported_for(run: Run, file: Path, drafter: Path, tmp_path: Path) -> None:
+def test_trained_for_and_exported_for(run: Run, gguf_file: Path, drafter: Path, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "cba"}]
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"id": str(i), "messages": [*chat, *chat[: i % 2]]}) + "\n" for i in range(2)))
     answered = run(
-        "data", "regenerate", "--model", file, "--chats", rows, "--output", tmp_path / "answered.jsonl",
+        "data", "regenerate", "--model", gguf_file, "--chats", rows, "--output", tmp_path / "answered.jsonl",
         "--max-new-tokens", 6, "--dtype", "float32",
     )  # fmt: skip
     assert answered.exit_code == 0, answered.output
     store = tmp_path / "store"
-    captured = run("data", "capture", "--model", file, "--chats", tmp_path / "answered.jsonl", "--output", store)
+    captured = run("data", "capture", "--model", gguf_file, "--chats", tmp_path / "answered.jsonl", "--output", store)
     assert captured.exit_code == 0, captured.output
-    planned = run("plan", file, "--samples", 100, "--length", 60)
+    planned = run("plan", gguf_file, "--samples", 100, "--length", 60)
     assert planned.exit_code == 0, planned.output
-    exported = run("export", drafter, "--to", "gguf", "--model", file, "--output", tmp_path / "out")
+    exported = run("export", drafter, "--to", "gguf", "--model", gguf_file, "--output", tmp_path / "out")
     assert exported.exit_code == 0, exported.output

