@@ -27,7 +27,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import eyas.assets
 from benchmarks.harness import script
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.kinds.dspark import DSparkNetwork
@@ -35,6 +34,7 @@ from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.network import DraftNetwork
 from eyas.targets import load_target, load_tokenizer
 from eyas.train.lm.lm import grow_depth
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 
 def padded(
@@ -112,7 +112,7 @@ def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
 def main(
     out: Path,
     *,
-    drafter: Annotated[Sequence[str], "[NAME=]PATH ..."] = (str(eyas.assets.DEMO_DRAFTER),),
+    drafter: Annotated[Sequence[str], "[NAME=]PATH ..."] = (str(TOY_DRAFTER),),
     layers: int = 64,
     hidden: int = 256,
     mlp: int = 5600,
@@ -122,13 +122,13 @@ def main(
     sizes = {
         "hidden_size": hidden, "intermediate_size": mlp, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
     }  # fmt: skip
-    light = LlamaForCausalLM.from_pretrained(eyas.assets.DEMO_TARGET, dtype=torch.float64)
+    light = LlamaForCausalLM.from_pretrained(TOY_TARGET, dtype=torch.float64)
     factor = layers // light.config.num_hidden_layers
     heavy = widened_target(grow_depth(light, layers) if factor > 1 else light, sizes).to(torch.bfloat16)
     heavy.save_pretrained(out / "target")
-    load_tokenizer(eyas.assets.DEMO_TARGET).save_pretrained(out / "target")
+    load_tokenizer(TOY_TARGET).save_pretrained(out / "target")
 
-    target = load_target(eyas.assets.DEMO_TARGET, device="cpu", dtype=torch.float32)
+    target = load_target(TOY_TARGET, device="cpu", dtype=torch.float32)
     for source in drafter:
         name, _, path = source.rpartition("=")
         wide = widened_drafter(load_network(Path(path), target), sizes, factor)

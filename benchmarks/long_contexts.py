@@ -32,7 +32,7 @@ import torch
 import yaml
 
 from benchmarks.harness import described, script
-from eyas.assets import DEMO_DRAFTER, named_target
+from eyas.assets import named_target
 from eyas.drafters.methods import read_method
 from eyas.engine import Engine, load
 from eyas.files import write_json
@@ -43,6 +43,7 @@ from eyas.text.template import encode_chat
 from eyas.tree import DraftTree, NodeLogits
 from eyas.types import CONTEXT_BUCKETS, Limits, Request, SamplingParams, Stats
 from eyas.verify import Sampler, Walk
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 FILES = ("argparse.py", "typing.py", "inspect.py", "subprocess.py")
 PIECES = (200, 600, 1100, 1600, 2300, 3300, 4500, 6500, 8600, 12_000, 15_500)
@@ -204,8 +205,8 @@ def before(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 @script
 def main(
-    model: str = "demo",
-    drafter: str = str(DEMO_DRAFTER),
+    model: str = str(TOY_TARGET),
+    drafter: str = str(TOY_DRAFTER),
     *,
     output: Path,
     methods: Sequence[str] = ("eagle3", "suffix", "eagle3+suffix"),
@@ -217,7 +218,7 @@ def main(
     engine: Annotated[Sequence[str], "options of eyas.load, NAME=VALUE"] = (),
 ) -> None:
     options = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in engine)}
-    name = "demo" if Path(drafter) == DEMO_DRAFTER else Path(drafter).name
+    name = "demo" if Path(drafter) == TOY_DRAFTER else Path(drafter).name
     with tempfile.TemporaryDirectory() as folder:
         longer, rope = with_context(model, longest + 64, Path(folder))
         settings = {

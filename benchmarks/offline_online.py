@@ -25,6 +25,7 @@ from eyas.targets import load_target, load_tokenizer
 from eyas.text.chats import write_chats
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
+from tests.toy.pair import TOY_TARGET
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Options:
 
     chats: Path
     _: KW_ONLY
-    model: str = "demo"
+    model: str = str(TOY_TARGET)
     kind: Annotated[str, "its sizes are the target's"] = "eagle3"
     vocabulary: Annotated[int, "draft tokens"] = 2048
     unroll: Annotated[int | None, "steps of the training-time test (default: the kind's)"] = None

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Annotated, Any, Literal
 
 from benchmarks.harness import Output, report, script
-from eyas.assets import DEMO
+from tests.toy.pair import TOY_TARGET
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 SIZES = ("one", "all")
@@ -45,7 +45,7 @@ def prepared(folder: Path, count: int) -> dict[str, Path]:
     chats = folder / "chats"
     if not (chats / "report.json").is_file():
         length = ("--max-length", 400, "--held-out-share", 0, "--drop-unanswered")
-        eyas("data", "prepare", "stdlib", "--output", chats, "--model", DEMO, "--samples", POOL, *length)
+        eyas("data", "prepare", "stdlib", "--output", chats, "--model", TOY_TARGET, "--samples", POOL, *length)
     lines = (chats / "train.jsonl").read_text().splitlines(keepends=True)
     files = {"one": folder / "one.jsonl", "all": folder / f"first-{count}.jsonl"}
     files["one"].write_text(lines[0])
@@ -57,9 +57,9 @@ def words(verb: str, chats: Path, output: Path) -> tuple[object, ...]:
     """The command of a verb."""
     if verb == "capture":
         how = ("--dtype", "float32", "--shard-mib", 4, "--batch-tokens", 2048, "--held-out-share", 0)
-        return ("data", "capture", "--model", DEMO, "--chats", chats, "--output", output, *how)
+        return ("data", "capture", "--model", TOY_TARGET, "--chats", chats, "--output", output, *how)
     how = ("--dtype", "float32", "--batch-size", 8, "--max-new-tokens", 96)
-    return ("data", "regenerate", DEMO, "--chats", chats, "--output", output.with_suffix(".jsonl"), *how)
+    return ("data", "regenerate", TOY_TARGET, "--chats", chats, "--output", output.with_suffix(".jsonl"), *how)
 
 
 def contents(output: Path) -> dict[str, bytes]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Output, report, script, seconds_of
-from eyas.assets import DEMO_TARGET
 from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.rows import CaptureRows, read_rows
 from eyas.data.features import OnlineSource, taught
@@ -26,6 +25,7 @@ from eyas.data.plan import VARIANTS
 from eyas.data.store import FeatureStore, StoreSource, classic_bytes
 from eyas.data.tokens.batches import ChatBatches
 from eyas.targets import Target, load_target, load_tokenizer
+from tests.toy.pair import TOY_TARGET
 
 LONGEST, BATCH_TOKENS = 1024, 4096
 
@@ -79,8 +79,8 @@ def measure(target: Target, found: CaptureRows, options: dict[str, Any], folder:
 @script
 def main(chats: Path, *, limit: int = 300, threads: int = 2, output: Output = None) -> None:
     torch.set_num_threads(threads)
-    target = load_target(DEMO_TARGET, dtype="bfloat16")
-    found = read_rows(load_tokenizer(DEMO_TARGET), chats, 0.0, LONGEST, target.vocab_size)
+    target = load_target(TOY_TARGET, dtype="bfloat16")
+    found = read_rows(load_tokenizer(TOY_TARGET), chats, 0.0, LONGEST, target.vocab_size)
     found = replace(found, rows={"train": list(islice(found.rows["train"], limit))}, dropped={"train": 0})
     results = {}
     for name, options in VARIANTS.items():

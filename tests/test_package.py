@@ -14,12 +14,11 @@ from hatchling.builders.wheel import WheelBuilder
 from eyas.targets.native.builds import BUILDS
 
 ROOT = Path(__file__).parent.parent
-PARTS = ("src", "tests", "docs", "recipes", "benchmarks")
+PARTS = ("src", "tests", "docs", "benchmarks")
 NEEDED = {
-    "__main__.py", "py.typed", "bench/report/page.html.j2", "assets/demo/target/model.safetensors",
-    "assets/demo/target/tokenizer.json", "assets/demo/target/chat_template.jinja",
-    "assets/demo/drafter/model.safetensors", "assets/demo/README.md", "targets/__init__.py",
-    "recipes/eagle3.yaml", "recipes/demo/sizes.yaml", "recipes/sweeps/eagle3.yaml",
+    "__main__.py", "py.typed", "bench/report/page.html.j2", "assets/smollm2/model.safetensors",
+    "assets/smollm2/config.json", "assets/smollm2/README.md", "train/lm/chat_template.jinja", "targets/__init__.py",
+    "recipes/eagle3.yaml", "recipes/smollm2/sizes.yaml", "recipes/sweeps/eagle3.yaml",
     "serve/playground/page.html", "serve/playground/style.css", "serve/playground/script/main.js",
 }  # fmt: skip
 STOCK_IGNORED = {

@@ -34,7 +34,6 @@ from benchmarks.engines.table import MARKS, table
 from benchmarks.engines.vllm import Job
 from benchmarks.harness import described, script
 from benchmarks.pages import insert
-from eyas.assets import DEMO, DEMO_DRAFTER, DEMO_TARGET
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.registry import KINDS
 from eyas.errors import EyasError, UsageError
@@ -45,6 +44,7 @@ from eyas.interop.export.export import export
 from eyas.interop.serving.commands import OPENVINO_FOLDER
 from eyas.targets import load_tokenizer
 from eyas.targets.loading import load_embedding_and_head
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
 MISFIT = (
@@ -82,11 +82,11 @@ class Checks:
         folder: Path,
     ) -> None:
         self._drafter = drafter
-        self._reference = references(DEMO, str(drafter.path), prompts, tokens, chains)
-        self._gap: Callable[[Reference, int, int], float] = Gaps(DEMO).gap
+        self._reference = references(TOY_TARGET, str(drafter.path), prompts, tokens, chains)
+        self._gap: Callable[[Reference, int, int], float] = Gaps(TOY_TARGET).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
-        loaded = load_embedding_and_head(str(DEMO_TARGET), dtype=torch.bfloat16, device="cpu")
-        self._target = ServedTarget(str(DEMO_TARGET), loaded, load_tokenizer(DEMO))
+        loaded = load_embedding_and_head(str(TOY_TARGET), dtype=torch.bfloat16, device="cpu")
+        self._target = ServedTarget(str(TOY_TARGET), loaded, load_tokenizer(TOY_TARGET))
 
     def vllm(self, python: Path) -> Iterator[Result]:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
@@ -115,9 +115,9 @@ class Checks:
 
     def llama(self, built: Llama) -> Iterator[Result]:
         """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
-        target = llama_engine.converted(built.sources, DEMO_TARGET, self._folder / "target.gguf")
+        target = llama_engine.converted(built.sources, TOY_TARGET, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
-        options = ("--target-model-dir", str(DEMO_TARGET))
+        options = ("--target-model-dir", str(TOY_TARGET))
         theirs = llama_engine.converted(
             built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options
         )
@@ -137,7 +137,7 @@ class Checks:
 
     def openvino(self, python: Path) -> Iterator[Result]:
         """Its own form, in process."""
-        target = openvino_engine.converted(python, DEMO_TARGET, self._folder / "openvino-target")
+        target = openvino_engine.converted(python, TOY_TARGET, self._folder / "openvino-target")
         exported = self._exported("openvino", torch.float32)
         self._target.tokenizer.save_pretrained(exported)  # conversion asks for one
         drafter = openvino_engine.converted(python, exported, exported / OPENVINO_FOLDER)
@@ -153,7 +153,7 @@ class Checks:
         return lambda reference: fitting_chains(reference.rounds[chain], chain)
 
     def _overshooting(self, chain: int) -> Callable[[Reference], Counts]:
-        chains = Chains(DEMO, str(self._drafter.path), chain)
+        chains = Chains(TOY_TARGET, str(self._drafter.path), chain)
 
         def count(reference: Reference) -> Counts:
             end = len(reference.answer) - 1 if reference.ended else None
@@ -169,7 +169,7 @@ class Checks:
 
     def _job(self, form: str, chain: int) -> Job:
         method = self._drafter.method
-        return Job(DEMO_TARGET, self._exported(form), chain, self._tokens, self._prompts, method)
+        return Job(TOY_TARGET, self._exported(form), chain, self._tokens, self._prompts, method)
 
     def _compared(
         self,
@@ -207,7 +207,7 @@ def main(
     vllm: Annotated[Path | None, "the Python of an environment with vLLM for CPU"] = None,
     llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
     openvino: Annotated[Path | None, "the Python of one with openvino-genai and optimum-intel"] = None,
-    drafter: Annotated[Path, "one of the demo target's"] = DEMO_DRAFTER,
+    drafter: Annotated[Path, "one of the demo target's"] = TOY_DRAFTER,
     folder: Annotated[Path, "where engines are built"] = Path(".engines"),
     prompts: int = 40,
     tokens: Annotated[int, "longest answer"] = 64,
@@ -217,7 +217,7 @@ def main(
     """Run what can be run; the exit code."""
     # paths aren't resolved: an environment's Python is a link, and knows its environment by where that lies
     results, skipped, failed = list[Result](), list[str](), list[str]()
-    asked = make_prompts(load_tokenizer(DEMO), prompts)
+    asked = make_prompts(load_tokenizer(TOY_TARGET), prompts)
     exported, lengths = DrafterFolder.at(drafter.absolute())
     with TemporaryDirectory() as work:
         checks = Checks(exported, asked, tokens, chains or lengths, Path(work))

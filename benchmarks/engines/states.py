@@ -27,6 +27,7 @@ from eyas.data.store import FeatureStore
 from eyas.data.store.encoding import EncodedStates
 from eyas.interop.serving.hidden_states import connector_arguments
 from eyas.text.chats import write_chats
+from tests.toy.pair import TOY, TOY_TARGET
 
 FINAL = "final"
 STEPS = 2
@@ -102,7 +103,7 @@ def main(
         every = [chat for module in library_modules() for chat in chats_of(module)]
         write_chats(source, every[:: len(every) // chats][:chats])
         words = [
-            *(*eyas, "data", "capture", "--model", "demo", "--chats", str(source), "--dtype", dtype),
+            *(*eyas, "data", "capture", "--model", TOY_TARGET, "--chats", str(source), "--dtype", dtype),
             *f"--states {states} --final all --max-length 512 --shard-mib 8 --batch-tokens 2048".split(),
         ]
         subprocess.run([*words, "--output", str(own)], check=True)
@@ -117,7 +118,13 @@ def main(
         splits = stores[0].settings.splits
         subprocess.run(
             [
-                *(*eyas, "train", "demo_drafter", "drafter.target=demo", f"drafter.store={other}"),
+                *(
+                    *eyas,
+                    "train",
+                    str(TOY / "recipes/drafter.yaml"),
+                    f"drafter.target={TOY_TARGET}",
+                    f"drafter.store={other}",
+                ),
                 *(f"drafter.output={work}/run", f"drafter.loop.steps={STEPS}", "drafter.validation={decode: false}"),
             ],
             check=True,

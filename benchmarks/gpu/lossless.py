@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.gpu.pairs import Sizes
 from benchmarks.gpu.steps import Outcome, Row
-from eyas.assets import DEMO, PROMPTS
+from eyas.assets import PROMPTS
 from eyas.bench.offline.certificate import CertificateGrid, Certifier, first_difference, judge, scores_after
 from eyas.drafters.base import Drafter
 from eyas.drafters.loading import load_drafter
@@ -27,6 +27,7 @@ from eyas.text.prompts import PromptRow
 from eyas.text.template import encode_chat
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 TREES = ("chain:4", "dynamic:4,3,8", "dynamic:4,3,8,0.1")
 """A chain, a tree, and trees of different sizes in a batch, whose passes are ragged where the device allows."""
@@ -35,19 +36,19 @@ FAMILY_PROMPTS = (13, 1, 20, 5, 9, 3)
 
 def demo_pair(dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
     """The demo pair on texts of `eyas demo`, greedy and sampled."""
-    target = load_target(DEMO, dtype=dtype, device=device)
+    target = load_target(TOY_TARGET, dtype=dtype, device=device)
     prompts = demo_prompts()
     params = SamplingParams(max_tokens=sizes.answers)
     # without native kernels, which would be compiled first
-    reference = load_target(DEMO, dtype=dtype, device="cpu", prepacked=False)
-    rows, wrong, detail = certified(target, load_drafter(DEMO, target), prompts, params, (0.0, 0.8), (1, 4))
+    reference = load_target(TOY_TARGET, dtype=dtype, device="cpu", prepacked=False)
+    rows, wrong, detail = certified(target, load_drafter(TOY_DRAFTER, target), prompts, params, (0.0, 0.8), (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
     return Outcome([*rows, apart], wrong + more, [*detail, *parted])
 
 
 def demo_prompts() -> list[tuple[int, ...]]:
     """The texts of `eyas demo` as chats."""
-    tokenizer = load_tokenizer(DEMO)
+    tokenizer = load_tokenizer(TOY_TARGET)
     return [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
 
 

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.heavy_pair import widened_drafter, widened_target
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
@@ -21,6 +20,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.targets import Target
 from eyas.targets.graphs import PassGraphs
 from eyas.targets.taps import choose_taps
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 BF16 = torch.bfloat16
 
@@ -104,8 +104,8 @@ def release_pairs() -> None:
 
 def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
     """The demo pair in wider matrices (`benchmarks/heavy_pair.py`): it computes the same."""
-    light = LlamaForCausalLM.from_pretrained(DEMO_TARGET, dtype=torch.float32)
-    network = load_network(DEMO_DRAFTER)
+    light = LlamaForCausalLM.from_pretrained(TOY_TARGET, dtype=torch.float32)
+    network = load_network(TOY_DRAFTER)
     assert isinstance(network, Eagle3Network)
     model = widened_target(light, sizes.wide).requires_grad_(False).to(device, BF16)
     return _pair(model, widened_drafter(network, sizes.wide, 1))

@@ -18,7 +18,7 @@ from benchmarks.gpu.lossless import answers, demo_prompts
 from benchmarks.gpu.pairs import SMALL, Sizes, release_pairs
 from benchmarks.gpu.speed import peak_memory
 from benchmarks.gpu.steps import Outcome, Row
-from eyas.assets import DEMO, PROMPTS
+from eyas.assets import PROMPTS
 from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.rows import read_rows
 from eyas.data.features import FeatureBatch
@@ -35,6 +35,7 @@ from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
+from tests.toy.pair import TOY_TARGET
 
 TOLERANCE = 1e-3
 """Greatest relative difference of loss and gradient in float32: kernels sum in other orders."""
@@ -97,7 +98,7 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
             chats,
             [exchange(f"c{i}", f"{i}: {text[:80]}", f"{text} That was number {i}.") for i, text in enumerate(texts)],
         )
-        target = load_target(DEMO, dtype=torch.float32, device=device)
+        target = load_target(TOY_TARGET, dtype=torch.float32, device=device)
         captured = _captured(target, chats, store)
         loop = {
             "steps": sizes.train_steps, "log_every": 1, "validate_every": 1000, "optimizer": {"lr": 2e-3},
@@ -105,7 +106,7 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
         }  # fmt: skip
         config = DrafterTrainConfig.model_validate(
             {
-                "target": DEMO, "source": "offline", "store": store, "output": run, "device": str(device),
+                "target": str(TOY_TARGET), "source": "offline", "store": store, "output": run, "device": str(device),
                 "target_dtype": "float32", "batch_tokens": 512, "max_length": 128,
                 "shape": {"kind": "eagle3", "draft_vocab_size": 512, "intermediate_size": 256},
                 "loss": {"unroll": 3}, "validation": {"batches": 1, "prompts": 1, "max_tokens": 8}, "loop": loop,
@@ -138,9 +139,9 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
 
 
 def _captured(target: Target, chats: Path, store: Path) -> Row:
-    found = read_rows(load_tokenizer(DEMO), chats, 0.05, 128, target.vocab_size)
+    found = read_rows(load_tokenizer(TOY_TARGET), chats, 0.05, 128, target.vocab_size)
     config = CaptureConfig(batch_tokens=4096)
-    capture = Capture(target, found, config, store, name=DEMO, chats=chats.name)
+    capture = Capture(target, found, config, store, name=TOY_TARGET, chats=chats.name)
     began = time.perf_counter()
     with capture.begun():
         capture.run()

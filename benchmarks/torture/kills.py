@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from benchmarks.harness import Output, report, script
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.data.chats.folder import write_report
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.chats import write_chats
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def capture(work: Path) -> Case:
     source = forty_chats(work)
 
     def arguments(output: Path) -> list[str]:
-        paths = {"model": DEMO_TARGET, "chats": source, "output": output}
+        paths = {"model": TOY_TARGET, "chats": source, "output": output}
         options = "data capture --shard-mib 0.25 --batch-tokens 1024"
         return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
 
@@ -69,7 +69,7 @@ def regenerate(work: Path) -> Case:
     source = forty_chats(work)
 
     def arguments(output: Path) -> list[str]:
-        paths = {"model": DEMO_TARGET, "draft-model": DEMO_DRAFTER, "chats": source, "output": output}
+        paths = {"model": TOY_TARGET, "draft-model": TOY_DRAFTER, "chats": source, "output": output}
         options = "data regenerate --batch-size 4 --temperature 0.7 --max-new-tokens 96 --seed 3"
         return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
 
@@ -79,7 +79,7 @@ def regenerate(work: Path) -> Case:
 def train(work: Path) -> Case:
     """Thirty steps of an EAGLE-3 drafter, the target in the loop, validated and decoded every five."""
     recipe = {
-        "target": "demo", "source": "online", "chats": str(forty_chats(work)), "output": "",
+        "target": str(TOY_TARGET), "source": "online", "chats": str(forty_chats(work)), "output": "",
         "device": "cpu", "shape": {"kind": "eagle3", "draft_vocab_size": 512}, "batch_tokens": 512, "max_length": 256,
         "validation": {"batches": 1, "prompts": 2, "max_tokens": 8, "tree": "chain:3"},
         "loop": {"steps": 30, "log_every": 1, "validate_every": 5, "save_seconds": 1},

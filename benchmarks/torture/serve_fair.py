@@ -28,6 +28,7 @@ import httpx
 from benchmarks.torture.attacks import HEAD, body
 from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.servers import ServerProcess, eyas_server
+from tests.toy.pair import TOY_PAIR
 
 GREEDY, POLITE = "greedy", "polite"
 Ask = Callable[[int], tuple[str, bytes]]
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--worst", type=float, default=1.0)
     parser.add_argument("--only", default="", help="only attacks with this in their name")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("serve", nargs="*", default=["--model", "demo", "--draft-model", "demo"])
+    parser.add_argument("serve", nargs="*", default=list(TOY_PAIR))
     options = parser.parse_args()
     keys = ["--api-key", GREEDY, "--api-key", POLITE]
     with eyas_server("fair", [*options.serve, *keys, "--served-model-name", "m"]) as server:

@@ -20,6 +20,7 @@ from benchmarks.harness import Output, script
 from benchmarks.torture.attacks import MAY_BE_ANSWERED, MUST_BE_REFUSED, body
 from benchmarks.torture.verdict import conclude
 from eyas.bench.serving.servers import ServerProcess, eyas_server
+from tests.toy.pair import TOY_PAIR
 
 
 async def behave(http: httpx.AsyncClient, until: Callable[[], bool]) -> list[float]:
@@ -58,7 +59,7 @@ async def attack_all(server: ServerProcess, seconds: float) -> dict[str, Any]:
 
 @script
 def main(
-    serve: Annotated[Sequence[str], "options of eyas serve"] = ("--model", "demo", "--draft-model", "demo"),
+    serve: Annotated[Sequence[str], "options of eyas serve"] = TOY_PAIR,
     *,
     seconds: float = 5.0,
     patience: float = 5.0,

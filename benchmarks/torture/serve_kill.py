@@ -22,8 +22,8 @@ import httpx
 
 from benchmarks.harness import Output, script
 from benchmarks.torture.verdict import conclude
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.bench.serving.servers import ServerProcess, eyas_server
+from tests.toy.pair import TOY_DRAFTER, TOY_PAIR, TOY_TARGET
 
 QUESTION = {"prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0.7, "seed": 5}
 
@@ -77,7 +77,7 @@ async def under_load(server: ServerProcess, model: str, clients: int, moment: fl
 
 @script
 def main(
-    serve: Annotated[Sequence[str], "options of eyas serve"] = ("--model", "demo", "--draft-model", "demo"),
+    serve: Annotated[Sequence[str], "options of eyas serve"] = TOY_PAIR,
     *,
     kills: int = 5,
     clients: int = 8,
@@ -87,7 +87,7 @@ def main(
 ) -> None:
     chance = random.Random(seed)
     server = eyas_server("killed", [*serve, "--served-model-name", "m"])
-    files = digest(DEMO_TARGET, DEMO_DRAFTER)
+    files = digest(TOY_TARGET, TOY_DRAFTER)
     found: list[dict[str, Any]] = []
     with server:
         first = answer(server, "m")
@@ -109,7 +109,7 @@ def main(
         "at once": all(kill["noticed_seconds"] < 5 for kill in found),
         f"ready again within {ready:g} s": all(kill["ready_seconds"] < ready for kill in found),
         "the same answer after": all(kill["same_answer"] for kill in found),
-        "files untouched": digest(DEMO_TARGET, DEMO_DRAFTER) == files,
+        "files untouched": digest(TOY_TARGET, TOY_DRAFTER) == files,
     }
     conclude({"kills": found}, held, output)
 

@@ -32,6 +32,7 @@ from eyas.bench.serving.load import Load, run_load
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.template import encode_chat
+from tests.toy.pair import TOY_TARGET
 
 SERVER = (
     "--model demo --draft-model demo --dtype float32 --max-running 24 --max-waiting 64 --max-cached-tokens 2048 "
@@ -75,7 +76,7 @@ class Seen:
 
 def make_requests(count: int, chance: random.Random) -> list[SoakRequest]:
     """Distinct requests with their offline twins; a quarter of them are long."""
-    engine = eyas.load("demo", dtype="float32", batch_size=32)
+    engine = eyas.load(TOY_TARGET, dtype="float32", batch_size=32)
     chats = [chat for module in list(library_modules())[: 2 * count] for chat in chats_of(module)]
     bodies, requests = [], []
     for number in range(count):

@@ -30,7 +30,7 @@ def find_model(name: str | Path) -> str:
 
 
 def find_target(name: str | Path) -> str:
-    """`find_model` for a target, which may have a name of its own (`demo`, `smollm2`) or be a GGUF file."""
+    """`find_model` for a target, which may have a name of its own (`smollm2`) or be a GGUF file."""
     try:
         return find_model(named_target(name))
     except ModelError as error:
@@ -40,7 +40,7 @@ def find_target(name: str | Path) -> str:
 
 
 def find_drafter(name: str | Path) -> str:
-    """`find_model` for a drafter, which may be an embedded one as well."""
+    """`find_model` for a drafter, which may be the shipped one as well."""
     return find_model(named_drafter(name))
 
 

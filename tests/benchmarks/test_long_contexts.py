@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from benchmarks.long_contexts import ForcedWalk, Piece, chat_pieces, figures, file_pieces, run, with_context
-from eyas.assets import DEMO_TARGET
 from eyas.drafters.base import Drafter
 from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.weightless.ngram import NgramDrafter
@@ -24,6 +23,7 @@ from eyas.types import Limits, Stats
 from eyas.verify import Coupling
 
 from .. import tiny
+from ..toy.pair import TOY_TARGET
 
 CPU = torch.device("cpu")
 NO_COUPLING = cast(Coupling, None)  # drafters of copies don't ask what will be sampled
@@ -111,7 +111,7 @@ def test_any_text_is_followed_and_what_was_read_is_reused() -> None:
 
 
 def test_pieces_of_files_and_chats_grow() -> None:
-    tokenizer = load_tokenizer(str(DEMO_TARGET))
+    tokenizer = load_tokenizer(str(TOY_TARGET))
     tokens = list(range(3, 1200))
     made = list(file_pieces(tokens, 1000))
     assert [len(piece.prompt) for piece in made] == [200, 600]
@@ -124,8 +124,8 @@ def test_pieces_of_files_and_chats_grow() -> None:
 
 
 def test_a_short_context_becomes_a_long_one_in_a_copy(tmp_path: Path) -> None:
-    assert with_context("demo", 2048, tmp_path / "same") == (str(DEMO_TARGET), None)
-    model, rope = with_context("demo", 9000, tmp_path / "long")
+    assert with_context(TOY_TARGET, 2048, tmp_path / "same") == (str(TOY_TARGET), None)
+    model, rope = with_context(TOY_TARGET, 9000, tmp_path / "long")
     config = json.loads((Path(model) / "config.json").read_text())
     assert config["max_position_embeddings"] == 10_240
     assert rope == config["rope_parameters"]

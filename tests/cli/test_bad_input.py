@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from eyas.targets import Target, slots
 
 from ..pairs import Pair, save_drafter, write_rows
+from ..toy.pair import TOY_TARGET
 
 Run = Callable[..., Result]
 
@@ -184,10 +185,10 @@ def test_tracebacks_are_for_debug(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         raise ZeroDivisionError("seven\nlines")
 
     monkeypatch.setattr("eyas.interop.inspect.locate.locate", broken)
-    result = run("inspect", "demo")
+    result = run("inspect", TOY_TARGET)
     assert result.exit_code == 1
     assert result.stderr.startswith("unexpected ZeroDivisionError: seven (run with --debug")
-    assert "Traceback" in run("--debug", "inspect", "demo").stderr
+    assert "Traceback" in run("--debug", "inspect", TOY_TARGET).stderr
 
 
 def test_an_interrupt_is_no_failure_of_ours(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +196,6 @@ def test_an_interrupt_is_no_failure_of_ours(run: Run, monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr("eyas.interop.inspect.locate.locate", interrupt)
-    result = run("inspect", "demo")
+    result = run("inspect", TOY_TARGET)
     assert result.exit_code == 130
     assert "Traceback" not in result.output

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.assets import DEMO_TARGET
-
+from ..toy.pair import TOY_PAIR, TOY_TARGET
 from .environments import FOLDER, HERE, VERSIONS, python_of
 
 OF_CLIENTS = ("PYTHON", "EYAS", "OPENAI", "ANTHROPIC")
@@ -28,8 +27,8 @@ PAGE = HERE.parents[1] / "docs" / "serve.md"
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the demo pair is served, by a process of its own."""
     log = tmp_path_factory.mktemp("server") / "log"
-    command = [sys.executable, "-m", "eyas", "serve", "demo", "--draft-model", "demo", "--port", "0"]
-    with log.open("w") as out, subprocess.Popen([*command, "--tree", "chain:3"], stdout=out, stderr=out) as process:
+    served = [sys.executable, "-m", "eyas", "serve", *TOY_PAIR, "--served-model-name", "demo", "--port", "0"]
+    with log.open("w") as out, subprocess.Popen([*served, "--tree", "chain:3"], stdout=out, stderr=out) as process:
         try:
             yield _when_ready(process, log)
         finally:
@@ -70,7 +69,7 @@ def test_client(client: str, url: str, tmp_path: Path) -> None:
         pytest.skip(f"{FOLDER.name}/{client} isn't there, or has other versions: `make clients` makes it")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(OF_CLIENTS)},
-        "EYAS_URL": url, "EYAS_TOKENIZER": str(DEMO_TARGET), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+        "EYAS_URL": url, "EYAS_TOKENIZER": str(TOY_TARGET), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HOME": str(tmp_path),
     }  # fmt: skip
     pytest_inside = [str(python), "-m", "pytest", "-q", "-rx", "--tb=short", "-p", "no:cacheprovider"]

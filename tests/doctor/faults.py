@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from eyas.assets import DEMO_DRAFTER
 from eyas.drafters.checkpoint import WEIGHTS, write_directory
 from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.formats.taps import IDS
+
+from ..toy.pair import TOY_DRAFTER
 
 Files = tuple[dict[str, Any], dict[str, Tensor]]
 SIZE = 256  # of the target's states
@@ -21,7 +22,7 @@ SIZE = 256  # of the target's states
 
 def write(path: Path, *faults: Callable[[Files], Files]) -> Path:
     """The demo drafter with these faults, and without the provenance that would give some of them away."""
-    files: Files = (read_json(Path(DEMO_DRAFTER) / CONFIG), load_file(Path(DEMO_DRAFTER) / WEIGHTS))
+    files: Files = (read_json(Path(TOY_DRAFTER) / CONFIG), load_file(Path(TOY_DRAFTER) / WEIGHTS))
     del files[0]["eyas"]
     for fault in faults:
         files = fault(files)

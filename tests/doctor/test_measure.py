@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.assets import DEMO_DRAFTER
 from eyas.doctor.measure import BLOCK, measure
 from eyas.doctor.reading import Reading
 from eyas.doctor.transcript import Transcript
@@ -18,12 +17,14 @@ from eyas.train.loss.ttt import chain_rows, unrolled
 from eyas.tree import parse_tree
 from eyas.verify import Sampler
 
+from ..toy.pair import TOY_DRAFTER
+
 LENGTH = 3
 
 
 @pytest.fixture(scope="module")
 def sound(demo_target: Target) -> Reading:
-    return Reading.of(open_checkpoint(Path(DEMO_DRAFTER)), demo_target).on(demo_target)
+    return Reading.of(open_checkpoint(Path(TOY_DRAFTER)), demo_target).on(demo_target)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eyas.assets import SMOLLM2
 from eyas.config import read_yaml
 from eyas.targets import Target
 from eyas.targets.loading import load_embedding_and_head
@@ -16,7 +17,7 @@ from eyas.tree import parse_tree
 
 RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
-PARTS = {RECIPES / "demo" / "sizes.yaml"}  # what others extend
+PARTS = {RECIPES / "smollm2" / "sizes.yaml"}  # what others extend
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)
 KINDS = ("dflash", "dspark", "eagle1", "eagle3", "eagle3_1", "mla", "mlp", "medusa", "mtp", "peagle")
 WHERE = ("drafter.target=MODEL", "drafter.store=STORE", "drafter.output=RUN")
@@ -28,7 +29,7 @@ def named(path: Path) -> str:
 
 def test_there_are_recipes() -> None:
     names = {named(path) for path in FILES}
-    assert names >= {"demo_target", "demo_drafter", "pipeline", *KINDS, *(f"demo/{kind}" for kind in KINDS)}
+    assert names >= {"smollm2", "pipeline", *KINDS, *(f"smollm2/{kind}" for kind in KINDS)}
     assert names >= {"eagle3_8b", "eagle3_32b", "eagle3_moe", "eagle3_mla"}
 
 
@@ -37,7 +38,7 @@ def test_a_recipe_parses(path: Path) -> None:
     """Recipes of a kind, for any target, leave open where target, store and run are; all others are whole."""
     anywhere = path.parent == RECIPES and path.stem in KINDS
     recipe = load_recipe(path, WHERE if anywhere else ())
-    assert (recipe.lm is None) == (path.stem not in ("demo_shallow", "demo_small_lm", "demo_target"))
+    assert recipe.lm is None
     if anywhere:
         assert not {"target", "store", "output"} & read_yaml(path)["drafter"].keys()
     if recipe.drafter is not None and recipe.drafter.validation.tree is not None:
@@ -50,20 +51,20 @@ def test_a_part_is_extended(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> Target:
-    return load_embedding_and_head("demo", dtype="float32", device="cpu")
+def smollm2() -> Target:
+    return load_embedding_and_head(SMOLLM2, dtype="float32", device="cpu")
 
 
-@pytest.mark.parametrize("name", [*(f"demo/{kind}" for kind in KINDS), "demo_drafter", "pipeline"])
-def test_a_recipe_for_the_demo_builds_its_network(name: str, demo: Target) -> None:
+@pytest.mark.parametrize("name", [*(f"smollm2/{kind}" for kind in KINDS), "smollm2", "pipeline"])
+def test_a_recipe_for_smollm2_builds_its_network(name: str, smollm2: Target) -> None:
     recipe = load_recipe(RECIPES / f"{name}.yaml").drafter
     assert recipe is not None
-    assert recipe.shape.kind == Path(name).stem.replace("_", ".") or name in ("demo_drafter", "pipeline")
-    network = fresh_network(recipe.shape, demo, torch.arange(recipe.shape.draft_vocabulary(demo.vocab_size)))
+    assert recipe.shape.kind == Path(name).stem.replace("_", ".") or name in ("smollm2", "pipeline")
+    network = fresh_network(recipe.shape, smollm2, torch.arange(recipe.shape.draft_vocabulary(smollm2.vocab_size)))
     assert any(p.requires_grad for p in network.parameters())
-    states = torch.zeros(1, 2, network.config.tap_count, demo.hidden_size)
-    assert network.fuse(states).shape == (1, 2, demo.hidden_size)
-    assert recipe.loop.epochs is None
+    states = torch.zeros(1, 2, network.config.tap_count, smollm2.hidden_size)
+    assert network.fuse(states).shape == (1, 2, smollm2.hidden_size)
+    assert (recipe.loop.epochs is None) == (name != "smollm2")
     assert recipe.max_length != "auto"
 
 

@@ -20,6 +20,7 @@ from eyas.tree import parse_tree
 from eyas.types import Completion, DraftRound, Request, SamplingParams
 
 from .. import recording, tiny
+from ..toy.pair import TOY_TARGET
 
 CPU = torch.device("cpu")
 LENGTHS = (9, 4, 7, 13, 1, 8)
@@ -214,4 +215,4 @@ def test_filling_up() -> None:
 
 def test_a_cpu_has_no_graphs() -> None:
     with pytest.raises(UsageError, match="--enforce-eager"):
-        load_target("demo", device="cpu", eager=True)
+        load_target(TOY_TARGET, device="cpu", eager=True)

@@ -13,7 +13,6 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from eyas.assets import DEMO_TARGET
 from eyas.errors import EyasError, ModelError, RequestError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.architecture import attention_plan, context_limit
@@ -23,6 +22,7 @@ from eyas.targets.taps import default_taps
 from eyas.targets.transformers_names import cache_argument
 
 from .. import tiny
+from ..toy.pair import TOY_TARGET
 
 
 def test_a_saved_model_loads_and_computes_the_same(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_dtype_auto_is_the_checkpoints(tmp_path: Path, half_is_fast: bool, monke
         assert resolve_dtype("auto", folder, gpu) == stored
         assert resolve_dtype("auto", folder, cpu) == (stored if half_is_fast else torch.float32)
         assert resolve_dtype("float16", folder, cpu) == torch.float16
-    assert resolve_dtype("auto", "demo", gpu) == torch.float32
+    assert resolve_dtype("auto", TOY_TARGET, gpu) == torch.bfloat16
 
 
 def test_dtype_auto_of_shards_is_the_first_ones(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_a_config_of_a_billion_layers_is_refused_before_anything_is_made_of_it(t
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"model": {}}', '{"version": "1.0", "model": 3}', "\x00"])
 def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     """The tokenizers library raises plain exceptions."""
-    shutil.copytree(DEMO_TARGET, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(TOY_TARGET, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match=str(tmp_path)):
         load_tokenizer(tmp_path)

@@ -16,7 +16,9 @@ from eyas.recipes import read_recipe
 from eyas.train import recipe as recipes
 from eyas.train.recipe import load_recipe, run_recipe
 
-DRAFTER: dict[str, Any] = {"target": "demo", "chats": "c.jsonl", "output": "run", "loop": {"steps": 5}}
+from ..toy.pair import TOY_TARGET
+
+DRAFTER: dict[str, Any] = {"target": str(TOY_TARGET), "chats": "c.jsonl", "output": "run", "loop": {"steps": 5}}
 
 
 def write(path: Path, **values: Any) -> Path:

@@ -30,7 +30,7 @@ PUBLISHED_ANSWERS = 50e6
 """Answer tokens from which drafters are as good as published ones: those of some 60,000 chats."""
 DATA_EXPONENT = 1 / 3
 """With a share s of these tokens, s to this power of the tokens beyond the first of a pass are guessed. An estimate,
-chosen so that 1 million tokens give the demo drafter's measured 2.3; nothing else was measured."""
+chosen so that 1 million tokens give a toy drafter's measured 2.3 (tests/toy); nothing else was measured."""
 EFFICIENCIES = (0.53, 0.84)
 """Speedup divided by accept length: in an independent benchmark, and at the authors' best."""
 DRAFT_PASSES = 6

@@ -57,8 +57,8 @@ def load(
     the kind that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter
     attends to besides its first ones, `auto` or `off`; None is what its config says. `draft_quantize` says whether the
     drafter's weights are in 8 bits, `int8` or `off`; None: where that is faster. `rule` replaces the lossless walk.
-    `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32 for
-    the demo and for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
+    `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32
+    for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
     target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's own template.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """

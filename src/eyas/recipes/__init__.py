@@ -29,7 +29,7 @@ def known_recipes(folder: str = "") -> dict[str, Path]:
 
 
 def find_recipe(name: str | Path, folder: str = "") -> Path:
-    """The file `name`, or else the one of that name in the package: `eagle3`, `demo/eagle3`; `folder` may be `SWEEPS`.
+    """The file `name`, or else the package's of that name: `eagle3`, `smollm2/eagle3`; `folder` may be `SWEEPS`.
 
     Raises ConfigError, which lists the names.
     """

@@ -1,4 +1,4 @@
-"""Loading a target, or its embedding and head alone, from a local directory, from a Hub id, or the embedded `demo`."""
+"""Loading a target, or its embedding and head alone, from a local directory, from a Hub id, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
-from eyas.assets import DEMO_TARGET
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
 from eyas.hub import find_target, why_unreadable
@@ -151,7 +150,7 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
 
 def _half_may_be_native(name: str, device: torch.device) -> bool:
     """Whether a bfloat16 checkpoint would be run in float32, but native kernels may run it as it is."""
-    if name == str(DEMO_TARGET) or best_layout(device, torch.bfloat16) is not NativeLinear:
+    if best_layout(device, torch.bfloat16) is not NativeLinear:
         return False
     return _checkpoint_dtype(name) == torch.bfloat16 and not cpu_computes_in(torch.bfloat16)
 
@@ -257,7 +256,7 @@ def _shortened(config: Any) -> Any:
 
 
 def read_config(name: str) -> Any:
-    """The transformers config of a local directory, a Hub id or `demo`; of an adapter, that of its base model.
+    """The transformers config of a local directory, a Hub id or `smollm2`; of an adapter, that of its base model.
 
     Raises ModelError if it can't be read.
     """
@@ -356,8 +355,8 @@ def resolve_dtype(
 ) -> torch.dtype:
     """The dtype a name stands for: `float32`, `bfloat16`, `float16`, or `auto` for a `model` that runs on a `device`.
 
-    `auto` is what the checkpoint of `model` (a directory, a Hub id or `demo`) says: its config's dtype, else its
-    tensors'. Two exceptions are float32: the embedded demo, and half precision on a CPU that has no kernels for it
+    `auto` is what the checkpoint of `model` (a directory, a Hub id or `smollm2`) says: its config's dtype, else its
+    tensors'. One exception is float32: half precision on a CPU that has no kernels for it
     (`eyas.machine.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
     the accelerator if there is one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
     """
@@ -369,8 +368,6 @@ def resolve_dtype(
         known = ("auto", *_DTYPES) if model is not None else tuple(_DTYPES)
         raise UsageError(f"unknown dtype {dtype!r}: write one of {', '.join(known)}")
     name = find_target(model)
-    if name == str(DEMO_TARGET):
-        return torch.float32
     found = _checkpoint_dtype(name)
     device = device or resolve_device(None)
     if device.type != "cpu" or cpu_computes_in(found):

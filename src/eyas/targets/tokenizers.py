@@ -31,7 +31,7 @@ _SAID = "eyas-answer"
 
 
 def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
-    """The tokenizer of a local directory, a Hub id or `demo`; None if there are no tokenizer files.
+    """The tokenizer of a local directory, a Hub id or `smollm2`; None if there are no tokenizer files.
 
     transformers would invent an empty one for some models. `chat_template` replaces the tokenizer's own. Raises
     ModelError if it can't be read or knows no text, UsageError for a template without a tokenizer.

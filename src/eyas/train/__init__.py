@@ -1,1 +1,1 @@
-"""Training of drafters and of the demo's language model, with one training loop for both."""
+"""Training of drafters and of small language models, with one training loop for both."""

@@ -11,6 +11,7 @@ from eyas.cli.common.verb import FAILURE
 
 from ...doctor import faults
 from ...pairs import Pair
+from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 from ..conftest import Run
 
 
@@ -37,7 +38,7 @@ def test_a_used_folder_is_refused_before_anything_is_loaded(run: Run, tmp_path: 
 @pytest.mark.slow
 def test_two_faults_are_found_put_right_and_gone(run: Run, tmp_path: Path) -> None:
     drafter = faults.write(tmp_path / "drafter", faults.taps(1, 15, 28), faults.setting(norm_before_residual=True))
-    asked = ("doctor", "--model", "demo", "--max-new-tokens", 96, "--json")
+    asked = ("doctor", "--model", TOY_TARGET, "--max-new-tokens", 96, "--json")
     found = run(*asked, "--draft-model", drafter, "--fix", tmp_path / "copy")
     told = json.loads(found.stdout)
     assert found.exit_code == FAILURE
@@ -51,7 +52,7 @@ def test_two_faults_are_found_put_right_and_gone(run: Run, tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_the_demo_drafter_is_sound_and_another_targets_is_not(run: Run, tmp_path: Path) -> None:
-    asked = ("doctor", "--model", "demo", "--max-new-tokens", 64)
-    assert run(*asked, "--draft-model", "demo").exit_code == 0
+    asked = ("doctor", "--model", TOY_TARGET, "--max-new-tokens", 64)
+    assert run(*asked, "--draft-model", TOY_DRAFTER).exit_code == 0
     drafter = faults.write(tmp_path / "drafter", faults.other_tokens)
     assert "MISMATCHED" in run(*asked, "--draft-model", drafter).stdout

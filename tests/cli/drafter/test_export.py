@@ -13,12 +13,13 @@ from eyas.drafters.files import read_json
 from eyas.interop.export.consumers import CONSUMERS
 
 from ...pairs import Pair, save_drafter
+from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 
 Run = Callable[..., Result]
 
 
 def test_the_demo_leaves_and_decodes_as_before(run: Run, tmp_path: Path) -> None:
-    result = run("export", "demo", "--to", "vllm", "--output", tmp_path / "out", "--model", "demo")
+    result = run("export", TOY_DRAFTER, "--to", "vllm", "--output", tmp_path / "out", "--model", TOY_TARGET)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("vllm serve ")
     assert '"num_speculative_tokens": 5' in result.stdout

@@ -9,9 +9,8 @@ from typing import Any
 
 from click.testing import Result
 
-from eyas.assets import DEMO_DRAFTER
-
 from ...pairs import Pair, save_drafter, tokenizer
+from ...toy.pair import TOY_DRAFTER
 
 Run = Callable[..., Result]
 
@@ -47,7 +46,7 @@ def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:
 
 def test_a_drafter_fits_a_screen(run: Run) -> None:
     """The demo's, which knows all about its training; whatever is wrong with it is shown all the same."""
-    brief, whole = (run("inspect", DEMO_DRAFTER, *more).stdout.splitlines() for more in ((), ("--verbose",)))
+    brief, whole = (run("inspect", TOY_DRAFTER, *more).stdout.splitlines() for more in ((), ("--verbose",)))
     assert sum(1 + len(line.rstrip()) // 80 for line in brief) <= 40
     assert len(whole) > 80
     for words in ("eagle3", "2,884,608", "2, 16, 29", "default_tree dynamic:5,4,15", "target demo", "rows 5,665"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ...pairs import Pair, save_drafter
+from ...toy.pair import TOY_DRAFTER
 from ..conftest import Run
 
 SERVER = """
@@ -92,14 +93,14 @@ def test_exported_first(serve: Run, tmp_path: Path) -> None:
         ("mlx", [], 2, "unknown engine 'mlx': write eyas, vllm, sglang, llama.cpp"),
         ("vllm", ["--drain-seconds", 30, "--max-body-bytes", 9], 2, "vLLM has no counterpart to --max-body-bytes"),
         ("vllm", ["--tree", "chain:2"], 2, "needs a drafter"),
-        ("vllm", ["--draft-model", "demo", "-n", "auto"], 2, "not --num-speculative-tokens auto"),
-        ("vllm", ["--draft-model", "demo", "--tree", "chain:x"], 2, "unknown tree"),
-        ("vllm", ["--draft-model", "demo", "--coupled"], 2, "no counterpart to --coupled"),
-        ("vllm", ["--method", "none", "--draft-model", "demo"], 2, "would be ignored"),
+        ("vllm", ["--draft-model", TOY_DRAFTER, "-n", "auto"], 2, "not --num-speculative-tokens auto"),
+        ("vllm", ["--draft-model", TOY_DRAFTER, "--tree", "chain:x"], 2, "unknown tree"),
+        ("vllm", ["--draft-model", TOY_DRAFTER, "--coupled"], 2, "no counterpart to --coupled"),
+        ("vllm", ["--method", "none", "--draft-model", TOY_DRAFTER], 2, "would be ignored"),
         ("vllm", ["--export-to", "x"], 2, "--export-to is about a drafter"),
-        ("vllm", ["--draft-model", "demo", "--export-target", "x"], 2, "--export-target is for llama.cpp"),
-        ("llama.cpp", ["--draft-model", "demo", "--export-to", "x"], 2, "--export-target MODEL belong together"),
-        ("llama.cpp", ["--draft-model", "demo"], 1, "convert_hf_to_gguf.py"),
+        ("vllm", ["--draft-model", TOY_DRAFTER, "--export-target", "x"], 2, "--export-target is for llama.cpp"),
+        ("llama.cpp", ["--draft-model", TOY_DRAFTER, "--export-to", "x"], 2, "--export-target MODEL belong together"),
+        ("llama.cpp", ["--draft-model", TOY_DRAFTER], 1, "convert_hf_to_gguf.py"),
         ("llama.cpp", [], 1, "convert_hf_to_gguf.py"),
         ("eyas", ["--print-command"], 2, "--print-command: about other engines"),
         ("eyas", ["--engine-option=-x", "--export-to", "x"], 2, "--engine-option, --export-to: about"),

@@ -16,6 +16,8 @@ from eyas.cli.serve.elsewhere import EngineOptions
 from eyas.cli.serve.serve import CapacityOptions, ServerOptions, _load
 from eyas.errors import UsageError
 
+from ...toy.pair import TOY_DRAFTER, TOY_TARGET
+
 Run = Callable[..., Result]
 PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
 
@@ -37,7 +39,7 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
     [
         (["--method", "none", "--tree", "chain:2"], "--tree would be ignored"),
         (["--tree", "chain:2"], "needs a drafter"),
-        (["--draft-model", "demo", "--num-speculative-tokens", "2", "--tree", "auto"], "give one of them"),
+        (["--draft-model", TOY_DRAFTER, "--num-speculative-tokens", "2", "--tree", "auto"], "give one of them"),
         (["--log-format", "xml"], "'xml' is not one of"),
         (["--port", "70000"], "--port"),
         (["--max-running", "0"], "--max-running"),
@@ -60,7 +62,7 @@ def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypa
         raise Opened
 
     monkeypatch.setattr("eyas.cli.serve.serve.open_engine", open_engine)
-    target = TargetOptions(model="demo")
+    target = TargetOptions(model=TOY_TARGET)
     with pytest.raises(UsageError, match=r"--max-model-len 999999999 is more than .* context of 2048 tokens"):
         _load(target, DraftOptions(), CapacityOptions(max_model_len=999999999))
     for fits in (2048, 100, None):
@@ -78,7 +80,7 @@ def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypa
     ],
 )
 def test_settings_of_a_server_are_refused_before_it_listens(run: Run, options: list[Any], message: str) -> None:
-    result = run("serve", "--model", "demo", "--port", 0, *options)
+    result = run("serve", "--model", TOY_TARGET, "--port", 0, *options)
     assert result.exit_code == 2
     assert message in result.stderr
 
@@ -88,7 +90,7 @@ def test_an_address_that_is_taken_is_told(run: Run) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        result = run("serve", "--model", "demo", "--port", port)
+        result = run("serve", "--model", TOY_TARGET, "--port", port)
     assert result.exit_code == 2
     assert f"can't listen on 127.0.0.1:{port}" in result.stderr
 
@@ -100,5 +102,5 @@ def test_how_memory_is_kept_is_settled_first(run: Run, monkeypatch: pytest.Monke
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        run("serve", "--model", "demo", "--port", taken.getsockname()[1])
+        run("serve", "--model", TOY_TARGET, "--port", taken.getsockname()[1])
     assert settled == ["keep_freed_memory", "keep_few_kernels"]

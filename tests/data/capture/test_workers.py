@@ -17,6 +17,7 @@ from eyas.targets import Target
 
 from ... import tiny
 from ...cluster.fake import FakeExecutor
+from ...toy.pair import TOY_TARGET
 from ..store.conftest import captured, prepare
 
 
@@ -69,7 +70,7 @@ def test_another_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = prepare(tmp_path / "here")
-    make = CaptureWorkerMaker("demo", "float32", None, tmp_path / "there", prepared.settings)
+    make = CaptureWorkerMaker(TOY_TARGET, "float32", None, tmp_path / "there", prepared.settings)
     with pytest.raises(StoreError, match="--output must be a folder that all machines share"):
         make()
     monkeypatch.setattr(workers, "VISIBLE", 0.0)

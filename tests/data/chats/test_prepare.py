@@ -188,14 +188,15 @@ def test_demo_is_the_embedded_target_for_the_generation_config_too(monkeypatch: 
     """The Hub is not asked for a model called `demo`."""
     from transformers import GenerationConfig
 
-    from eyas.assets import DEMO_TARGET
     from eyas.data.chats.candidates import ChatFitter
+
+    from ...toy import TOY_TARGET
 
     names: list[str] = []
     read = GenerationConfig.from_pretrained
     monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda name: names.append(name) or read(name))
-    ChatFitter("demo", None, False, 0)
-    assert names == [str(DEMO_TARGET)]
+    ChatFitter(TOY_TARGET, None, False, 0)
+    assert names == [str(TOY_TARGET)]
 
 
 def test_tokens_that_a_chat_carries_are_kept_if_they_are_this_target_s(tmp_path: Path, model: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from ...forks import Fork
 from ...pairs import Pair, save_target
+from ...toy.pair import TOY_PAIR, TOY_TARGET
 
 BODY = {"model": "m", "prompt": "Natalia", "temperature": 0}
 
@@ -141,8 +142,7 @@ main()
 
 
 def test_told_to_end_while_it_loads_it_ends_at_once(tmp_path: Path) -> None:
-    options = ("--model", "demo", "--draft-model", "demo")
-    with process(*options, log=tmp_path / "log", program=("-c", LOADS_FOR_EVER)) as server:
+    with process(*TOY_PAIR, log=tmp_path / "log", program=("-c", LOADS_FOR_EVER)) as server:
         assert "eyas serves m: loading, then measuring costs for --tree auto" in server.said
         assert server.health() == 503
         server.process.send_signal(signal.SIGTERM)
@@ -159,7 +159,7 @@ main()
 
 
 def test_told_to_end_before_it_answers_it_ends_well(tmp_path: Path) -> None:
-    with process("--model", "demo", log=tmp_path / "log", program=("-c", STARTS_SLOWLY)) as server:
+    with process("--model", str(TOY_TARGET), log=tmp_path / "log", program=("-c", STARTS_SLOWLY)) as server:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0, server.said
 

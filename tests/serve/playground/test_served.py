@@ -13,13 +13,13 @@ from pydantic import SecretStr
 pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.engine import load
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.app import create_app
 from eyas.serve.playground.gauges import Gauges
 
+from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 from .fake_server import serving
 
 QUESTION = "Natalia sold 48 clips in April and half as many in May. How many clips did she sell altogether?"
@@ -33,7 +33,7 @@ def gauges() -> Gauges:
 
 @pytest.fixture(scope="module")
 def thread(browser: Any, gauges: Gauges) -> Iterator[EngineThread]:  # noqa: ARG001  # nothing is loaded without a browser
-    engine = EngineThread(lambda: load(DEMO_TARGET, DEMO_DRAFTER), observer=gauges)
+    engine = EngineThread(lambda: load(TOY_TARGET, TOY_DRAFTER), observer=gauges)
     engine.start()
     yield engine
     engine.stop()

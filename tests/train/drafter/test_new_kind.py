@@ -15,12 +15,14 @@ from eyas.train.loss.objective import DraftObjective
 
 from ... import tiny
 from ...interop.test_new_kind import KIND, SumNetwork
+from ...toy.pair import TOY_TARGET
 
 
 def test_a_recipe_names_it_and_its_network_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "sum", KIND)
     target = tiny.target()
-    recipe = {"target": "demo", "chats": "chats", "output": "run", "shape": {"kind": "sum"}, "loop": {"steps": 1}}
+    where = {"target": str(TOY_TARGET), "chats": "chats", "output": "run"}
+    recipe = {**where, "shape": {"kind": "sum"}, "loop": {"steps": 1}}
     config = DrafterTrainConfig.model_validate(recipe)
     assert config.loss == LossConfig()
     network = fresh_network(config.shape, target, torch.arange(tiny.VOCAB))

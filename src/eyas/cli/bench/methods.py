@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from eyas.assets import DEMO
 from eyas.cli.common.build import check_target, check_tree, open_target, sampling_params
 from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
@@ -180,7 +179,7 @@ def _named_path(text: str) -> tuple[str, str]:
     """The name and the files of a drafter, from `NAME=PATH` or `PATH`, whose folder's name it then is."""
     name, equals, path = text.partition("=")
     if not equals:
-        return (DEMO if text == DEMO else Path(text).name), text
+        return Path(text).name, text
     if not name or not path:
         raise UsageError(f"--draft-model {text}: write NAME=PATH, or the path alone")
     return name, path

@@ -75,7 +75,7 @@ class RuntimeOptions:
     """Precision, device and kernels of the target."""
 
     PANEL: ClassVar = "Target"
-    dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in (the demo: float32).")] = "auto"
+    dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in.")] = "auto"
     device: Device = None
     attention: Annotated[
         Literal["sdpa", "eager"] | None, Option(help="Its kernels; flash kernels can't mask a tree.")

@@ -27,7 +27,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from eyas.assets import DEMO
+from eyas.assets import SMOLLM2
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
 from eyas.errors import EyasError, StoppedError, UsageError
 
@@ -114,7 +114,7 @@ class VerbCommand(TyperCommand):
 class DefaultGroup(TyperGroup):
     """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path, a Hub id or `demo`, or names a folder and no verb; a mistyped
+    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or names a folder and no verb; a mistyped
     verb is reported as one.
     """
 
@@ -122,7 +122,7 @@ class DefaultGroup(TyperGroup):
         verbs = self.list_commands(ctx)
         if not args and ctx.resilient_parsing:  # a shell asks what may follow
             return super().parse_args(ctx, args)
-        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == DEMO or _is_folder(args[0], verbs):
+        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == SMOLLM2 or _is_folder(args[0], verbs):
             args = [verbs[0], *args]
         return super().parse_args(ctx, args)
 

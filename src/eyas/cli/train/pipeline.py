@@ -35,6 +35,12 @@ class PipelineTarget:
 class StepOptions:
     """What the steps are told beside their files."""
 
+    synthesize: Annotated[
+        int | None, Option(min=1, help="Also have the model make up so many chats, as one source more.")
+    ] = None
+    exclude: Annotated[
+        list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, left out of the chats.")
+    ] = field(default_factory=list)
     samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None
     held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions to measure on.")] = 0.05
     max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
@@ -101,14 +107,23 @@ def pipeline(
 
 def steps(model: str, sources: list[str], options: StepOptions, folder: Path) -> Iterator[Step]:
     """All steps in order; each reads what the ones before have written."""
-    chats, answers, store, run = (folder / name for name in ("chats", "answers", "store", "run"))
+    made_up, chats, answers, store, run = (
+        folder / name for name in ("made_up.jsonl", "chats", "answers", "store", "run")
+    )
+    if options.synthesize is not None:
+        sources = [*sources, str(made_up)]
+        yield _step(
+            made_up, "data", "synthesize", "--model", model, "--chats", options.synthesize, "--output", made_up,
+            "--batch-size", 64,
+        )  # fmt: skip
+    excluded = [word for path in options.exclude for word in ("--exclude", path)]
     yield _step(
         chats / "report.json", "data", "prepare", *sources, "--model", model, "--output", chats,
-        "--held-out-share", options.held_out_share, *_given(options, "samples", "max_length"),
+        "--held-out-share", options.held_out_share, *_given(options, "samples", "max_length"), *excluded,
     )  # fmt: skip
     yield _step(
         answers / "report.json", "data", "regenerate", "--model", model, "--chats", chats, "--output", answers,
-        "--batch-size", 32, "--temperature", options.temperature, *_given(options, "max_new_tokens", "draft_model"),
+        "--batch-size", 64, "--temperature", options.temperature, *_given(options, "max_new_tokens", "draft_model"),
         *options.shared,
     )  # fmt: skip
     yield _step(

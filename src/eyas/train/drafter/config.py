@@ -19,7 +19,7 @@ from eyas.train.loss.config import LossConfig
 class DrafterTrainConfig(StrictModel):
     """The settings of a drafter's training run; omitted values of `loss` are those of the paper of the kind."""
 
-    target: str  # a folder, a Hub id, or `demo`, the embedded target
+    target: str  # a folder, a Hub id, or `smollm2`
     source: SourceKind = "online"
     store: Path | None = None  # a store made by `eyas data capture`; for offline and hybrid
     chats: Path | None = None  # a chat folder or a .jsonl file; for online and hybrid
@@ -29,7 +29,7 @@ class DrafterTrainConfig(StrictModel):
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
-    warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `demo`: the embedded
+    warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `smollm2`: the shipped
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
     max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
     segments: SegmentConfig | None = None  # how longer chats are cut into several rows; None: each is one row

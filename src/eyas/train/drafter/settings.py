@@ -39,7 +39,7 @@ _LEAST_ANSWERS = 1_000_000
 _MOST_LR = 5e-4
 """Five times the highest rate that EAGLE, SpecForge and speculators publish for AdamW (5e-5 to 1e-4)."""
 _MOST_MATRIX_LR = 0.02
-"""Keller Jordan's rate for Muon; speculators uses 0.001. The demo's 0.08 was tuned for matrices of 256 x 512."""
+"""Keller Jordan's rate for Muon; speculators uses 0.001. tests/toy's 0.08 was tuned for matrices of 256 x 512."""
 
 
 class Setting(NamedTuple):

@@ -1,1 +1,1 @@
-"""Pretraining of the embedded demo target; used for nothing else."""
+"""Pretraining of small language models, such as those that draft (`--method draft_model`)."""

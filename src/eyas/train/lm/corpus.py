@@ -1,4 +1,4 @@
-"""The demo target's corpus: maths chats, chats made from the standard library, and plain source, tokenized and packed.
+"""The corpus of a small language model: given chats, chats of the standard library, its source; tokenized and packed.
 
 Its tokenizer is a small byte-level BPE, with a chat template that other engines load unchanged.
 
@@ -20,7 +20,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from eyas.assets import DEMO_TARGET
 from eyas.config import StrictModel
 from eyas.data.chats.stdlib import LibraryModule, chats_of, library_modules
 from eyas.data.tokens.tokenize import TokenRow, pack, tokenize_chat, tokenize_document
@@ -47,7 +46,7 @@ SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-CHAT_TEMPLATE = (DEMO_TARGET / "chat_template.jinja").read_text(encoding="utf-8")
+CHAT_TEMPLATE = (Path(__file__).with_name("chat_template.jinja")).read_text(encoding="utf-8")
 
 
 class CorpusConfig(StrictModel):

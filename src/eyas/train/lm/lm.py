@@ -1,4 +1,4 @@
-"""The causal language model objective, and the training of the demo target from scratch.
+"""The causal language model objective, and the training of a small model from scratch.
 
 A shallow model can be grown in depth (`grow_depth`): training a shallow model first and growing it costs a fraction of
 training the deep one throughout. The reverse (`cut_depth`) is where a small model

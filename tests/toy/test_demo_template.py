@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 
 import eyas
-from eyas.assets import DEMO_TARGET
 from eyas.serve.tools.calling import HERMES, detect_tool_style
 from eyas.serve.tools.parser import ToolCallParser
 from eyas.targets import load_tokenizer
@@ -19,6 +18,7 @@ from eyas.text.chats import FunctionCall, Message, ToolCall
 from eyas.text.template import ChatTemplate, encode_chat
 
 from ..serve.live import Live, live
+from .pair import TOY_DRAFTER, TOY_TARGET
 
 pytest.importorskip("llguidance")
 
@@ -52,7 +52,7 @@ ASKED = {"role": "user", "content": "How will the weather in Bern be for three d
 
 @pytest.mark.parametrize("turns", PLAIN)
 def test_plain_chats_are_the_tokens_that_the_pair_was_trained_on(turns: list[tuple[str, str]]) -> None:
-    now, then = load_tokenizer("demo"), load_tokenizer("demo", TRAINED_ON)
+    now, then = load_tokenizer(TOY_TARGET), load_tokenizer(TOY_TARGET, TRAINED_ON)
     messages: list[Any] = [Message(role=role, content=content) for role, content in turns]  # type: ignore[arg-type]
     assert encode_chat(now, messages) == encode_chat(then, messages)
     plain = [message.for_template() for message in messages]
@@ -61,7 +61,7 @@ def test_plain_chats_are_the_tokens_that_the_pair_was_trained_on(turns: list[tup
 
 
 def test_calls_are_shown_as_the_server_reads_them() -> None:
-    tokenizer = load_tokenizer("demo")
+    tokenizer = load_tokenizer(TOY_TARGET)
     assert detect_tool_style(tokenizer.chat_template) == HERMES
     calls = tuple(ToolCall(id=name, function=FunctionCall(name=name, arguments={"to": "Zürich"})) for name in "ab")
     chat = [
@@ -92,7 +92,7 @@ def test_calls_are_shown_as_the_server_reads_them() -> None:
 def server() -> Iterator[Live]:
     """The embedded pair behind the API."""
     limits = eyas.types.Limits(max_running=4)
-    with live(eyas.load("demo", "demo", tree="chain:3", limits=limits), model_names=("demo",)) as made:
+    with live(eyas.load(TOY_TARGET, TOY_DRAFTER, tree="chain:3", limits=limits), model_names=("demo",)) as made:
         yield made
 
 
@@ -124,5 +124,5 @@ def test_a_function_that_is_named_is_called_once(server: Live) -> None:
 def test_the_file_is_the_template_of_new_tokenizers() -> None:
     from eyas.train.lm.corpus import CHAT_TEMPLATE
 
-    assert (DEMO_TARGET / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
-    assert load_tokenizer("demo").chat_template == CHAT_TEMPLATE
+    assert (TOY_TARGET / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
+    assert load_tokenizer(TOY_TARGET).chat_template == CHAT_TEMPLATE

@@ -1,9 +1,9 @@
-"""Reproduce the embedded demo pair: shallow target, deep target, regenerated answers, their states, drafter.
+"""Reproduce the toy pair: shallow target, deep target, regenerated answers, their states, drafter.
 
-    python recipes/demo.py path/to/gsm8k_train.jsonl [--runs runs]
+    python -m tests.toy.make path/to/gsm8k_train.jsonl [--runs runs]
 
 About an hour and a half on two CPU cores, minutes on a GPU (add `--device cuda`). Every step resumes where it was
-interrupted. The results are runs/demo_target/model and runs/demo_drafter/drafter.
+interrupted. The results are runs/toy_target/model and runs/toy_drafter/drafter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.text.chats import Chat, write_chats
 from eyas.train.lm.corpus import split_chats
 from eyas.train.recipe import run_recipe
+
+RECIPES = Path(__file__).parent / "recipes"
 
 
 def spread(chats: list[Chat], count: int) -> list[Chat]:
@@ -40,11 +42,11 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
-    shallow, target, drafter = (options.runs / name for name in ("demo_shallow", "demo_target", "demo_drafter"))
+    shallow, target, drafter = (options.runs / name for name in ("toy_shallow", "toy_target", "toy_drafter"))
 
     for name, folder, extra in (
-        ("demo_shallow", shallow, []),
-        ("demo_target", target, [f"lm.start_from={shallow / 'model'}"]),
+        ("shallow", shallow, []),
+        ("target", target, [f"lm.start_from={shallow / 'model'}"]),
     ):
         settings = [
             f"lm.output={folder}",
@@ -52,7 +54,7 @@ def main() -> None:
             f"lm.device={options.device}",
             *extra,
         ]
-        run_recipe(name, settings)
+        run_recipe(str(RECIPES / f"{name}.yaml"), settings)
 
     engine = eyas.load(target / "model", batch_size=64, dtype="bfloat16", device=options.device)
     asked, answers = target / "asked.jsonl", target / "regenerated.jsonl"
@@ -64,7 +66,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "eyas", "data", "capture", *map(str, capture)], check=True)
 
     run_recipe(
-        "demo_drafter",
+        str(RECIPES / "drafter.yaml"),
         [
             f"drafter.target={target / 'model'}",
             f"drafter.store={store}",

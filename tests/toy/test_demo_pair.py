@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import eyas
-from eyas.assets import DEMO_DRAFTER, DEMO_TARGET
 from eyas.engine import Engine, Speculation
 from eyas.tree import parse_tree
+
+from .pair import TOY_DRAFTER, TOY_TARGET
 
 PROMPTS = (
     "Tom has 3 boxes with 12 pencils each. He gives 7 pencils away. How many pencils does he have left?",
@@ -42,7 +43,7 @@ SETTINGS = [*itertools.product(TEMPERATURES, VARIANTS)]
 
 @cache
 def base() -> Engine:
-    return eyas.load(DEMO_TARGET, DEMO_DRAFTER, dtype="float32")
+    return eyas.load(TOY_TARGET, TOY_DRAFTER, dtype="float32")
 
 
 @cache
@@ -129,7 +130,7 @@ def test_seeds_and_temperatures_matter() -> None:
 
 
 def test_the_pair_is_small() -> None:
-    size = sum(file.stat().st_size for folder in (DEMO_TARGET, DEMO_DRAFTER) for file in Path(folder).rglob("*"))
+    size = sum(file.stat().st_size for folder in (TOY_TARGET, TOY_DRAFTER) for file in Path(folder).rglob("*"))
     assert size < 60e6
 
 
