@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,13 +29,13 @@ def read_weights(
     `partial`: the config has fewer layers than the file; the others aren't read. Raises ModelError for tensors that
     the model has no place for, CheckpointError for a damaged file.
     """
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     opened = Gguf(file)
     architecture = opened.metadata.get("general.architecture", "")
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     with torch.device("meta"):
-        names = get_gguf_hf_weights_map(model_class(config), processor)
+        names = _module_names(model_class(config), processor)
     read: dict[str, Any] = {"tensors": {}}  # experts' parts are put together there
     unknown = []
     layers = config.get_text_config().num_hidden_layers
@@ -55,8 +57,30 @@ def read_weights(
     return {name: weight.to(dtype) for name, weight in read["tensors"].items()}
 
 
+def _module_names(model: Any, processor: Any) -> dict[str, str]:
+    """What the tensors of a GGUF file are called in `model`.
+
+    transformers goes through all submodules and makes gguf's table of names anew for each, which takes seconds. Only a
+    model whose names aren't all found at the top, such as Bloom's, needs that.
+    """
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    top = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=dict)
+    names: dict[str, str] = get_gguf_hf_weights_map(top, processor)
+    if model.state_dict().keys() <= set(names.values()):
+        return names
+    names = get_gguf_hf_weights_map(model, processor)
+    return names
+
+
 def stored_dtype(file: Path) -> torch.dtype:
     """What a GGUF file's weights are run in: the dtype of most of its values, bfloat16 where they are quantised."""
+    return _stored_dtype(file, file.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _stored_dtype(file: Path, _: int) -> torch.dtype:
+    """Kept for as long as the file is the same: a load asks twice, and a tokenizer takes long to go through."""
     sizes: Counter[str] = Counter()
     for tensor in Gguf(file).tensors.values():
         sizes[tensor.dtype] += tensor.size

@@ -114,8 +114,8 @@ class VerbCommand(TyperCommand):
 class DefaultGroup(TyperGroup):
     """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or names a folder and no verb; a mistyped
-    verb is reported as one.
+    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or names a folder and no verb; a
+    mistyped verb is reported as one.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
