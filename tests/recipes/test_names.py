@@ -19,7 +19,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3.yaml", "eagle3_8b", "mla", "mlp", "demo/eagle3", "pipeline"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3.yaml", "eagle3_8b", "mla", "mlp", "smollm2/eagle3", "pipeline"])
 def test_a_name_is_a_file_of_the_package(name: str) -> None:
     path = find_recipe(name)
     assert path.is_file()

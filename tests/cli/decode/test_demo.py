@@ -140,5 +140,5 @@ def test_a_method_that_differs_is_shown(demo: Run, monkeypatch: pytest.MonkeyPat
 
 def test_the_prompts_are_of_three_kinds() -> None:
     kinds: list[Any] = [kind for kind, _ in PROMPTS]
-    assert {"maths", "code"} <= set(kinds)
-    assert len(kinds) == len({text for _, text in PROMPTS}) >= 4
+    assert set(kinds) == {"maths", "code", "prose"}
+    assert len(kinds) == len({text for _, text in PROMPTS})

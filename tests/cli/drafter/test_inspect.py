@@ -88,6 +88,6 @@ def test_what_is_neither(run: Run, tmp_path: Path) -> None:
     assert "no copy in the Hub's cache" in gone.stderr
 
 
-def test_demo_is_the_embedded_target(run: Run) -> None:
-    report = json.loads(run("inspect", "demo", "--json").stdout)
-    assert (report["role"], report["layers"], report["hidden_size"]) == ("target", 32, 256)
+def test_smollm2_is_a_target(run: Run) -> None:
+    report = json.loads(run("inspect", "smollm2", "--json").stdout)
+    assert (report["role"], report["layers"], report["hidden_size"]) == ("target", 30, 576)

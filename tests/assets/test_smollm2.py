@@ -1,0 +1,56 @@
+"""The shipped pair `smollm2`: sizes, and answers in bfloat16 that speculation doesn't change."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from safetensors import safe_open
+
+import eyas
+from eyas.assets import PROMPTS, SMOLLM2, SMOLLM2_DRAFTER
+from eyas.engine import Engine, Speculation
+from eyas.text.chats import Message
+from eyas.text.template import encode_chat
+from eyas.tree import parse_tree
+
+
+@cache
+def engine() -> Engine:
+    return eyas.load(SMOLLM2, SMOLLM2, tree="dynamic:5,4,15")
+
+
+def requests(temperature: float) -> list[eyas.Request]:
+    chats = [[Message(role="user", content=text)] for _, text in PROMPTS]
+    return [
+        eyas.Request(
+            tuple(encode_chat(engine().tokenizer, chat)),
+            eyas.SamplingParams(max_tokens=24, temperature=temperature, seed=number),
+        )
+        for number, chat in enumerate(chats)
+    ]
+
+
+def test_the_drafter_is_small_and_in_bfloat16() -> None:
+    weights = SMOLLM2_DRAFTER / "model.safetensors"
+    assert weights.stat().st_size < 20e6
+    with safe_open(weights, "pt") as file:
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no dictionary
+    assert {kind for name, kind in kinds.items() if name not in ("d2t", "t2d")} == {"BF16"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_are_those_of_plain_decoding(temperature: float) -> None:
+    made = engine()
+    plain = Engine(made.target, made.tokenizer).generate(requests(temperature))
+    assert len({tuple(done.token_ids) for done in plain}) == len(PROMPTS)
+    assert made.speculation is not None
+    for tree in ("chain:3", "dynamic:5,4,15"):
+        for size in (1, 3):
+            speculation = Speculation(made.speculation.drafter, parse_tree(tree))
+            fast = Engine(made.target, made.tokenizer, speculation, batch_size=size).generate(requests(temperature))
+            assert [done.token_ids for done in fast] == [done.token_ids for done in plain], (tree, size)
+            counted = eyas.Stats()
+            for done in fast:
+                counted.merge(done.stats)
+            assert counted.accept_length > 1.3, (tree, size)
