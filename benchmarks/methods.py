@@ -1,6 +1,6 @@
-"""The tables of docs/methods.md, made of what `eyas bench methods --output` wrote.
+"""The tables of docs/lab/methods.md, made of what `eyas bench methods --output` wrote.
 
-    python -m benchmarks.methods --page docs/methods.md [RESULT.json ...]
+    python -m benchmarks.methods --page docs/lab/methods.md [RESULT.json ...]
 
 Without files it takes the newest `methods_*.json` in `benchmarks/results/`.
 """
