@@ -10,13 +10,11 @@ file where it has them, unless they are named by `--only`. Exits with 1 where an
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import gc
 import json
 import re
 import signal
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import transformers
@@ -33,10 +31,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
+from benchmarks.harness import Output, script
 from benchmarks.pages import insert
-from eyas.cli.common.display import output
 from eyas.engine import Engine, Speculation
-from eyas.errors import EyasError
+from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
 from eyas.targets import Target, load_target
 from eyas.targets.architecture import model_class, refuse_unsupported
@@ -230,7 +228,7 @@ def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> l
             row = try_type(kind, Path(folder))
             known[kind] = row = dataclasses.replace(row, reason=row.reason.replace(folder, "MODEL"))
         gc.collect()
-        output().print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", highlight=False, markup=False)
+        print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", flush=True)
         if file is not None:
             write_json(file, report(known.values()))
     return sorted(known.values(), key=lambda row: row.kind)
@@ -283,22 +281,23 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 140, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="model types with commas between them; tried anew")
-    parser.add_argument("--output", type=Path, help="JSON, written after each type; types that it has are kept")
-    parser.add_argument("--page", type=Path, help="the page whose table is replaced")
-    options = parser.parse_args()
-    known = {} if options.output is None else read_report(options.output)
-    kinds = options.only.split(",") if options.only else [kind for kind in REGISTERED if kind not in known]
+@script
+def main(
+    *,
+    only: Annotated[str | None, "model types with commas between them; tried anew"] = None,
+    output: Output = None,
+    page: Annotated[Path | None, "the page whose table is replaced"] = None,
+) -> int:
+    known = {} if output is None else read_report(output)
+    kinds = only.split(",") if only else [kind for kind in REGISTERED if kind not in known]
     if unknown := [kind for kind in kinds if kind not in REGISTERED]:
-        parser.error(f"unknown model types: {', '.join(unknown)}")
-    rows = try_all(kinds, known, options.output)
-    if options.page is not None:
+        raise UsageError(f"unknown model types: {', '.join(unknown)}")
+    rows = try_all(kinds, known, output)
+    if page is not None:
         made = page_section(rows, transformers.__version__)
-        write_text(options.page, insert(options.page.read_text(encoding="utf-8"), MARKS, made))
-    sys.exit(any(row.result == BROKEN for row in rows))
+        write_text(page, insert(page.read_text(encoding="utf-8"), MARKS, made))
+    return any(row.result == BROKEN for row in rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

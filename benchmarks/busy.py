@@ -1,7 +1,7 @@
 """Decoding beside other processes that want the cores: what is kept of the idle machine's tokens per second.
 
     python -m benchmarks.busy MODEL [--draft-model DRAFTER | --method ngram] [--clients 1 4] [--loads idle torch ...]
-        [--seconds 3] [--threads N] [--out FILE.json]
+        [--seconds 3] [--threads N] [--output FILE.json]
 
 A load is named KIND[:NICE] and several are joined by `+`: `python` is `while True: pass`, `torch` a product of one
 PyTorch thread for ever, `eyas` another eyas that decodes the demo pair, with as many threads as it likes. They are
@@ -11,12 +11,11 @@ children of this process, which share its scheduling group, and start when the m
 each thread, ours and theirs, gets cores in proportion to its weight, none more than one core, and what one can't use
 goes to the others. What we should keep of the idle machine's rate is our share of the cores over min(N, C). A load of
 an `eyas` counts as C threads. `over_fair` is the measured share over that; at least 0.8 is wanted. With `--threads 1`
-the rates are those of one thread beside the same load, of which the others should not fall short.
+the rates are those of one thread beside the same load, and the others should not be below them.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -27,13 +26,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 import eyas
+from benchmarks.harness import Output, report, script
 from benchmarks.plain_decoding import prompts_of
-from eyas.bench.machine import describe_machine
 
 LOADS = ("idle", "python", "torch", "python:10", "torch:10", "python+torch", "python+torch:10", "eyas", "eyas:10")
 _WEIGHTS = {0: 1024, 10: 110, 19: 15}
@@ -57,7 +56,7 @@ def parts_of(load: str) -> list[tuple[str, int]]:
 
 
 def fair_share(load: str, threads: int, cores: int) -> float:
-    """The share of its idle rate that a process of so many threads should keep beside a load."""
+    """The share of its idle rate that a process of `threads` threads should keep beside a load."""
     theirs = [_WEIGHTS[nice] for kind, nice in parts_of(load) for _ in range(cores if kind == "eyas" else 1)]
     weights = [_WEIGHTS[0]] * threads + theirs
     got, left = [0.0] * len(weights), float(cores)
@@ -90,7 +89,7 @@ def running(load: str) -> Iterator[None]:
 
 
 def rates(engine: eyas.Engine, requests: Sequence[eyas.Request], seconds: float) -> dict[str, Any]:
-    """Tokens per second, prompts included, and the seconds before first tokens, for about so many seconds."""
+    """Tokens per second, prompts included, and the seconds before first tokens, for about `seconds`."""
     found, firsts, began = [], [], time.perf_counter()
     while not found or time.perf_counter() - began < seconds:
         started = time.perf_counter()
@@ -104,60 +103,48 @@ def rates(engine: eyas.Engine, requests: Sequence[eyas.Request], seconds: float)
     }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--draft-model")
-    parser.add_argument("--method")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--loads", nargs="+", default=list(LOADS))
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--prompt-file", type=Path)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    report = measure(options)
-    text = json.dumps(report, indent=2)
-    print(text)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(text + "\n", encoding="utf-8")
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The rates of every engine beside every load, `idle` first."""
-    most, engines = max(options.clients), {}
-    engines["plain"] = eyas.load(options.model, dtype=options.dtype, batch_size=most)
-    if options.draft_model or options.method:
-        engines["auto"] = eyas.load(
-            options.model, options.draft_model, tree="auto", dtype=options.dtype, batch_size=most, method=options.method
-        )
-    params = eyas.SamplingParams(max_tokens=options.tokens, ignore_eos=True)
-    prompts = prompts_of(engines["plain"], options.prompt_file, most).tolist()
+@script
+def main(
+    model: str,
+    *,
+    draft_model: str | None = None,
+    method: str | None = None,
+    dtype: str = "bfloat16",
+    clients: Sequence[int] = (1, 4),
+    loads: Sequence[str] = LOADS,
+    tokens: int = 32,
+    seconds: float = 3.0,
+    threads: Annotated[int | None, "of ours (default: what torch takes)"] = None,
+    prompt_file: Path | None = None,
+    output: Output = None,
+) -> None:
+    if threads:
+        torch.set_num_threads(threads)
+    most = max(clients)
+    engines = {"plain": eyas.load(model, dtype=dtype, batch_size=most)}
+    if draft_model or method:
+        engines["auto"] = eyas.load(model, draft_model, tree="auto", dtype=dtype, batch_size=most, method=method)
+    params = eyas.SamplingParams(max_tokens=tokens, ignore_eos=True)
+    prompts = prompts_of(engines["plain"], prompt_file, most).tolist()
     requests = [eyas.Request(tuple(prompt), params) for prompt in prompts]
-    cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()
+    cores, used = len(os.sched_getaffinity(0)), torch.get_num_threads()
     for engine in engines.values():
         engine.generate(requests)  # the first time prepares
     rows: list[dict[str, Any]] = []
-    for load in options.loads:
+    idle: dict[tuple[str, int], float] = {}
+    for load in loads:
         with running(load):
-            for clients, (name, engine) in itertools.product(options.clients, engines.items()):
-                found = rates(engine, requests[:clients], options.seconds)
-                row = {"load": load, "engine": name, "clients": clients} | found
-                idle = [r for r in rows if (r["load"], r["engine"], r["clients"]) == ("idle", name, clients)]
-                if idle and load != "idle":
-                    kept = row["tokens_per_second"] / idle[0]["tokens_per_second"]
-                    fair = fair_share(load, threads, cores)
+            for count, (name, engine) in itertools.product(clients, engines.items()):
+                row = {"load": load, "engine": name, "clients": count} | rates(engine, requests[:count], seconds)
+                if load == "idle":
+                    idle[name, count] = row["tokens_per_second"]
+                elif (name, count) in idle:
+                    kept, fair = row["tokens_per_second"] / idle[name, count], fair_share(load, used, cores)
                     row |= {"kept": round(kept, 3), "fair": round(fair, 3), "over_fair": round(kept / fair, 3)}
                 rows.append(row)
                 print(json.dumps(row), file=sys.stderr, flush=True)
-    asked = {key: str(value) for key, value in vars(options).items() if value is not None}
-    return {"asked": asked, "threads": threads, "rows": rows, "machine": describe_machine()}
+    report({"threads": used}, output, rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
 """Training and capture beside other processes: what torch's threads are worth there.
 
-    python -m benchmarks.busy_training MODEL [--loads idle python ...] [--seconds 3] [--out FILE.json]
+    python -m benchmarks.busy_training MODEL [--loads idle python ...] [--seconds 3] [--output FILE.json]
 
 `capture` is the target over four rows of 192 tokens, as `eyas data capture` runs it; `train` a step of the EAGLE-3
 objective, forward and backward (objective.py, two chats). Each on as many threads as torch takes and on one, in turns.
@@ -9,20 +9,18 @@ Loads and fair shares are those of busy.py; what is kept is of the idle machine'
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from benchmarks.busy import fair_share, running
-from benchmarks.objective import build, step
-from eyas.bench.machine import describe_machine
+from benchmarks.harness import Output, report, script
+from benchmarks.objective import Case, build, step
 from eyas.runtime import keep_freed_memory
 from eyas.targets import load_target
 
@@ -32,7 +30,7 @@ def works_of(model: str) -> dict[str, Callable[[], object]]:
     target = load_target(model, dtype="float32")
     tokens = torch.randint(100, 30000, (4, 192))
     lengths = torch.full((4,), 192)
-    network, sides = build(2, False, True)
+    network, sides = build(Case("eagle3", 2, 512, 0, bf16=False, prompts=True))
     return {
         "capture": lambda: target.trace(tokens, lengths, (1, 15, 29)),
         "train": lambda: step(network, sides["eyas"]),
@@ -40,7 +38,7 @@ def works_of(model: str) -> dict[str, Callable[[], object]]:
 
 
 def rates(work: Callable[[], object], seconds: float, threads: tuple[int, ...]) -> dict[int, float]:
-    """Median runs per second on each number of threads, in turns for about so many seconds."""
+    """Median runs per second on each number of threads, in turns for about `seconds`."""
     found: dict[int, list[float]] = {count: [] for count in threads}
     began = time.perf_counter()
     while time.perf_counter() - began < seconds or not all(found.values()):
@@ -53,24 +51,25 @@ def rates(work: Callable[[], object], seconds: float, threads: tuple[int, ...]) 
     return {count: 1 / statistics.median(times) for count, times in found.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--loads", nargs="+", default=["idle", "python", "python:10", "torch"])
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+@script
+def main(
+    model: str,
+    *,
+    loads: Sequence[str] = ("idle", "python", "python:10", "torch"),
+    seconds: float = 3.0,
+    output: Output = None,
+) -> None:
     keep_freed_memory()
     most, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    works = works_of(options.model)
+    works = works_of(model)
     for work in works.values():
         work()  # the first time prepares
     rows: list[dict[str, Any]] = []
     idle: dict[str, float] = {}
-    for load in options.loads:
+    for load in loads:
         with running(load):
             for name, work in works.items():
-                for count, rate in rates(work, options.seconds, tuple(sorted({most, 1}, reverse=True))).items():
+                for count, rate in rates(work, seconds, tuple(sorted({most, 1}, reverse=True))).items():
                     if load == "idle" and count == most:
                         idle[name] = rate
                     row = {"load": load, "work": name, "threads": count, "rate": round(rate, 3)}
@@ -79,10 +78,8 @@ def main() -> None:
                         row |= {"kept": round(kept, 3), "over_fair": round(kept / fair_share(load, most, cores), 3)}
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-    if options.out:
-        report = {"rows": rows, "machine": describe_machine()}
-        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    report({}, output, rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

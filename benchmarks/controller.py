@@ -1,13 +1,9 @@
 """What the controller predicts for one tree shape after another, against what was measured.
 
-    python -m benchmarks.controller predict MODEL DRAFTER --output FILE.json [--batches 1 4 16]
-    python -m benchmarks.controller plot FILE.json --output FILE.svg
-    python -m benchmarks.controller simulate
+    python -m benchmarks.controller MODEL DRAFTER --output FILE.json [--batches 1 4 16]
 
-`predict` pins the controller to a shape and has it say, before each plan, what it expects. Every shape decodes the same
+It pins the controller to a shape and has it say, before each plan, what it expects. Every shape decodes the same
 prompts in turn, again and again; only rounds with the whole batch running count, planning and learning included.
-`simulate` measures nothing: it runs the controller on the heavy pair's costs with made-up texts and a noisy clock, as
-the tests do.
 """
 
 from __future__ import annotations
@@ -127,7 +123,8 @@ def pinned(engine: Engine, costs: CostTable, rows: int) -> dict[str, Meter]:
     return meters
 
 
-def predict(
+@script
+def main(
     model: str,
     drafter: str,
     *,
@@ -158,42 +155,6 @@ def predict(
         }
         report({"dtype": dtype, "temperature": temperature, "max_new_tokens": max_new_tokens, "batches": found}, output)
 
-
-def simulate() -> None:
-    """Tables of what the tests assert; ratios of simulated rates."""
-    from tests.engine.controller.simulation import contest
-
-    print("SIMULATION, nothing measured: the heavy pair's pass times, made-up texts, 4 % of noise")
-    print("| rows | best fixed | auto / it, 75 rounds | 300 rounds | auto / auto:chain | auto / plain |")
-    print("|---|---|---|---|---|---|")
-    for rows in (1, 2, 4, 8, 16, 32, 64):
-        found = contest(rows)
-        best, (early, late) = found.best, found.trees
-        name = f"shared:{best.depth},{best.width},{best.budget}"
-        ratios = (early / found.fixed, late / found.fixed, late / found.chains[1], late / found.plain)
-        print(f"| {rows} | {name} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |", flush=True)
-
-
-def plot(measured: Path, *, output: Path) -> None:
-    """Every shape's predicted against measured tokens/s, plain decoding's being 1."""
-    from eyas.bench.report.plots import COLOURS, GREY, canvas, label, svg
-    from eyas.files import write_bytes
-
-    found = json.loads(measured.read_text(encoding="utf-8"))
-    with canvas(1, 1, 5.0, 4.0) as (figure, axes):
-        area = axes[0][0]
-        for colour, (rows, shapes) in zip(cycle(COLOURS), found["batches"].items(), strict=False):
-            plain = shapes["plain"]["measured"]
-            points = [(one["measured"] / plain, one["predicted"] / plain) for one in shapes.values()]
-            area.plot(*zip(*points, strict=True), "o", color=colour, label=f"{rows} rows")
-        limits = area.get_xlim()
-        area.plot(limits, limits, color=GREY, linewidth=0.8)
-        label(area, "measured tokens/s, plain = 1", "predicted", "Every point a tree shape")
-        area.legend()
-        write_bytes(output, svg(figure))
-
-
-main = script(predict, plot, simulate)
 
 if __name__ == "__main__":
     raise SystemExit(main())

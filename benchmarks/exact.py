@@ -1,4 +1,4 @@
-"""What a model computes but for rounding: its own modules in float64, those steps too that they do in float32.
+"""What a model computes without rounding: its own modules in float64, those steps too that they do in float32.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """

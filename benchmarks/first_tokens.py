@@ -1,7 +1,7 @@
 """First tokens of clients that ask at the same moment: servers side by side, started one after the other.
 
     python -m benchmarks.first_tokens MODEL [--clients 1 4 16] [--prompt 78] [--tokens 32] [--repeats 5]
-        [--draft-model DRAFTER] [--older SRC] [--vllm VENV/bin/python] [--dtype bfloat16] [--out FILE.json]
+        [--draft-model DRAFTER] [--older SRC] [--vllm VENV/bin/python] [--dtype bfloat16] [--output FILE.json]
 
 Every repeat each server gets a burst of requests with prompts of its own, as token ids, to be answered greedily with
 `--tokens` tokens, and the servers take turns. Told are medians over the repeats: of the median, the first and the last
@@ -11,22 +11,21 @@ included. `--older` is the `src` folder of another checkout of eyas.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
+from benchmarks.harness import Output, interleave, report, script
 from benchmarks.serving.peers import vllm_server
-from eyas.bench.machine import describe_machine
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 
 FIGURES = ("median_first", "earliest_first", "last_first", "longest_pause", "tokens_per_second")
@@ -57,48 +56,52 @@ async def burst(server: ServerProcess, prompts: Sequence[Sequence[int]], tokens:
     return dict(zip(FIGURES, found, strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--prompt", type=int, default=78)
-    parser.add_argument("--tokens", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--draft-model")
-    parser.add_argument("--older", type=Path)
-    parser.add_argument("--vllm", type=Path)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-
-    common = ["--model", str(options.model), "--dtype", options.dtype, "--prefix-tokens", "0"]
+@script
+def main(
+    model: Path,
+    *,
+    clients: Sequence[int] = (1, 4, 16),
+    prompt: Annotated[int, "tokens"] = 78,
+    tokens: int = 32,
+    repeats: int = 5,
+    draft_model: str | None = None,
+    older: Annotated[Path | None, "the src folder of another checkout"] = None,
+    vllm: Annotated[Path | None, "the Python of an environment with vLLM for CPU"] = None,
+    dtype: str = "bfloat16",
+    output: Output = None,
+) -> None:
+    common = ["--model", str(model), "--dtype", dtype, "--prefix-tokens", "0"]
     plain = [*common, "--method", "none"]
     servers = {"plain": eyas_server("plain", plain)}
-    if options.draft_model:
-        servers["auto"] = eyas_server("auto", [*common, "--draft-model", options.draft_model, "--tree", "auto"])
-    if options.older:
-        servers["older"] = eyas_server("older", plain, {"PYTHONPATH": str(options.older)})
-    if options.vllm:
-        servers["vllm"] = vllm_server(options.vllm, options.model.parent, 0, options.dtype, True)
-    draw, found = random.Random(0), {}
+    if draft_model:
+        servers["auto"] = eyas_server("auto", [*common, "--draft-model", draft_model, "--tree", "auto"])
+    if older:
+        servers["older"] = eyas_server("older", plain, {"PYTHONPATH": str(older)})
+    if vllm:
+        servers["vllm"] = vllm_server(vllm, model.parent, 0, dtype, True)
+
+    def bursts(server: ServerProcess, size: int) -> Callable[[], dict[str, float]]:
+        """A burst a turn, each with prompts of its own that are the same for every server."""
+        numbers = count()
+
+        def one() -> dict[str, float]:
+            draw = random.Random(f"{size} {next(numbers)}")
+            prompts = [[draw.randrange(100, 30000) for _ in range(prompt)] for _ in range(size)]
+            return asyncio.run(burst(server, prompts, tokens))
+
+        return one
+
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         for server in servers.values():
             stack.enter_context(server)
-        for clients in options.clients:
-            rows: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-            for _ in range(options.repeats + 1):  # the first prepares
-                prompts = [[draw.randrange(100, 30000) for _ in range(options.prompt)] for _ in range(clients)]
-                for name, server in servers.items():
-                    rows[name].append(asyncio.run(burst(server, prompts, options.tokens)))
-            for name, each in rows.items():
-                medians = {key: round(statistics.median(row[key] for row in each[1:]), 4) for key in FIGURES}
-                found[f"{name}, {clients} clients"] = medians
-                print(f"{name}, {clients} clients: {json.dumps(medians)}", flush=True)
-            if options.out:
-                asked = {key: str(value) for key, value in vars(options).items() if value is not None}
-                report = {"asked": asked, "found": found, "machine": describe_machine()}
-                options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        for size in clients:
+            found = interleave({name: bursts(server, size) for name, server in servers.items()}, repeats)
+            for name, each in found.items():
+                medians = {key: round(statistics.median(row[key] for row in each), 4) for key in FIGURES}
+                rows.append({"server": name, "clients": size, **medians})
+    report({}, output, rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -120,7 +120,7 @@ def interleave(sides: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, 
     """What every side returned in each of `repeats` turns, after a turn that warms up and doesn't count.
 
     Sides run one after another in every turn, and each turn begins with another of them: what a machine does meanwhile
-    befalls all of them alike.
+    affects all of them alike.
     """
     found: dict[str, list[T]] = {name: [] for name in sides}
     for turn in range(repeats + 1):

@@ -10,10 +10,9 @@ A target whose context is shorter is given a longer one by YaRN, which needs no 
 copy. Texts grow piece by piece, each a request of its own; the prefix cache keeps what was read.
 
     python -m benchmarks.long_contexts [MODEL] [DRAFTER] [--methods eagle3 suffix eagle3+suffix]
-        [--engine NAME=VALUE ...] [--prompt-file WORK/editing.jsonl --sets] --output FILE.json
+        [--engine NAME=VALUE ...] --output FILE.json
 
-`--prompt-file` adds sets of prompts with reference answers, such as `benchmarks.workloads` writes; the answers are
-forced whole. `--engine` passes options to `eyas.load`, such as `tree=chain:5`.
+`--engine` passes options to `eyas.load`, such as `tree=chain:5`.
 """
 
 from __future__ import annotations
@@ -131,25 +130,6 @@ def texts(tokenizer: Any, longest: int, files: int) -> dict[str, list[list[Piece
     }
 
 
-def referenced(path: Path, tokenizer: Any, longest: int, limit: int | None) -> list[list[Piece]]:
-    """The turns of a prompt file's first rows, each with its reference answer."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
-    found = [[Piece(tuple(prompt), tuple(text)) for prompt, text in answers(row, tokenizer)] for row in rows]
-    return [[piece for piece in each if len(piece.prompt) + len(piece.text) <= longest] for each in found]
-
-
-def answers(row: dict[str, Any], tokenizer: Any) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Prompt and reference answer of each turn, as tokens."""
-    chat: list[Message] = []
-    found = []
-    turns, references = row.get("turns", [row.get("prompt")]), row.get("references", [row.get("reference")])
-    for said, reference in zip(turns, references, strict=True):
-        chat.append(Message(role="user", content=said))
-        found.append((encode_chat(tokenizer, chat), tokenizer(reference, add_special_tokens=False)["input_ids"]))
-        chat.append(Message(role="assistant", content=reference))
-    return found
-
-
 def run(engine: Engine, rule: ForcedWalk, pieces: Sequence[Piece]) -> Stats:
     """Let the engine continue the pieces of one text; what it counted."""
     stats = Stats()
@@ -164,7 +144,7 @@ def run(engine: Engine, rule: ForcedWalk, pieces: Sequence[Piece]) -> Stats:
 
 
 def with_context(model: str, tokens: int, folder: Path) -> tuple[str, dict[str, Any] | None]:
-    """The model, or a copy of it in `folder` whose context holds so many tokens; and the RoPE that the copy has."""
+    """The model, or a copy of it in `folder` whose context has room for `tokens`; and the RoPE that the copy has."""
     path = Path(find_model(named_target(model)))
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     most = config["max_position_embeddings"]
@@ -211,8 +191,6 @@ def main(
     output: Path,
     methods: Sequence[str] = ("eagle3", "suffix", "eagle3+suffix"),
     sets: Sequence[Literal["files", "chats"]] = ("files", "chats"),
-    prompt_file: Annotated[Sequence[Path], "prompts with references"] = (),
-    limit: Annotated[int | None, "rows of each prompt file"] = None,
     files: Annotated[int, "how many files, and chats about files"] = 1,
     longest: Annotated[int, "tokens"] = 16_500,
     engine: Annotated[Sequence[str], "options of eyas.load, NAME=VALUE"] = (),
@@ -224,12 +202,10 @@ def main(
         settings = {
             "model": model, "drafter": name, "rope": rope, "longest": longest, "files": list(FILES[:files]),
             "engine": options, "piece": PIECE, "turn": TURN, "beginning": BEGINNING,
-            "prompt_files": [path.name for path in prompt_file], "limit": limit,
         }  # fmt: skip
         found = before(output, settings)
         tokenizer = load_tokenizer(longer)
         read = {name: pieces for name, pieces in texts(tokenizer, longest, files).items() if name in sets}
-        read |= {path.stem: referenced(path, tokenizer, longest, limit) for path in prompt_file}
         for method, name in product(methods, read):
             if method in found.get(name, {}):
                 continue

@@ -20,10 +20,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-from rich.table import Table
 from transformers.utils import logging
 
-from benchmarks.harness import described, script
+from benchmarks.harness import described, script, table
 from benchmarks.lossless_cases import PRECISIONS, Bench, Setting, random_requests, random_setting, save_family
 from eyas.bench.offline.certificate import first_difference, judge, scores_after
 from eyas.cli.common import display
@@ -125,19 +124,13 @@ def difference(bench: Bench, request: Request, plain: Completion, other: Complet
     return {"position": at, "plain": left, "other": right, "gap": gap, "tolerance": tolerance, "near_tie": tie}
 
 
-def table(cells: Sequence[Cell]) -> Table:
-    """A row for each cell."""
-    made = Table(box=None, pad_edge=False)
-    for name in ("family", "precision", "passes", "promised", "answers", "equal", "near-ties", "accept length"):
-        made.add_column(name, justify="left" if name in ("family", "precision", "passes", "promised") else "right")
-    made.add_column("first difference")
-    for cell in cells:
-        passes, promised = "native" if cell.native else "modules", "yes" if cell.promised else "no"
-        made.add_row(
-            cell.family, cell.precision, passes, promised, str(cell.answers), str(cell.equal), str(cell.near_ties),
-            f"{cell.accept_length:.2f}", describe(cell),
-        )  # fmt: skip
-    return made
+def line(cell: Cell) -> dict[str, Any]:
+    """A cell as a row of the printed table."""
+    return {
+        "family": cell.family, "precision": cell.precision, "passes": "native" if cell.native else "modules",
+        "promised": "yes" if cell.promised else "no", "answers": cell.answers, "equal": cell.equal,
+        "near-ties": cell.near_ties, "accept length": cell.accept_length, "first difference": describe(cell),
+    }  # fmt: skip
 
 
 def describe(cell: Cell) -> str:
@@ -185,7 +178,7 @@ def main(
             if output is not None:
                 found = [asdict(cell) | {"promised": cell.promised, "broken": cell.broken} for cell in cells]
                 write_json(output, described({"seed": seed, "limit": limit, "cells": found}))
-    display.output().print(table(cells))
+    display.output().print(table([line(cell) for cell in cells]))
     return any(cell.broken for cell in cells)
 
 

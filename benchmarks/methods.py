@@ -1,6 +1,6 @@
-"""The tables of docs/methods.md, made of what `eyas bench methods --output` wrote.
+"""The tables of docs/lab/methods.md, made of what `eyas bench methods --output` wrote.
 
-    python -m benchmarks.methods --page docs/methods.md [RESULT.json ...]
+    python -m benchmarks.methods --page docs/lab/methods.md [RESULT.json ...]
 
 Without files it takes the newest `methods_*.json` in `benchmarks/results/`.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import script
-from benchmarks.pages import insert
+from benchmarks.pages import insert, markdown
 from eyas.bench.offline.method_report import training_words
 from eyas.files import write_text
 
@@ -55,14 +55,14 @@ def _figures(report: Mapping[str, Any], heat: float) -> str:
     tasks = list(dict.fromkeys(task for task, _ in lines))
     names = list(dict.fromkeys(method for _, method in lines))
     heads = [f"T = {heat:g}", *tasks, "efficiency", "drafting", "equal answers"]
-    rows = [heads, ["---"] * len(heads)]
+    rows = []
     for name in names:
         last = lines[tasks[-1], name]
         efficiency = "" if last["efficiency"] is None else f"{last['efficiency']:.2f}"
         equal = f"{last['same']} of {last['answers']}"
         cells = [_cell(lines[task, name]) for task in tasks]
         rows.append([f"`{name}`", *cells, efficiency, f"{last['draft_share']:.0%}", equal])
-    return _table(rows)
+    return markdown(heads, rows)
 
 
 def _cell(line: Mapping[str, Any]) -> str:
@@ -73,15 +73,11 @@ def _cell(line: Mapping[str, Any]) -> str:
 
 
 def _costs(report: Mapping[str, Any]) -> str:
-    rows = [["method", "tree", "weights, MB", "cache, MB", "training"], ["---"] * 5]
+    rows = []
     for one in report["methods"]:
         sizes = [f"{one[name] / 1e6:.1f}" for name in ("weights_bytes", "cache_bytes")]
         rows.append([f"`{one['method']}`", f"`{one['tree']}`", *sizes, training_words(one["training"])])
-    return _table(rows)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown(["method", "tree", "weights, MB", "cache, MB", "training"], rows)
 
 
 def read(paths: Sequence[Path]) -> list[tuple[str, Any]]:

@@ -14,19 +14,16 @@ allowed, as no more is drawn once all are within it.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import transformers
@@ -35,8 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from benchmarks.architecture_sizes import SIZES, SPECIAL
 from benchmarks.architectures import build, tiny_config
 from benchmarks.exact import ExactModel
-from eyas.bench.machine import describe_machine
-from eyas.cli.common.display import output
+from benchmarks.harness import Output, described, script
 from eyas.engine import Engine
 from eyas.errors import EyasError
 from eyas.files import write_json
@@ -221,13 +217,12 @@ def rows(kinds: Sequence[str], seed: int) -> Iterator[tuple[Row, torch.dtype]]:
             yield Row(kind, scale, hidden, str(dtype).removeprefix("torch.")), dtype
 
 
-def report(done: Sequence[Row]) -> dict[str, Any]:
+def findings(done: Sequence[Row]) -> dict[str, Any]:
     """What the output file says."""
     counts = Counter(row.result for row in done)
     native = [row for row in done if row.result in (NATIVE, DIFFERS)]
     return {
         "transformers": transformers.__version__,
-        "machine": describe_machine(),
         "models": len(done),
         "types": len({row.kind for row in done if row.result != UNTRIED}),
         "types_native": len({row.kind for row in native}),
@@ -243,17 +238,18 @@ def report(done: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="model types with commas between them")
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long it may take; what is left is left out")
-    parser.add_argument("--seed", type=int, default=0, help="of the order in which combinations are tried")
-    parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    kinds = options.only.split(",") if options.only else [k for k in REGISTERED if not isinstance(SPECIAL.get(k), str)]
+@script
+def main(
+    *,
+    only: Annotated[str | None, "model types with commas between them"] = None,
+    minutes: Annotated[float, "how long it may take; what is left is left out"] = 60.0,
+    seed: Annotated[int, "of the order in which combinations are tried"] = 0,
+    output: Output = None,
+) -> int:
+    kinds = only.split(",") if only else [kind for kind in REGISTERED if not isinstance(SPECIAL.get(kind), str)]
     transformers.logging.set_verbosity_error()
-    done, until, left = list[Row](), time.monotonic() + 60 * options.minutes, set(kinds)
-    for row, dtype in rows(kinds, options.seed):
+    done, until, left = list[Row](), time.monotonic() + 60 * minutes, set(kinds)
+    for row, dtype in rows(kinds, seed):
         if time.monotonic() > until:
             break
         if row.kind not in left:
@@ -261,16 +257,15 @@ def main() -> None:
         done.append(tried(row, dtype))
         if row.result in (UNTRIED, OTHER):  # at any scale
             left.discard(row.kind)
-        output().print(
+        print(
             f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} ({row.modules_apart}) "
             f"answers {row.answers_apart} {row.parted} {row.reason[:90]}",
-            highlight=False,
-            markup=False,
+            flush=True,
         )
-        if options.output is not None:
-            write_json(options.output, report(done))
-    sys.exit(any(row.result == DIFFERS for row in done))
+        if output is not None:
+            write_json(output, described(findings(done)))
+    return any(row.result == DIFFERS for row in done)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

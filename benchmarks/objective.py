@@ -30,16 +30,13 @@ from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.runtime import keep_freed_memory
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.objective import DraftObjective
 
 WIDTH, VOCAB, DRAFT, GUESSES = 512, 4096, 1024, 7
 PROMPTS = (0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)
 """The parts of chats that are prompts."""
 Kind = Literal["eagle3", "dflash", "dspark"]
-Side = Literal["eyas", "plain", "plain_fused", "plain_onednn"]
-"""eyas; attention as masked matmuls, or a block's through torch's kernel; EAGLE-3's through torch's masked kernel; as
-matmuls, with eyas's float32 linear layers."""
+Side = Literal["eyas", "plain"]
 
 
 @dataclass(frozen=True)
@@ -94,23 +91,13 @@ def build(case: Case) -> tuple[nn.Module, dict[Side, Callable[[], Tensor]]]:
     config = LossConfig(unroll=GUESSES, anchors=case.anchors) if case.anchors else LossConfig()
     objective = DraftObjective(network, head, VOCAB, lambda _: batch, config, case.bf16)
 
-    def plain(fused: bool) -> Tensor:
+    def plain() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=case.bf16):
             if case.anchors:
                 return plain_block_loss(network, head, batch, config)
-            return plain_loss(network, head, batch, config.unroll, config.decay, fused)
+            return plain_loss(network, head, batch, config.unroll, config.decay)
 
-    def onednn() -> Tensor:
-        with fast_linears(tokens.device):
-            return plain(False)
-
-    sides: dict[Side, Callable[[], Tensor]] = {
-        "eyas": lambda: objective.score(batch).loss,
-        "plain": lambda: plain(False),
-    }
-    if not case.anchors:
-        sides |= {"plain_fused": lambda: plain(True), "plain_onednn": onednn}
-    return network, sides
+    return network, {"eyas": lambda: objective.score(batch).loss, "plain": plain}
 
 
 def step(network: nn.Module, loss: Callable[[], Tensor]) -> Tensor:

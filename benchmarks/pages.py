@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from eyas.errors import DataError
 
 
@@ -13,3 +15,8 @@ def insert(page: str, marks: tuple[str, str], made: str) -> str:
     if not begins or not ends:
         raise DataError(f"the page has no part between {begin} and {end}")
     return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))

@@ -66,7 +66,7 @@ RANDOM: dict[str, Any] = {
     ),
     "random-gpt2": GPT2Config(**_DENSE, n_embd=1024, n_layer=24, n_head=16),
 }  # fmt: skip
-"""Mixtures of experts (some 950M parameters) and older dense models, by what stands for them in place of a folder."""
+"""Mixtures of experts (about 950M parameters) and older dense models, by what stands for them in place of a folder."""
 
 
 def random_model(name: str, folder: str) -> str:

@@ -24,10 +24,9 @@ from eyas.train.loss.config import LossConfig
 
 
 class MaskedAttention:
-    """Softmax over the keys of all steps; `fused` leaves the work to torch's masked kernel."""
+    """Softmax over the keys of all steps."""
 
-    def __init__(self, fused: bool) -> None:
-        self._fused = fused
+    def __init__(self) -> None:
         self._keys: dict[int, list[Tensor]] = {}
         self._values: dict[int, list[Tensor]] = {}
 
@@ -41,8 +40,6 @@ class MaskedAttention:
         own = torch.eye(width, dtype=torch.bool, device=q.device)
         seen = torch.cat([causal] + [own] * (count - 1), dim=1)
         mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))
-        if self._fused:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=groups > 1)
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
         scores = q @ keys.transpose(2, 3) / q.shape[-1] ** 0.5 + mask
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
@@ -54,7 +51,6 @@ def plain_loss(
     batch: FeatureBatch,
     steps: int,
     decay: float,
-    fused: bool = False,
 ) -> Tensor:
     """Summed loss [] of a batch."""
     width = batch.tokens.shape[1]
@@ -62,7 +58,7 @@ def plain_loss(
         logits = head(batch.final).float()  # [B, S, V]
         teacher = logits[:, :, network.target_ids].softmax(-1)  # [B, S, Vd]
     positions = torch.arange(width, device=batch.tokens.device).expand_as(batch.tokens)
-    attention = MaskedAttention(fused)
+    attention = MaskedAttention()
     hidden = network.fuse(batch.taps).to(batch.taps.dtype)
     loss = torch.zeros((), device=batch.tokens.device)
     for step in range(steps):

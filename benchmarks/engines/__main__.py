@@ -6,7 +6,7 @@ It is the embedded drafter, or one in a folder, such as a block drafter: then K 
 
 Engines that aren't named are built under .engines (vLLM 3.4 GB, llama.cpp some minutes); one that can't be built is
 skipped, with the reason. Results go into a JSON file, which keeps those of engines that weren't run this time, and from
-there into docs/formats.md. Ends with 1 if anything isn't as it should be.
+there into docs/lab/engines.md. Ends with 1 if anything isn't as it should be.
 """
 
 from __future__ import annotations

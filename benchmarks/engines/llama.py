@@ -13,7 +13,6 @@ import httpx
 
 from benchmarks.engines.compare import Answer
 from benchmarks.engines.counts import Counts
-from benchmarks.engines.llama_log import read_log
 from benchmarks.engines.vllm import Job
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
@@ -89,6 +88,26 @@ def _whole_log(command: Sequence[str]) -> str:
         if _LAST.search(log):
             return log
     raise EndpointError(f"{command[0]} lost the end of its log {_TRIES} times: {log[-1000:]}")
+
+
+_EVENT = re.compile(
+    r"draft candidate +0, pos +\d+: +(?P<draft>\d+) \("
+    r"|accepted (?P<accepted>\d+)/(?P<offered>\d+) draft tokens, the last target token is: \((?P<last>\d+)\)"
+)
+
+
+def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
+    """Tokens written, as far as the end mark `end` if it is among them, and counts."""
+    tokens, draft, counts = list[int](), list[int](), Counts.none(chain)
+    for event in _EVENT.finditer(log):
+        if event["draft"] is not None:
+            draft.append(int(event["draft"]))
+            continue
+        accepted, offered = int(event["accepted"]), int(event["offered"])
+        tokens += [*draft[:accepted], int(event["last"])]
+        counts += Counts(int(offered > 0), offered, tuple(int(i < accepted) for i in range(chain)))
+        draft = []
+    return tokens[: tokens.index(end) + 1] if end in tokens else tokens, counts
 
 
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""The compatibility table of docs/formats.md, made of results; engines that weren't run are by specification only."""
+"""The compatibility table of docs/lab/engines.md, made of results; what was not run is by specification only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from benchmarks.engines.compare import Result
+from benchmarks.pages import markdown
 from eyas.drafters.registry import KINDS
 from eyas.interop.export.consumers import CONSUMERS
 
@@ -26,8 +27,7 @@ _FIRST = "eagle3"
 def _table(kind: str, results: Sequence[Result]) -> str:
     chains = sorted({result.chain for result in results})
     first = "exported for" if kind == _FIRST else f"{kind} drafter exported for"
-    lines = [_line(first, "read by", "run", *(f"K = {chain}" for chain in chains))]
-    lines.append("|---" * (3 + len(chains)) + "|")
+    lines = []
     order = {name: number for number, name in enumerate(CONSUMERS)}
     ordered = sorted(results, key=lambda r: (bool(r.misfit), order.get(r.form, len(order)), *_order(r), r.chain))
     for _, runs in groupby(ordered, lambda r: (r.form, *_order(r))):
@@ -36,25 +36,25 @@ def _table(kind: str, results: Sequence[Result]) -> str:
     for name, consumer in CONSUMERS.items():
         if name not in run and KINDS[kind].family in consumer.families:
             by = f"{consumer.title}, {consumer.version}"
-            lines.append(_line(f"`{name}`", by, "not run: by specification only", *([""] * len(chains))))
-    return "\n".join(lines)
+            lines.append([f"`{name}`", by, "not run: by specification only", *([""] * len(chains))])
+    return markdown([first, "read by", "run", *(f"K = {chain}" for chain in chains)], lines)
 
 
 def _order(result: Result) -> tuple[str, str, bool, str]:
     return result.engine, result.version, not result.way.startswith("in process"), result.way
 
 
-def _row(results: Sequence[Result], chains: Sequence[int]) -> str:
+def _row(results: Sequence[Result], chains: Sequence[int]) -> list[str]:
     first = results[0]
     dates = " to ".join(sorted({result.date for result in results}))
     note = f". {first.misfit}" if first.misfit else ""
     outcomes = {result.chain: _outcome(result) for result in results}
-    return _line(
+    return [
         f"`{first.form}`",
         f"{first.engine} {first.version}, {first.way}{note}",
         f"{dates}: {first.prompts} prompts, {first.tokens} tokens",
         *(outcomes.get(chain, "not run") for chain in chains),
-    )
+    ]
 
 
 def _outcome(result: Result) -> str:
@@ -69,7 +69,3 @@ def _outcome(result: Result) -> str:
         return f"{answers}; accepted {theirs}, as in eyas"
     apart = result.ours.difference(result.theirs)
     return f"{answers}; accepted {theirs}, in eyas {ours}: up to {100 * apart:.2g} % apart"
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.steps import Results, Row, Step
+from benchmarks.pages import markdown
 
 NOTES = {
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
@@ -29,11 +30,11 @@ def page(results: Results, steps: Sequence[Step]) -> str:
         lines += [f"## {section}", ""]
         if section in NOTES:
             lines += [NOTES[section], ""]
-        lines += [*_section(results, [step for step in steps if step.section == section]), ""]
+        lines += [_section(results, [step for step in steps if step.section == section]), ""]
     return "\n".join(lines)
 
 
-def _section(results: Results, steps: Sequence[Step]) -> list[str]:
+def _section(results: Results, steps: Sequence[Step]) -> str:
     rows: list[Row] = []
     for step in steps:
         entry = results.entry(step)
@@ -49,11 +50,10 @@ def _result(entry: Mapping[str, Any]) -> str:
     return entry["status"] if entry["status"] == "done" else f"{entry['status']}: {entry['error']}"
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown lines: a column for every key that a row has, in the order in which they come."""
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a column for every key that a row has, in the order in which they come."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    shown = [[_cell(row.get(column)) for column in columns] for row in rows]
-    return [_line(columns), "|---" * len(columns) + "|", *map(_line, shown)]
+    return markdown(columns, ([_cell(row.get(column)) for column in columns] for row in rows))
 
 
 def _cell(value: Any) -> str:
@@ -61,7 +61,3 @@ def _cell(value: Any) -> str:
         return ""
     text = f"{value:.2g}" if isinstance(value, float) and 0 < abs(value) < 1e-3 else str(value)
     return " ".join(text.replace("|", "/").split())[:300]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -1,13 +1,11 @@
-"""The serving figures: is speculation ever slower, is the automatic tree as good as the best fixed one?
+"""Servers by load: is speculation ever slower than plain decoding?
 
-    python -m benchmarks.serving.sweep HEAVY --prompts EVAL [--sections auto fixed chains off] [--output FILE.json]
+    python -m benchmarks.serving.sweep HEAVY --prompts EVAL [--sections auto off] [--output FILE.json]
     python -m benchmarks.serving.sweep HEAVY --prompts EVAL --sections methods --methods suffix medusa=FOLDER
 
 HEAVY is a folder of `heavy_pair.py`; EVAL one with prompt files. Sections:
 
   auto    plain against auto at 1 to 64 clients at once, 5 repeats: ratios, first-token times
-  fixed   auto (the baseline) against fixed trees, every number of clients: auto / best fixed is 1 / the best ratio
-  chains  auto chains (the baseline) against auto trees at 1 to 8 clients, 5 repeats
   off     plain against a server with a drafter that is asked not to speculate, and against another of its own kind
   methods plain against automatic trees of each of `--methods`, every number of clients
 
@@ -32,12 +30,8 @@ from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.types import SamplingParams
 
-Section = Literal["auto", "fixed", "chains", "off", "methods"]
+Section = Literal["auto", "off", "methods"]
 SMALL, LARGE = (1, 2, 4, 8), (16, 32, 64)
-FIXED = {
-    SMALL: ("chain:3", "chain:5", "dynamic:3,4,8", "dynamic:5,4,15", "dynamic:7,8,32"),
-    LARGE: ("chain:1", "chain:2", "chain:3", "dynamic:3,4,8"),  # more nodes can't pay at so many rows
-}
 
 
 @script
@@ -45,7 +39,7 @@ def main(
     heavy: Path,
     *,
     prompts: Annotated[Path, "a folder with .jsonl prompt files"],
-    sections: Sequence[Section] = ("auto", "fixed", "chains", "off"),
+    sections: Sequence[Section] = ("auto", "off"),
     methods: Annotated[Sequence[str], "METHOD or METHOD=DRAFTER, for the section of that name"] = (),
     clients: Annotated[Sequence[int], "at once"] = (*SMALL, *LARGE),
     repeats: int = 5,
@@ -76,8 +70,7 @@ def main(
     findings = Findings(output)
     measured = partial(compare, items=items, params=params)
 
-    def plan(repeats: int = repeats, per_client: float = per_client) -> ServePlan:
-        return ServePlan(repeats, requests=8, per_client=per_client)
+    plan = ServePlan(repeats, requests=8, per_client=per_client)
 
     def servers(**trees: str | None) -> dict[str, ServerProcess]:
         return {name: server(name, tree) for name, tree in trees.items()}
@@ -85,23 +78,13 @@ def main(
     small = [count for count in SMALL if count in clients]
     for section in sections:
         if section == "auto":
-            findings.add("auto", measured(servers(plain=None, auto="auto"), clients, plan=plan()))
-        if section == "fixed":
-            for group, trees in FIXED.items():
-                these = [count for count in group if count in clients]
-                if not these:
-                    continue
-                sides = {tree: server(tree, tree) for tree in ("auto", *trees)}
-                report = measured(sides, these, plan=plan(max(1, repeats // 2), 1.0))
-                findings.add(f"fixed, {these[0]} to {these[-1]} clients", report)
-        if section == "chains":
-            findings.add("chains", measured(servers(chain="auto:chain", auto="auto"), small, plan=plan()))
+            findings.add("auto", measured(servers(plain=None, auto="auto"), clients, plan=plan))
         if section == "off":
             sides = servers(plain=None, off="auto", again=None)
-            findings.add("off", measured(sides, small, plan=plan(), speculate={"off": False}))
+            findings.add("off", measured(sides, small, plan=plan, speculate={"off": False}))
         if section == "methods":
             sides = {"plain": server("plain", None)} | {text.partition("=")[0]: method_server(text) for text in methods}
-            findings.add("methods", measured(sides, clients, plan=plan()))
+            findings.add("methods", measured(sides, clients, plan=plan))
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def run(case: Case, work: Path, kills: int, chance: random.Random) -> dict[str, 
     """Kill it `kills` times and compare.
 
     A run that is over before its moment has come has been given too long: the output is then finished, so it is put
-    aside and the torture begins anew in another folder, until so many runs were really killed.
+    aside and the torture begins anew in another folder, until that many runs were really killed.
     """
     seconds = finish(case, work / "whole")
     wanted = results(case, work / "whole")

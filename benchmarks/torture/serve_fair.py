@@ -9,33 +9,38 @@ The greedy one is a process of its own, of the lowest priority: it stands for an
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 
-from benchmarks.torture.attacks import HEAD, body
-from benchmarks.torture.verdict import conclude
+from benchmarks.harness import Output, report, script
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from tests.toy.pair import TOY_PAIR
 
 GREEDY, POLITE = "greedy", "polite"
 Ask = Callable[[int], tuple[str, bytes]]
+SILENT_HEAD = (
+    b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n"
+)
 LONG, TEXT = [9] * 1900, "b c " * 1_700_000
 HELLO = {"role": "user", "content": "a"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": TEXT})}}
 TOOL = {"type": "function", "function": {"name": "f", "description": TEXT}}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """A small completion."""
+    return {"model": "m", "prompt": "def add(a, b):", "max_tokens": 8, **changes}
 
 
 def _encoded(content: dict[str, Any]) -> tuple[str, bytes]:
@@ -96,13 +101,12 @@ async def flood(root: str, width: int, ask: Ask, statuses: Counter[str]) -> None
 
 async def silent_bodies(root: str, statuses: Counter[str]) -> None:
     """Keep 64 connections that announce a body above the limit and send nothing, until this is cancelled."""
-    head = HEAD.replace(b"/v1/completions", b"/health").replace(b"Length: 2", b"Length: 999999999")
     port = httpx.URL(root).port
 
     async def one() -> None:
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head)
+            writer.write(SILENT_HEAD)
             began = time.monotonic()
             with suppress(OSError):
                 await reader.read()
@@ -191,28 +195,30 @@ async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[s
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=6.0, help="how long the polite client asks beside each")
-    parser.add_argument("--most", type=float, default=3.0)
-    parser.add_argument("--worst", type=float, default=1.0)
-    parser.add_argument("--only", default="", help="only attacks with this in their name")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("serve", nargs="*", default=list(TOY_PAIR))
-    options = parser.parse_args()
+@script
+def main(
+    serve: Annotated[Sequence[str], "options of eyas serve"] = TOY_PAIR,
+    *,
+    seconds: Annotated[float, "how long the polite client asks beside each"] = 6.0,
+    most: float = 3.0,
+    worst: float = 1.0,
+    only: Annotated[str, "only attacks with this in their name"] = "",
+    output: Output = None,
+) -> int:
     keys = ["--api-key", GREEDY, "--api-key", POLITE]
-    with eyas_server("fair", [*options.serve, *keys, "--served-model-name", "m"]) as server:
-        results = asyncio.run(attack_all(server, options.seconds, options.only))
+    with eyas_server("fair", [*serve, *keys, "--served-model-name", "m"]) as server:
+        results = asyncio.run(attack_all(server, seconds, only))
         log = server.log_tail(10**6)
     alone = results["alone"]["median_seconds"]
     held = {
-        f"{name}: median at most {options.most:g} x alone, worst {options.worst:g} s": (
-            found["median_seconds"] <= options.most * alone and found["worst_seconds"] <= options.worst
+        f"{name}: median at most {most:g} x alone, worst {worst:g} s": (
+            found["median_seconds"] <= most * alone and found["worst_seconds"] <= worst
         )
         for name, found in results.items()
-    }
-    conclude({"attacks": results}, held | {"no traceback": "Traceback" not in log}, options.output)
+    } | {"no traceback": "Traceback" not in log}
+    report({"attacks": results, "held": held}, output)
+    return not all(held.values())
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

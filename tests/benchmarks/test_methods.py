@@ -1,4 +1,4 @@
-"""The tables of docs/methods.md: what the results hold, and nothing else."""
+"""The tables of docs/lab/methods.md: what the results hold, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from benchmarks import methods
 from benchmarks.methods import MARKS, NOTHING, measured, read, section
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "methods.md"
 
 
 def line(

@@ -1,6 +1,6 @@
 """Scores kept on disk: a JSON file for each candidate, in a folder named after the settings.
 
-A score holds only for the settings, the weights and the prompts it was taken with; anything else is measured anew.
+A score holds only for the settings, the weights and the prompts it was taken with; anything else is measured again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class OutputDelta:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
-    """Tokens of which some text has been emitted for the first time."""
+    """Tokens whose text has begun to be emitted."""
 
 
 class ChoiceOutput:

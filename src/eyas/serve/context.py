@@ -157,7 +157,7 @@ class FairTurns:
         self._submitted, self._giving = 0, False
 
     async def next(self, key: str, characters: int) -> None:
-        """Wait until it is the turn of a request of so many characters."""
+        """Wait until it is the turn of a request with `characters` characters."""
         loop = asyncio.get_running_loop()
         job = _Job(self._submitted, key, characters)
         self._submitted += 1
@@ -242,7 +242,7 @@ class ServerContext:
                 log.info("a field is accepted and ignored", extra={"fields": {"field": name, "reason": why}})
 
     async def turn_to_read(self, client: str, characters: int) -> None:
-        """Wait until it is the turn of a client's body of so many characters to be parsed and checked."""
+        """Wait until it is the turn of a client's body to be parsed and checked, by its characters."""
         await (self._turns if characters <= _LARGE else self._large_turns).next(client, characters)
 
     async def in_worker(

@@ -161,7 +161,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, at most so many seconds; not at all while it loads, which can't be ended."""
+        """Wait until the thread has ended, for at most `seconds`; not at all while it loads, which can't be ended."""
         if self.alive and (self._engine is not None or self.status in ("stopped", "failed")):
             self._thread.join(seconds)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.engines.counts import Counts, Round, fitting_chains, full_chains, overshooting_chains
-from benchmarks.engines.llama_log import read_log
+from benchmarks.engines.llama import read_log
 from benchmarks.engines.openvino import counts_of
 from eyas.types import Stats
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.lookahead import decode_by_paper
 from eyas.drafters.weightless.lookahead import LookaheadDrafter, first_guesses
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import make_controller
@@ -19,6 +18,7 @@ from eyas.types import GrammarSpec, Limits, Request, SamplingParams
 from eyas.verify import TypicalWalk
 
 from ... import pairs, tiny
+from .lookahead_paper import decode_by_paper
 
 PAPER = (15, 5, 15)
 SMALL = (5, 3, 4)

@@ -229,7 +229,7 @@ _REFERENCES = {
 def own_modules(model: str, target: Target) -> Target:
     """The model of a target as transformers runs it: no native passes, no laid-out weights, no attention of ours.
 
-    It is loaded a second time, but for a target in int8, whose weights are in no file: its own modules are run.
+    It is loaded a second time, except in int8, whose weights are in no file: then the target's own modules run.
     """
     if holds_int8(target.model):
         return Target(target.model, ragged=False)

@@ -91,7 +91,7 @@ def all_choices(drafters: Mapping[str, str]) -> list[MethodChoice]:
 
 
 def without_drafter(opened: Sequence[OpenedMethod]) -> list[str]:
-    """The kinds of drafter of which none was opened, by name or by what its files hold."""
+    """The kinds of drafter that weren't opened, by name or by their files."""
     found = {one.kind for one in opened} | {one.choice.name for one in opened}
     return [kind for kind in (*KINDS, SMALL_LM) if kind not in found]
 
@@ -263,7 +263,7 @@ def drafter_bytes(drafter: Drafter, target: Target) -> int:
 def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
     """The bytes of all that `owner` refers to, each counted once, without what is `lent` to it.
 
-    A tensor counts with its whole storage, of which it may be a part. References to `beyond` are not followed.
+    A tensor counts with its whole storage, even if it is a view of a part. References to `beyond` are not followed.
     """
     shared = dict(_holdings(lent, beyond))
     return sum(size for key, size in dict(_holdings(owner, beyond)).items() if key not in shared)

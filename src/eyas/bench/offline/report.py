@@ -17,7 +17,7 @@ DEFINITIONS = (
     "median run.",
     "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter.",
     "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows.",
-    "by context: accept length of rounds with so many tokens before them (k = 1,024); shown where there are several.",
+    "by context: accept length of rounds by the tokens before them (k = 1,024); shown where there are several.",
     "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",
     "by position: share of the passes offering a draft token at that depth in which it was accepted.",
     "identical: answers whose every token is plain decoding's, in every repeat.",

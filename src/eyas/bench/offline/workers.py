@@ -92,7 +92,7 @@ class CrewMeasure:
         plan: Plan,
         advance: Advance = lambda: None,
     ) -> dict[str, MethodResult]:
-        """The results of all groups, in the task's order, whoever answered them."""
+        """The results of all groups, in the task's order, whichever worker answered them."""
         names, waiting = tuple(engines), deque(enumerate(task.groups))
         found: dict[Key, dict[str, list[GroupRun]]] = {}
         others = 0.0

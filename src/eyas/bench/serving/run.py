@@ -23,9 +23,9 @@ class ServePlan:
 
     repeats: int = 3
     requests: int = 16
-    """At least so many requests a run."""
+    """The fewest requests of a run."""
     per_client: float = 2.0
-    """In a closed loop at least so many by each client."""
+    """In a closed loop, the fewest of each client."""
     warmup: int = 1
     """Uncounted requests by each client, once for each load and side; 0 = none."""
     seed: int = 0

@@ -45,7 +45,7 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
 
     values = dict(vars(options))
     values |= {name: values.pop(option) for name, option in _OPTION_OF.items()}
-    if values["max_tokens"] is None:  # no limit was given, and none is needed by whoever reads these parameters
+    if values["max_tokens"] is None:  # no limit was given, and readers of these parameters need none
         del values["max_tokens"]
     try:
         return SamplingParams(**values)

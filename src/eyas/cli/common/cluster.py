@@ -53,7 +53,7 @@ class ClusterOptions:
             return False
         parse_on(self.on)
         if "WORLD_SIZE" in os.environ:
-            raise UsageError("--on starts all workers by itself: run the command once, without torchrun")
+            raise UsageError("--on starts all workers: run the command once, without torchrun")
         for folder in folders:
             if is_url(folder):
                 raise UsageError(f"{folder} is a URL: give a folder that all machines share, such as a mounted bucket")

@@ -167,7 +167,7 @@ def engines_for(
 
 
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:
-    """Write the report to standard output, to a file, or both: wherever it was asked for."""
+    """Write the report to standard output, to a file, or both, as asked."""
     from eyas.files import write_json
 
     if path is not None:

@@ -60,7 +60,7 @@ def prepare(
 
     With --model they are rendered by its chat template. A report says what was read, dropped and written.
 
-    Chats are copies if all before their last answer is the same, but for case, whitespace and Unicode form (NFKC).
+    Chats are copies if everything before the last answer is equal, apart from case, whitespace and Unicode form.
     Near-duplicates are compared in the same form, by all that the user says before the last answer; of several, the one
     that the blend takes first stays. Chats that begin with the same question land on the same side of the split.
     """

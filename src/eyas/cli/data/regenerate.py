@@ -58,7 +58,7 @@ def regenerate(
     ] = "keep",
     json: Json = False,
 ) -> int:
-    """Have the target answer chats anew.
+    """Replace the answers of chats with the target's own.
 
     It answers in this process, on the machines of a cluster (--on ray), through --endpoint, or in batch files.
     Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the

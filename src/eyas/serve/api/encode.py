@@ -214,7 +214,7 @@ def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) 
 
 
 def _answer_tokens(prompt: int, max_tokens: int | None, context: int | None, shorten: bool) -> int:
-    """How many tokens the answer to a prompt of so many tokens may have."""
+    """How many tokens the answer to a prompt of this length may have."""
     if prompt == 0:
         raise RequestError("the prompt is empty: give it at least one token")
     if context is None:

@@ -15,7 +15,7 @@ from eyas.types import PromptLogprobs
 _LEAST = -9999.0
 """OpenAI's value for impossible tokens: JSON has no infinity."""
 _AT_ONCE, _REST_SECONDS = 100, 0.01
-"""Prompt tokens that are written in a row, which takes some 5 ms, and the rest after them."""
+"""Prompt tokens that are written in a row, which takes about 5 ms; the rest follows."""
 
 
 class TokenTexts:

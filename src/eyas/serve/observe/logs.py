@@ -268,7 +268,7 @@ class StatisticsInterval:
         return StatisticsInterval(self._state or self._since)
 
     def fields(self, seconds: float) -> dict[str, Any] | None:
-        """The fields of the line for an interval of so many seconds; None if the engine made no step."""
+        """The fields of the line for an interval of `seconds`; None if the engine made no step."""
         state, since, controller = self._state, self._since, self._controller
         if state is None:
             return None

@@ -61,10 +61,10 @@ class Observer:
         """A sequence was handed to the engine."""
 
     def first_token(self, sequence: ReceivedSequence, seconds: float) -> None:
-        """Its first tokens came, so many seconds after its request was received."""
+        """Its first tokens came `seconds` after its request was received."""
 
     def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:
-        """`count` more tokens came, so many seconds after the ones before."""
+        """`count` more tokens came, `seconds` after the ones before."""
 
     def finished(self, finished: FinishedSequence) -> None:
         """A sequence ended, in whatever way."""

@@ -1,4 +1,4 @@
-"""Standard error of a server: one JSON object a line if asked, whoever writes, and never a reason to fail."""
+"""Standard error of a server: one JSON object a line if asked, also for libraries, and never a reason to fail."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ToolStyle:
     arguments: str
     """The key of the arguments in a call that is an object."""
     end: str = ""
-    """The text after a call; empty if the call ends by itself."""
+    """The text after a call; empty if a call needs no end mark."""
     bare: bool = False
     """Whether an answer that begins with an object is a call without the marker; `;` may stand between calls."""
     listed: bool = False

@@ -42,7 +42,7 @@ def _answer_lines() -> None:
 def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> str:
     """Compile a grammar and draw some tokens from it; returns why it can't be followed.
 
-    What is wrong with it from the beginning is left to whoever compiles it next, who says it better.
+    What is wrong with it from the beginning is left to the compiler, whose message is better.
     """
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=library.LLParserLimits(**limits))
     draw, began = random.Random(0), time.thread_time()

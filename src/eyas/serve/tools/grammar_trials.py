@@ -104,7 +104,7 @@ class GrammarTrials:
     def _remove(self, key: tuple[str, GrammarSpec], done: asyncio.Future[None]) -> None:
         del self._waiting[key]
         if not done.cancelled():
-            done.exception()  # whoever waited has it; if everybody has left, asyncio need not report it
+            done.exception()  # those who waited have it; if all have left, asyncio need not report it
 
 
 class GrammarChild:

@@ -301,7 +301,7 @@ class GenerationRequest(SamplingFields):
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        default=None, description="log-probabilities of the prompt's tokens, with so many alternatives; not streamed"
+        default=None, description="log-probabilities of the prompt's tokens, with this many alternatives; not streamed"
     )
 
     guided_json: dict[str, Any] | str | None = None

@@ -1,30 +1,19 @@
-"""Lookahead decoding against a restatement of its paper's algorithm (arXiv 2402.02057): do both accept as many tokens?
+"""A restatement of Lookahead's algorithm (arXiv 2402.02057), greedy, one sequence at a time.
 
-The restatement shares nothing with eyas: it knows no trees, no masks and no slots. Every guess's successor is computed
-from the text and the guess's own path, so it is slow and plain. It decodes greedily, one sequence at a time.
-
-    python -m benchmarks.lookahead MODEL --prompt-file FILE.jsonl [--sizes 15,5,15] [--limit 8] [--max-new-tokens 128]
+It shares nothing with eyas: it knows no trees, no masks and no slots. Every guess's successor is computed from the text
+and the guess's own path, so it is slow and plain.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
-from benchmarks.harness import Output, report, script
-from eyas.assets import named_target
-from eyas.bench.offline.runner import read_task
-from eyas.drafters.weightless.lookahead import first_guesses
-from eyas.engine import load
-from eyas.hub import find_model
 from eyas.targets.transformers_names import given
-from eyas.text.dialogue import Dialogue
-from eyas.types import SamplingParams
 
 
 def decode_by_paper(
@@ -82,42 +71,3 @@ def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> 
     ids = torch.tensor([path + [0] * (width - len(path)) for path in some], device=model.device)
     best = model(ids, use_cache=True, **given(model, cache)).logits.argmax(-1).tolist()
     return [row[: len(path)] for row, path in zip(best, some, strict=True)]
-
-
-@script
-def main(
-    model: str,
-    *,
-    prompt_file: Path,
-    sizes: Annotated[str, "W,N,G"] = "15,5,15",
-    limit: Annotated[int | None, "rows of the file"] = None,
-    max_new_tokens: int = 128,
-    output: Output = None,
-) -> None:
-    window, ngram, most = map(int, sizes.split(","))
-    params = SamplingParams(max_tokens=max_new_tokens, ignore_eos=True)
-    engine = load(model, method="lookahead", tree=f"lookahead:{sizes}", dtype="float32")
-    stock = AutoModelForCausalLM.from_pretrained(find_model(named_target(model)), dtype=torch.float32).eval()
-    passes = {"eyas": 0, "restated": 0}
-    emitted = dict.fromkeys(passes, 0)
-    for (row,) in read_task(prompt_file, 1, limit).groups:
-        request = Dialogue(row).next_request(engine, params)
-        if request is None:
-            continue
-        (done,) = engine.generate([request])
-        passes["eyas"] += done.stats.target_passes
-        emitted["eyas"] += done.stats.target_passes + done.stats.walked
-        prompt, given = list(request.prompt), 1 if len(request.prompt) > 1 else 0  # the first token came with prefill
-        guesses = first_guesses(prompt, window + ngram - 3)
-        text = prompt + done.token_ids[:given]
-        answer, lengths = decode_by_paper(stock, text, guesses, (window, ngram, most), len(done.token_ids) - given)
-        assert answer[: len(done.token_ids) - given] == done.token_ids[given:], f"{row.id}: the answers differ"
-        passes["restated"] += len(lengths)
-        emitted["restated"] += sum(lengths)
-    found = {name: emitted[name] / max(1, count) for name, count in passes.items()}
-    ratio = found["eyas"] / found["restated"] if found["restated"] else None
-    report({"accept_length": found, "ratio": ratio, "passes": passes}, output)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
