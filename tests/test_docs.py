@@ -262,10 +262,10 @@ def name_exists(dotted: str) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a page that loads the demo pair are run in order, as one program; those of others compile."""
+    """All blocks of a page that loads `smollm2` are run in order, as one program; those of others compile."""
     shown = [block for block in blocks(page) if block.language == "python"]
     monkeypatch.chdir(tmp_path)
-    runs = any('eyas.load("demo"' in block.text for block in shown)
+    runs = any('eyas.load("smollm2"' in block.text for block in shown)
     names: dict[str, Any] = {"__name__": "page"}
     for block in shown:
         code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
