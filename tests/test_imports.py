@@ -64,6 +64,8 @@ LARGE: dict[str, str] = {}
 """Folders of more files -> why."""
 FAMILIES = {"drafters/kinds", "serve/api"}
 """Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
+CIRCLES = {"targets/" + name for name in ("loading.py", "native/layer_trials.py", "target.py", "trace.py", "trials.py")}
+"""Files in circles of imports."""
 RUNS_CODE = {("bench/accuracy/jail.py", "exec"): "the inside of the sandbox, which the user asks for by --execute"}
 """(file, call) -> why it may run code."""
 VERBS = {"cli/app.py"}
@@ -117,6 +119,38 @@ def test_the_order_has_no_cycle() -> None:
         assert bottom, f"a cycle among {sorted(left)}"
         for name in bottom:
             del left[name]
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    """Also not inside functions, nor for types alone."""
+    edges = {(user, file) for file, users in importers().items() for user in users if user != file}
+    while True:
+        starts, ends = ({edge[side] for edge in edges} for side in (0, 1))
+        inner = {edge for edge in edges if edge[0] in ends and edge[1] in starts}
+        if inner == edges:
+            break
+        edges = inner
+    assert {file for edge in edges for file in edge} == CIRCLES
+
+
+def test_what_is_to_know_of_a_tree_is_asked_of_it() -> None:
+    """No `isinstance` on the shapes of trees outside their room."""
+    shapes = {
+        node.name
+        for path in (SOURCE / "tree").glob("*.py")
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and "TreeSpec" in map(ast.unparse, node.bases)
+    }
+    assert len(shapes) == 5
+    asked = [
+        f"{ids(path)}:{node.lineno}"
+        for path in FILES
+        if room(path) != "tree"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if shapes & {ast.unparse(name).split(".")[-1] for name in ast.walk(node.args[1]) if isinstance(name, ast.expr)}
+    ]
+    assert not asked, f"give `TreeSpec` what these want to know: {asked}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

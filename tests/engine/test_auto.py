@@ -10,7 +10,6 @@ from eyas.engine import Engine, Speculation, load
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve
 from eyas.errors import UsageError
 from eyas.tree import TreeSpec
-from eyas.tree.shared import SharedTree
 from eyas.types import Completion, Request, SamplingParams
 
 from .. import pairs, tiny
@@ -84,7 +83,7 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
     controller = Restless(token)
     done = run(controller, batch_size, sampled)
     assert [one.token_ids for one in done] == plain(sampled)
-    shapes = {(s.depth, s.width) if isinstance(s, SharedTree) else None for s in controller.planned}
+    shapes = {None if s is None else (s.depth, s.max_fanout) for s in controller.planned}
     assert None in shapes  # plain rounds in between
     assert len(shapes) > 1
     assert sum(one.stats.walked for one in done) > 0
@@ -117,7 +116,7 @@ def test_a_first_token_does_not_wait_for_a_draft() -> None:
 def test_chains_stay_chains() -> None:
     controller = Restless(0.01, widths=(1,))
     assert [one.token_ids for one in run(controller, 3, False)] == plain(False)
-    assert {spec.width for spec in controller.planned if isinstance(spec, SharedTree)} == {1}
+    assert {spec.max_fanout for spec in controller.planned if spec is not None} == {1}
 
 
 def test_load_makes_a_controller(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.tree import DraftTree, parse_tree
+from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree import proposal as proposal_module
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.proposal import Proposal, grow
-from eyas.tree.shared import SharedTree
+from eyas.tree.shared import SharedTree, TreePlan
 from eyas.tree.values import BINS, ValueTable
 
 CPU = torch.device("cpu")
@@ -113,14 +113,14 @@ TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05,
         DynamicTree(4, 12, 9, threshold=0.2),
         SharedTree(4, 12, 7),
         SharedTree(12, 12, 60, per_row=5),
-        SharedTree(6, 12, 7, per_row=4, threshold=0.1, values=TABLE),
-        SharedTree(6, 12, 9, threshold=0.01, values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
+        TreePlan(SharedTree(6, 12, 7, per_row=4, threshold=0.1), values=TABLE),
+        TreePlan(SharedTree(6, 12, 9, threshold=0.01), values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
     ],
     ids=("dynamic", "wide", "threshold", "shared", "per row", "values", "prices"),
 )
-def test_candidates_all_at_once_are_those_of_every_level(spec: DynamicTree | SharedTree, rows: list[Proposal]) -> None:
+def test_candidates_all_at_once_are_those_of_every_level(spec: TreeSpec, rows: list[Proposal]) -> None:
     levels = [row.levels(spec.depth) for row in rows]
-    assert proposal_module._fits_beams(spec, levels)
+    assert max(len(nodes) for row in levels for nodes in row) <= spec.beam
     slow, fast = proposal_module._grown(spec, rows), proposal_module._all_at_once(spec, rows, levels)
     for tree in (fast, grow(spec, rows, CPU)):
         for row, proposal in enumerate(rows):
@@ -128,7 +128,7 @@ def test_candidates_all_at_once_are_those_of_every_level(spec: DynamicTree | Sha
             assert paths(tree, row) <= known.keys()
             found = sorted(tree.logprob[row][tree.valid[row]].tolist())
             assert found == pytest.approx(sorted(known[path] for path in paths(tree, row)))
-            if not isinstance(spec, SharedTree) or spec.values is None:  # among equals either may be kept
+            if spec.values is None:  # among equals either may be kept
                 assert found == pytest.approx(sorted(slow.logprob[row][slow.valid[row]].tolist()))
         assert int(tree.valid.sum()) == int(slow.valid.sum())
         assert tree.max_depth >= int(tree.depth.max())

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, Growth, parse_tree
-from eyas.tree.shared import SharedGrowth, SharedTree, greatest
-from eyas.tree.values import BINS, ValueTable, bins
+from eyas.tree import DraftTree, Growth, TreeSpec, parse_tree
+from eyas.tree.shared import SharedGrowth, SharedTree, TreePlan
+from eyas.tree.values import BINS, ValueTable, bins, greatest
 
 CPU = torch.device("cpu")
 GRIDS = [None, (0.0,), (-1.0,), (0.0, -1.0), (0.0, 1e-7), (-math.inf, 0.0)]
@@ -54,14 +54,14 @@ class Text:
 
 
 def grow(
-    spec: SharedTree, rows: list[Text], drafting: list[bool] | None = None, growth: Growth | None = None
+    spec: TreeSpec, rows: list[Text], drafting: list[bool] | None = None, growth: Growth | None = None
 ) -> DraftTree:
     growth = growth or spec.start(len(rows), CPU, drafting)
     frontier = torch.zeros(len(rows), 1, dtype=torch.int64)
     while True:
         scores = [[text.children(t) for t in ids] for text, ids in zip(rows, frontier.tolist(), strict=True)]
         tokens = [
-            [[text.child(t, r) for r in range(spec.width)] for t in ids]
+            [[text.child(t, r) for r in range(spec.max_fanout)] for t in ids]
             for text, ids in zip(rows, frontier.tolist(), strict=True)
         ]
         grown = growth.expand(torch.tensor(scores), torch.tensor(tokens))
@@ -155,9 +155,9 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
     spec: SharedTree, table: ValueTable, seed: int, batch: int, grid: tuple[float, ...] | None, threshold: float
 ) -> None:
     groups = tuple(row % 2 for row in range(batch))
-    spec = dataclasses.replace(spec, values=table, groups=groups, threshold=threshold)
+    spec = dataclasses.replace(spec, threshold=threshold)
     rows = [Text(seed + row, spec.width, grid) for row in range(batch)]
-    tree = grow(spec, rows)
+    tree = grow(TreePlan(spec, values=table, groups=groups), rows)
     check(spec, tree, batch)
 
     if grid is not None:
@@ -190,12 +190,11 @@ def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, draft
     """There the number of nodes isn't known, so that trees are padded; otherwise they are the same."""
     generator = np.random.default_rng(seed)
     table = ValueTable(np.sort(generator.random((2, 2, BINS)))[:, :, ::-1]) if valued else None
-    spec = dataclasses.replace(
-        spec, values=table, groups=tuple(generator.integers(0, 2, len(drafting)).tolist()), keeps_candidates=True
-    )
+    groups = tuple(generator.integers(0, 2, len(drafting)).tolist())
+    plan = TreePlan(spec, values=table, groups=groups, keeps_candidates=True)
     rows = [Text(seed + row, spec.width, None) for row in range(len(drafting))]
-    here = grow(spec, rows, drafting)
-    there = grow(spec, rows, growth=SharedGrowth(spec, len(rows), CPU, drafting))
+    here = grow(plan, rows, drafting)
+    there = grow(plan, rows, growth=SharedGrowth(plan, len(rows), CPU, drafting))
     assert here.candidates is not None
     assert there.candidates is not None
     for ours, theirs in zip(here.candidates.scores, there.candidates.scores, strict=True):
@@ -238,7 +237,7 @@ def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
 def test_candidates_are_kept_only_when_wanted() -> None:
     rows = [Text(1, 3, None), Text(2, 3, None)]
     assert grow(SharedTree(3, 3, 5), rows).candidates is None
-    offered = grow(SharedTree(3, 3, 5, keeps_candidates=True), rows).candidates
+    offered = grow(TreePlan(SharedTree(3, 3, 5), keeps_candidates=True), rows).candidates
     assert offered is not None
     assert [level.shape[1] for level in offered.scores] == [3, 9, 9]
     assert [beam.shape[1] for beam in offered.beams] == [3, 3]
@@ -284,11 +283,12 @@ def test_texts() -> None:
 @settings(max_examples=40)
 def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: int, step: float) -> None:
     budget = 8 * batch
-    spec = SharedTree(
-        3, 2, budget, per_row=8, prices=tuple(0.05 * n for n in range(1, budget + 1)),
+    plan = TreePlan(
+        SharedTree(3, 2, budget, per_row=8),
+        prices=tuple(0.05 * n for n in range(1, budget + 1)),
         padding_prices=tuple(step * n for n in range(1, budget + 1)),
-    )  # fmt: skip
-    tree = grow(spec, [Text(seed + row, 2, None) for row in range(batch)])
+    )
+    tree = grow(plan, [Text(seed + row, 2, None) for row in range(batch)])
     counts = tree.valid.sum(1)
     assert int(counts.sum()) == tree.counted
     kept = torch.cat((torch.ones(batch, 1, dtype=torch.bool), tree.valid), dim=1)
@@ -299,4 +299,4 @@ def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: in
 
 def test_padding_has_a_price_only_where_nodes_have() -> None:
     with pytest.raises(UsageError, match="padding_prices need `prices` of nodes as well"):
-        SharedTree(2, 1, 2, padding_prices=(0.1,))
+        TreePlan(SharedTree(2, 1, 2), padding_prices=(0.1,))

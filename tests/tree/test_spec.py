@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from eyas.errors import UsageError
 from eyas.tree import is_auto, parse_tree
@@ -21,6 +22,23 @@ def test_accepted_forms() -> None:
         static = parse_tree(f"static:{name}")
         assert isinstance(static, StaticTree)
         assert set(static.nodes) == set(paths)
+
+
+@pytest.mark.parametrize("name", ["chain:3", "static:slim", "static:eagle1", "dynamic:1,3,2", "dynamic:4,3,9",
+    "dynamic:9,3,4", "dynamic:3,2,100", "shared:4,3,9", "shared:9,1,4", "shared:2,3,8,5"])  # fmt: skip
+def test_a_round_takes_no_more_columns_than_it_says(name: str) -> None:
+    """Those of the tree in the target's cache, and those of the guesses that the drafter runs in its own."""
+    spec = parse_tree(name)
+    growth, width, guesses = spec.start(1, torch.device("cpu")), 1, 0
+    while True:
+        tokens = torch.arange(width * growth.fanout).view(1, width, growth.fanout)
+        frontier = growth.expand(torch.zeros(tokens.shape), tokens)
+        if frontier is None:
+            break
+        width = frontier.tokens.shape[1]
+        guesses += width
+    grown = 1 + max(growth.tree().size, guesses)
+    assert spec.columns == grown if not name.startswith("shared") else spec.columns >= grown
 
 
 @pytest.mark.parametrize(

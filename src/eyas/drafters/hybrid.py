@@ -171,14 +171,9 @@ class HybridDrafter(Drafter):
         ]
         some = any(proposal.tokens for proposal in found)
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(found), torch.device("cpu"))
-        shared = spec if isinstance(spec, SharedTree) else None
-        planned = None if shared is None else shared.values
-        values = self._values if planned is None else planned
-        groups = torch.tensor((shared.groups if shared is not None else None) or (0,) * len(rows))
-
-        self._network_rested = (shared is not None and shared.found_only) or self._suffice(
-            copies, wanted, values, groups
-        )
+        values = self._values if spec.values is None else spec.values
+        groups = torch.tensor(spec.groups or (0,) * len(rows))
+        self._network_rested = spec.found_only or self._suffice(copies, wanted, values, groups)
         device = self._device
         if self._network_rested:
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
@@ -189,7 +184,7 @@ class HybridDrafter(Drafter):
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
         self._drafts += 1
         self._last = tree
-        self._learns = planned is None and (device.type == "cpu" or self._drafts % _SELDOM == 0)
+        self._learns = spec.values is None and (device.type == "cpu" or self._drafts % _SELDOM == 0)
         return tree
 
     def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:

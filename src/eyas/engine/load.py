@@ -16,7 +16,6 @@ from eyas.errors import UsageError
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
-from eyas.tree.lookahead import LookaheadTree
 from eyas.types import Limits
 from eyas.verify import WalkRule
 
@@ -103,7 +102,7 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
     """`tree`, or the drafter's own shape; refused if the drafter can't grow it. Raises UsageError."""
     own = parse_tree(own_shape(drafter))
     spec = tree or own
-    if isinstance(spec, LookaheadTree) != isinstance(own, LookaheadTree):
+    if spec.method != own.method:
         raise UsageError(
             "trees lookahead:W,N,G and the method lookahead go together and with nothing else: leave out --tree, or "
             "give one that the method has"

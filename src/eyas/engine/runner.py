@@ -10,12 +10,10 @@ name there, or nobody's because a pass broke off, has lost what was in the slots
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from itertools import compress
-from typing import cast
 
 import torch
 
@@ -29,9 +27,6 @@ from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.tree import TreeSpec
-from eyas.tree.lookahead import LookaheadTree
-from eyas.tree.shared import SharedTree
-from eyas.tree.static import StaticTree
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
@@ -320,7 +315,7 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
         return
     if not drafter.draws:
         raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
-    if not isinstance(tree, StaticTree) or tree.max_fanout > 1:
+    if tree is None or not tree.is_chain:
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
 
 
@@ -336,40 +331,13 @@ def _pass_of(tokens: int) -> Iterator[None]:
 
 
 def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
-    """The most tokens that the target pass of a round holds: a root for each row, and the nodes."""
-    if isinstance(spec, SharedTree):
-        return rows + spec.budget
-    return rows * staging_columns(spec)
+    """The most tokens that the target pass of a round holds; one a row where it is plain."""
+    return rows if spec is None else spec.pass_tokens(rows)
 
 
 def staging_columns(spec: TreeSpec | None) -> int:
-    """The most cache columns that a round with such trees takes beyond what is committed.
-
-    In the target's cache those are the root and the nodes, in the drafter's the guesses.
-    """
-    if spec is None:
-        return 1
-    if isinstance(spec, SharedTree):  # a new one each round: not worth remembering
-        return 1 + max(min(spec.budget, spec.per_row or spec.budget), spec.depth * spec.width)
-    if isinstance(spec, LookaheadTree):
-        return 1 + spec.max_nodes
-    return _grown_columns(cast(Hashable, spec))
-
-
-@lru_cache(maxsize=256)
-def _grown_columns(hashable: Hashable) -> int:
-    """Find it by growing a tree in which all candidates are alike."""
-    spec = cast(TreeSpec, hashable)
-    growth = spec.start(1, torch.device("cpu"))
-    width, guesses = 1, 0
-    for _ in range(spec.depth):
-        tokens = torch.arange(width * growth.fanout).view(1, width, growth.fanout)
-        frontier = growth.expand(torch.zeros(tokens.shape), tokens)
-        if frontier is None:
-            break
-        width = frontier.tokens.shape[1]
-        guesses += width
-    return 1 + max(growth.tree().size, guesses)
+    """The most cache columns that a round with such trees takes beyond what is committed."""
+    return 1 if spec is None else spec.columns
 
 
 def draft_rounds(draft: VerifiedDraft | None, roots: Sequence[int], rows: Collection[int]) -> dict[int, DraftRound]:

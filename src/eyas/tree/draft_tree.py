@@ -6,6 +6,8 @@ V vocabulary. A node index counts the root as 0 and node i as i + 1, as do the c
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas.runtime import to_device
+from eyas.tree.values import ValueTable, greatest
 
 
 @dataclass(frozen=True)
@@ -170,23 +173,71 @@ def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
     return reach > 0
 
 
-class TreeSpec(Protocol):
-    """A tree shape; immutable, shared by all drafts."""
+class TreeSpec(ABC):
+    """A tree shape; immutable, shared by all drafts. What anybody wants to know of it is asked of it."""
+
+    depth: int
+    """Levels below the root = drafter forwards in a round."""
+    method: str | None = None
+    """The method whose drafter alone makes such trees; None = every drafter grows them."""
+
+    # what a plan of one round adds to a shape (`eyas.tree.shared.TreePlan`)
+    values: ValueTable | None = None
+    """What steps are worth; None = their probability."""
+    groups: tuple[int, ...] | None = None
+    """Each row's group in `values`; None = all rows are in group 0."""
+    keeps_candidates: bool = False
+    """Whether finished trees bring along all candidates they were chosen from."""
+    found_only: bool = False
+    """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
 
     @property
-    def depth(self) -> int:
-        """Levels below the root = drafter forwards in a round."""
-
-    @property
+    @abstractmethod
     def max_fanout(self) -> int:
         """The most children that any node offers; a draft vocabulary must be at least this large."""
 
     @property
+    @abstractmethod
     def max_nodes(self) -> int:
         """The most nodes that a row's tree has."""
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether every tree is one path of a fixed length."""
+        return False
+
+    @property
+    def beam(self) -> int:
+        """The most nodes of a level that growing by beams comes upon all of; 0 = it isn't grown by beams."""
+        return 0
+
+    @property
+    def columns(self) -> int:
+        """The most cache columns that a round takes beyond what is committed.
+
+        In the target's cache those are the root and the nodes, in the drafter's the guesses.
+        """
+        return 1 + self.max_nodes
+
+    def pass_tokens(self, rows: int) -> int:
+        """The most tokens that the target pass of a round holds: a root for each row, and the nodes."""
+        return rows * self.columns
+
+    @abstractmethod
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
+
+    def takes_all(self, counts: Sequence[int]) -> bool:  # noqa: ARG002
+        """Whether there is room for `counts` [B] nodes that beams come upon, whatever they are worth."""
+        return False
+
+    def keep(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values.
+
+        `allowed` [B, M or 1]: which of them may be kept.
+        """
+        scores = scores.masked_fill(~allowed, -math.inf)
+        return greatest(scores, min(self.max_nodes, scores.shape[1])) & allowed
 
 
 class Growth(Protocol):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eyas.tree.draft_tree import DraftTree, Frontier
-from eyas.tree.spec import check_sizes
+from eyas.tree.bounds import check_sizes
+from eyas.tree.draft_tree import DraftTree, Frontier, TreeSpec
 
 
 class BeamGrowth:
@@ -115,7 +115,7 @@ def path_sums(steps: Sequence[Sequence[float]], parents: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class DynamicTree:
+class DynamicTree(TreeSpec):
     """EAGLE-2's dynamic tree: `depth` levels of drafting, of whose candidates the `nodes` best of each row are kept.
 
     Each level offers `top_k` children of every beam node, and the `top_k` best paths so far go on. `threshold` > 0
@@ -138,6 +138,22 @@ class DynamicTree:
     @property
     def max_nodes(self) -> int:
         return self.nodes
+
+    @property
+    def beam(self) -> int:
+        return self.top_k
+
+    @property
+    def columns(self) -> int:
+        beams = (self.depth - 1) * self.top_k  # beam nodes, that the drafter runs
+        return 1 + max(beams, min(self.nodes, self.top_k * (1 + beams)))
+
+    def takes_all(self, counts: Sequence[int]) -> bool:
+        return self.threshold == 0.0 and max(counts) <= self.nodes
+
+    def keep(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        kept = super().keep(scores, allowed)
+        return kept & (scores >= math.log(self.threshold)) if self.threshold > 0.0 else kept
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)

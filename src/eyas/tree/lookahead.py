@@ -10,19 +10,19 @@ Shapes: B rows, N nodes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from eyas.errors import UsageError
-from eyas.tree.draft_tree import DraftTree
-from eyas.tree.spec import check_sizes
+from eyas.tree.bounds import check_sizes
+from eyas.tree.draft_tree import DraftTree, TreeSpec
 
 
 @dataclass(frozen=True)
-class LookaheadTree:
+class LookaheadTree(TreeSpec):
     """A window of `ngram - 1` levels of `window` columns, and at most `guesses` n-grams, `ngram - 1` nodes each.
 
     The published W, N and G. It isn't grown level by level: the method's drafter makes its trees at once.
@@ -31,13 +31,12 @@ class LookaheadTree:
     window: int
     ngram: int
     guesses: int
+    depth: int = field(init=False, repr=False, compare=False)
+    method = "lookahead"
 
     def __post_init__(self) -> None:
         check_sizes("lookahead", window=self.window, ngram=self.ngram, guesses=self.guesses)
-
-    @property
-    def depth(self) -> int:
-        return self.ngram - 1
+        object.__setattr__(self, "depth", self.ngram - 1)
 
     @property
     def max_fanout(self) -> int:

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from eyas.tree.draft_tree import DraftTree, TreeSpec
-from eyas.tree.dynamic import DynamicTree
-from eyas.tree.shared import SharedTree
-from eyas.tree.static import StaticTree
+from eyas.tree.dynamic import BeamGrowth
+from eyas.tree.shared import HostGrowth
 from eyas.tree.union import unite
 
 _ABSENT = -1e4
@@ -65,15 +63,17 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
     if not any(proposal.tokens for proposal in proposals):
         return replace(DraftTree.empty(len(proposals), device), looked_up=True)
     levels = [proposal.levels(spec.depth) for proposal in proposals]
-    if isinstance(spec, SharedTree) and spec.found_only:
+    sizes = [len(nodes) for row in levels for nodes in row]
+    if spec.found_only:
         groups = torch.tensor(spec.groups or (0,) * len(proposals))
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
-    elif isinstance(spec, StaticTree) and spec.max_fanout == 1:
+    elif spec.is_chain:
         tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
-    elif _takes_all(spec, levels):
-        tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
-    elif _fits_beams(spec, levels):
-        tree = _all_at_once(spec, proposals, levels)
+    elif max(sizes) <= spec.beam:  # growing by beams would come upon every node
+        if spec.takes_all([sum(map(len, row)) for row in levels]):
+            tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
+        else:
+            tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
     return replace(on_device(tree, device), looked_up=True)
@@ -126,26 +126,7 @@ def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> Dr
     return DraftTree(t(tokens), t(parents), t(logprobs), t(valid), deepest, counted=sum(map(len, kept)))
 
 
-def _takes_all(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> bool:
-    """Whether a tree of the shape `spec` has room for every node of these levels [B][depth], whatever it is worth."""
-    if not _fits_beams(spec, levels) or spec.threshold > 0.0:
-        return False
-    counts = [sum(map(len, row)) for row in levels]
-    if isinstance(spec, DynamicTree):
-        return max(counts) <= spec.nodes
-    return spec.prices is None and sum(counts) <= spec.budget and max(counts) <= (spec.per_row or spec.budget)
-
-
-def _fits_beams(spec: TreeSpec, levels: Sequence[Sequence[Sequence[int]]]) -> TypeGuard[DynamicTree | SharedTree]:
-    """Whether growing by beams would come upon every node of these levels [B][depth]."""
-    if not isinstance(spec, DynamicTree | SharedTree) or (isinstance(spec, SharedTree) and spec.keeps_candidates):
-        return False
-    return all(len(nodes) <= spec.max_fanout for row in levels for nodes in row)
-
-
-def _all_at_once(
-    spec: DynamicTree | SharedTree, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]
-) -> DraftTree:
+def _all_at_once(spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]) -> DraftTree:
     """What `_grown` does where all nodes are candidates, without its tensors a level."""
     sizes = [max(map(len, rows)) for rows in zip_longest(*levels, fillvalue=())]
     count = sum(sizes)
@@ -162,6 +143,7 @@ def _all_at_once(
                 begun.add(parent)
             start += size
     growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])
+    assert isinstance(growth, BeamGrowth | HostGrowth)
     growth.expand_all(sizes, tokens, parents, steps, later)
     return _without_absent(growth.tree())
 

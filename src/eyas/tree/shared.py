@@ -5,40 +5,50 @@ rows together are kept, so a row whose drafter is sure gets many nodes and a dou
 its probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than
 its child and comes before it, so ties can't part them.
 
+A `TreePlan` chooses the nodes of one round by more than a budget: by prices, and by what steps turned out to be worth.
+On a CPU trees are grown with numpy, whose operations take a fraction of PyTorch's time at such sizes. What an
+accelerator can't do without waiting for it is done there: drafting ends as soon as no row has a node that is worth
+going on from, the nodes that are kept are counted, and prices may choose them.
+
 Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels of a row, N node columns.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
 from eyas.runtime import to_device
-from eyas.tree.draft_tree import BeamCandidates, DraftTree
-from eyas.tree.dynamic import BeamGrowth
-from eyas.tree.host_growth import HostGrowth
-from eyas.tree.spec import check_sizes
-from eyas.tree.values import ValueTable, most_profitable
+from eyas.tree.bounds import check_sizes
+from eyas.tree.draft_tree import BeamCandidates, DraftTree, Frontier, Growth, TreeSpec
+from eyas.tree.dynamic import BeamGrowth, path_sums
+from eyas.tree.values import ValueTable, greatest, most_profitable
 
 _IMPOSSIBLE = -1e4
 """Replaces log-probabilities of minus infinity, so that the number of kept nodes is known beforehand."""
 
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.int64]
+Number = TypeVar("Number", np.float32, np.int64)
+
 
 @dataclass(frozen=True)
-class SharedTree:
+class SharedTree(TreeSpec):
     """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None = no limit).
 
     `threshold` > 0 leaves out nodes of lower value. On a CPU, where counting needs no sync, that makes the pass
-    smaller, and drafting ends as soon as no row has a node of that value to go on from. There `prices` [budget] may
-    choose instead: drafting ends as before, and the nodes are kept whose values together exceed their price by the
-    most.
+    smaller, and drafting ends as soon as no row has a node of that value to go on from.
     """
 
     depth: int
@@ -46,26 +56,10 @@ class SharedTree:
     budget: int
     per_row: int | None = None
     threshold: float = 0.0
-    prices: tuple[float, ...] | None = None
-    """Tokens that verifying 1, 2, ... nodes must gain to be worth its time; need be neither convex nor concave."""
-    padding_prices: tuple[float, ...] | None = None
-    """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
-    values: ValueTable | None = None
-    """What steps are worth; None = their probability."""
-    groups: tuple[int, ...] | None = None
-    """Each row's group in `values`; None = all rows are in group 0."""
-    keeps_candidates: bool = False
-    """Whether finished trees bring along all candidates they were chosen from."""
-    found_only: bool = False
-    """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
 
     def __post_init__(self) -> None:
         sizes = {name: getattr(self, name) for name in ("depth", "width", "budget", "per_row")}
         check_sizes("shared", self.threshold, **sizes)
-        if self.prices is not None and len(self.prices) != self.budget:
-            raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.budget} nodes")
-        if self.padding_prices is not None and self.prices is None:
-            raise UsageError("shared tree: padding_prices need `prices` of nodes as well")
 
     @property
     def max_fanout(self) -> int:
@@ -75,20 +69,29 @@ class SharedTree:
     def max_nodes(self) -> int:
         return min(self.budget, self.per_row or self.budget)
 
-    def start(
-        self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None
-    ) -> SharedGrowth | HostGrowth:
-        if device.type == "cpu":
-            return HostGrowth(self, batch, drafting)
-        return SharedGrowth(self, batch, device, drafting)
+    @property
+    def beam(self) -> int:
+        return self.width
+
+    @property
+    def columns(self) -> int:
+        return 1 + max(self.max_nodes, self.depth * self.width)
+
+    def pass_tokens(self, rows: int) -> int:
+        return rows + self.budget
+
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
+        return TreePlan(self).start(batch, device, drafting)
+
+    def takes_all(self, counts: Sequence[int]) -> bool:
+        return self.threshold == 0.0 and sum(counts) <= self.budget and max(counts) <= self.max_nodes
 
     def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
         """[B, M] bool: the candidates to keep; `scores` [B, M] are logarithms of their values.
 
         `allowed` [B, M or 1]: which of them may be kept; None = all.
         """
-        if self.prices is not None:
-            return self._profitable(scores, allowed)
+        scores = scores.to(torch.float32)
         priority, value = scores.clamp(min=_IMPOSSIBLE), scores.exp()
         if self.threshold > 0.0:
             priority.masked_fill_(value < self.threshold, -math.inf)
@@ -101,43 +104,98 @@ class SharedTree:
             kept &= greatest(priority.view(1, -1), self.budget).view_as(kept)
         return kept
 
-    def _profitable(self, scores: Tensor, allowed: Tensor | None) -> Tensor:
-        """[B, M] bool: the candidates whose values together exceed their prices by the most; on a CPU only."""
-        assert self.prices is not None
+
+@dataclass(frozen=True)
+class TreePlan(TreeSpec):
+    """One round's trees of a `shape`, and what chooses their nodes.
+
+    On a CPU `prices` [budget] may do so: drafting ends as the shape says, and the nodes are kept whose values together
+    exceed their price by the most.
+    """
+
+    shape: SharedTree
+    prices: tuple[float, ...] | None = None
+    """Tokens that verifying 1, 2, ... nodes must gain to be worth its time; need be neither convex nor concave."""
+    padding_prices: tuple[float, ...] | None = None
+    """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
+    values: ValueTable | None = None
+    groups: tuple[int, ...] | None = None
+    keeps_candidates: bool = False
+    found_only: bool = False
+    depth: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", self.shape.depth)
+        if self.prices is not None and len(self.prices) != self.shape.budget:
+            raise UsageError(f"shared tree: {len(self.prices)} prices for a budget of {self.shape.budget} nodes")
+        if self.padding_prices is not None and self.prices is None:
+            raise UsageError("shared tree: padding_prices need `prices` of nodes as well")
+
+    @property
+    def beam(self) -> int:
+        return 0 if self.keeps_candidates else self.shape.beam
+
+    @property
+    def max_fanout(self) -> int:
+        return self.shape.max_fanout
+
+    @property
+    def max_nodes(self) -> int:
+        return self.shape.max_nodes
+
+    @property
+    def columns(self) -> int:
+        return self.shape.columns
+
+    def pass_tokens(self, rows: int) -> int:
+        return self.shape.pass_tokens(rows)
+
+    def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
+        if device.type == "cpu":
+            return HostGrowth(self, batch, drafting)
+        return SharedGrowth(self, batch, device, drafting)
+
+    def takes_all(self, counts: Sequence[int]) -> bool:
+        return self.prices is None and self.shape.takes_all(counts)
+
+    def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
+        if self.prices is None:
+            return self.shape.keep(scores, allowed)
         scores = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
-        value = np.exp(scores.numpy(), dtype=np.float64)
+        value = np.exp(scores.to(torch.float32).numpy(), dtype=np.float64)
         padding_prices = self.padding_prices if len(value) > 1 else None
-        return torch.from_numpy(most_profitable(value, self.prices, padding_prices, self.per_row).mask(value))
+        choice = most_profitable(value, self.prices, padding_prices, self.shape.per_row)
+        return torch.from_numpy(choice.mask(value))
 
 
 class SharedGrowth(BeamGrowth):
     """Grows a batch of trees that share a node budget, on an accelerator: without a question to it."""
 
-    def __init__(self, spec: SharedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
-        super().__init__(spec.depth, spec.width, batch, device)
-        self._spec, self._batch, self._device = spec, batch, device
-        if spec.prices is not None:
+    def __init__(self, plan: TreePlan, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
+        super().__init__(plan.depth, plan.max_fanout, batch, device)
+        self._plan, self._batch, self._device = plan, batch, device
+        if plan.prices is not None:
             raise UsageError("shared tree: prices work on a CPU only; use a budget on this device")
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
-        self._groups = to_device((0,) * batch if spec.groups is None else spec.groups, device)
+        self._groups = to_device((0,) * batch if plan.groups is None else plan.groups, device)
 
     @property
     def calibrates(self) -> bool:
-        return self._spec.values is not None
+        return self._plan.values is not None
 
     def _step_values(self, steps: Tensor) -> Tensor:
-        return steps if self._spec.values is None else self._spec.values.look_up(steps, self._groups)
+        return steps if self._plan.values is None else self._plan.values.look_up(steps, self._groups)
 
     def tree(self) -> DraftTree:
-        spec, scores = self._spec, torch.cat(self._scores, dim=1)  # [B, M]
+        shape, scores = self._plan.shape, torch.cat(self._scores, dim=1)  # [B, M]
         allowed = None
         if len(self._drafting) < self._batch:
             drafting = torch.zeros(self._batch, 1, dtype=torch.bool)
             drafting[self._drafting] = True
             allowed = drafting.to(self._device)
-        kept = spec.keep(scores, allowed)
-        cap = min(scores.shape[1], spec.per_row or spec.budget)
-        width = min(spec.budget, cap)
+        kept = self._plan.keep(scores, allowed)
+        cap = min(scores.shape[1], shape.per_row or shape.budget)
+        width = min(shape.budget, cap)
         # kept candidates come first, in their order, which puts parents before children
         chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N]
         valid = kept.gather(1, chosen)
@@ -150,21 +208,136 @@ class SharedGrowth(BeamGrowth):
             logprob=torch.cat(self._logprobs, dim=1).gather(1, chosen),
             valid=valid,
             max_depth=min(len(self._scores), width),
-            counted=None if spec.threshold > 0.0 else min(spec.budget, len(self._drafting) * cap),
-            candidates=self._candidates() if spec.keeps_candidates else None,
+            counted=None if shape.threshold > 0.0 else min(shape.budget, len(self._drafting) * cap),
+            candidates=self._candidates() if self._plan.keeps_candidates else None,
         )
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))
 
 
-def greatest(scores: Tensor, count: int) -> Tensor:
-    """[B, M] bool: the `count` greatest of each row of `scores` [B, M]; among equals the earlier ones."""
-    if not count:
-        return torch.zeros_like(scores, dtype=torch.bool)
-    least = scores.topk(count, dim=1).values[:, -1:]
-    above, level = scores > least, scores == least
-    return above | (level & (level.cumsum(1) <= count - above.sum(1, keepdim=True)))
+class HostGrowth:
+    """Grows a batch of trees that share a node budget, on the host."""
+
+    def __init__(self, plan: TreePlan, batch: int, drafting: Sequence[bool] | None) -> None:
+        """Rows that aren't `drafting` [B] get no nodes; None = all are."""
+        self._plan, self._batch = plan, batch
+        self._rows = np.arange(batch)[:, None]  # beside columns, an index of as many of each row
+        self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
+        self._groups = np.array((0,) * batch if plan.groups is None else plan.groups)
+        self._beam_score: Floats = np.zeros((batch, 1), np.float32)  # [B, W] logarithm of the path's value
+        self._beam_logprob = self._beam_score  # [B, W] log-probability of the path
+        self._beam_index: Indices = np.full((batch, 1), -1)  # [B, W] into candidates
+        self._tokens: list[Indices] = []  # for each level [B, W * K]
+        self._scores: list[Floats] = []
+        self._logprobs: list[Floats] = []
+        self._parents: list[Indices] = []
+        self._beams: list[Indices] = []  # for each level but the last [B, W'] into the level's candidates
+        self._count = 0
+
+    @property
+    def fanout(self) -> int:
+        return self._plan.max_fanout
+
+    @property
+    def calibrates(self) -> bool:
+        return self._plan.values is not None
+
+    def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
+        fanout = tokens.shape[2]
+        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
+        steps = np.minimum(logprob.numpy(), np.float32(0.0))  # [B, W, K]
+        scores = (self._beam_score[:, :, None] + self._worth(steps, np.arange(fanout) > 0)).reshape(self._batch, -1)
+        logprobs = (self._beam_logprob[:, :, None] + steps).reshape(self._batch, -1)
+        flat = tokens.numpy().reshape(self._batch, -1)
+        offset, self._count = self._count, self._count + flat.shape[1]
+        self._add(flat, scores, logprobs, np.repeat(self._beam_index, fanout, axis=1))
+        if len(self._tokens) == self._plan.depth:
+            return None
+        best = (-scores).argsort(axis=1, kind="stable")[:, :fanout]  # [B, W']
+        self._beam_score = scores[self._rows, best]
+        if not self._wants_another_level():
+            return None
+        self._beam_logprob, self._beam_index = logprobs[self._rows, best], best + offset
+        self._beams.append(best)
+        return Frontier(torch.from_numpy(flat[self._rows, best]), torch.from_numpy(best // fanout))
+
+    def expand_all(
+        self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
+        logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
+    ) -> None:  # fmt: skip
+        """Take candidates [B, M] of all levels at once, as `BeamGrowth.expand_all` does."""
+        steps = np.minimum(np.array(logprob, np.float32), np.float32(0.0))
+        worth = self._worth(steps[:, None], np.array(later)[:, None])[:, 0]
+        scores, logprobs = (np.array(path_sums(part.tolist(), parents), np.float32) for part in (worth, steps))
+        ids, above = np.array(tokens), np.array(parents)
+        stop = 0
+        for size in sizes:
+            part = slice(stop, stop + size)
+            stop += size
+            self._add(ids[:, part], scores[:, part], logprobs[:, part], above[:, part])
+            self._beam_score = self._scores[-1].max(axis=1, keepdims=True)
+            if not self._wants_another_level():
+                break
+
+    def tree(self) -> DraftTree:
+        scores = np.concatenate(self._scores, axis=1)  # [B, M]
+        kept = self._kept(scores)
+        counts = kept.sum(axis=1)
+        width = int(counts.max())
+        stops = list(accumulate(level.shape[1] for level in self._scores))
+        deepest = bisect_right(stops, int(np.flatnonzero(kept.any(axis=0))[-1])) + 1 if width else 0
+        # kept candidates come first, in their order, which puts parents before children
+        chosen = (~kept).argsort(axis=1, kind="stable")[:, :width]  # [B, N]
+        valid = np.arange(width) < counts[:, None]
+
+        def of_nodes(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+            return np.concatenate(levels, axis=1)[self._rows, chosen]
+
+        column = np.zeros((self._batch, scores.shape[1] + 1), np.int64)  # of the root (-1) and the candidates
+        column[:, 0], column[:, 1:] = -1, kept.cumsum(axis=1) - 1
+        parents = column[self._rows, of_nodes(self._parents) + 1]
+        return DraftTree(
+            tokens=torch.from_numpy(of_nodes(self._tokens)),
+            # an invalid column copies a candidate that may be dropped: it becomes a child of the root
+            parents=torch.from_numpy(np.where(valid, parents, -1)),
+            logprob=torch.from_numpy(of_nodes(self._logprobs)),
+            valid=torch.from_numpy(valid),
+            max_depth=deepest,
+            counted=int(counts.sum()),
+            candidates=self._candidates() if self._plan.keeps_candidates else None,
+        )
+
+    def _add(self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices) -> None:
+        self._tokens.append(tokens)
+        self._scores.append(scores)
+        self._logprobs.append(logprobs)
+        self._parents.append(parents)
+
+    def _worth(self, steps: Floats, later: npt.NDArray[np.bool_]) -> Floats:
+        """What children with log-probabilities `steps` [B, W, K] add to the logarithm of a path's value: at most 0.
+
+        `later` ones, in any shape that fits, aren't the best child of their parent.
+        """
+        values = self._plan.values
+        return steps if values is None else values.on_host(steps, later, self._groups[:, None, None])
+
+    def _wants_another_level(self) -> bool:
+        """Whether some row's next level may hold a node that reaches the threshold."""
+        threshold = self._plan.shape.threshold
+        return threshold == 0.0 or any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting)
+
+    def _kept(self, scores: Floats) -> npt.NDArray[np.bool_]:
+        """[B, M] the candidates that make the tree."""
+        allowed = None
+        if len(self._drafting) < self._batch:
+            allowed = torch.zeros(self._batch, 1, dtype=torch.bool)
+            allowed[self._drafting] = True
+        kept: npt.NDArray[np.bool_] = self._plan.keep(torch.from_numpy(scores), allowed).numpy()
+        return kept
+
+    def _candidates(self) -> BeamCandidates:
+        return BeamCandidates(tuple(map(torch.from_numpy, self._scores)), tuple(map(torch.from_numpy, self._beams)))
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from eyas.errors import UsageError
+from eyas.tree.bounds import check_sizes
 
 if TYPE_CHECKING:
     from eyas.tree.draft_tree import TreeSpec
-
-Path = tuple[int, ...]
-"""A path of child ranks: (0, 2) = the third-best child of the best child of the root."""
+    from eyas.tree.static import Path
 
 # EAGLE-1's published tree (arXiv 2401.15077): 25 nodes and the root.
 _EAGLE1: tuple[Path, ...] = (
@@ -141,24 +140,3 @@ _SIZES = {
 """Kind of tree -> what the whole numbers of its name are."""
 _WITH_THRESHOLD = ("dynamic", "shared")
 """The kinds whose numbers a threshold may follow."""
-
-
-_LEAST = {"ngram": 3}
-"""The least value of sizes for which it isn't 1."""
-_MOST = {
-    "length": 1024, "depth": 256, "top_k": 256, "nodes": 1024, "width": 256, "budget": 16384, "per_row": 1024,
-    "window": 128, "ngram": 16, "guesses": 128,
-}  # fmt: skip
-"""The largest sizes: a tree of N nodes has a mask of N x N for every row, and names come with drafters, too."""
-
-
-def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
-    """Raise UsageError for sizes out of bounds (None = not limited) and for a threshold outside [0, 1)."""
-    for name, size in sizes.items():
-        least, most = _LEAST.get(name, 1), _MOST[name]
-        if size is not None and size < least:
-            raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
-        if size is not None and size > most:
-            raise UsageError(f"{kind} tree: {name} must be at most {most}, got {size}; choose a smaller tree (--tree)")
-    if not 0.0 <= threshold < 1.0:
-        raise UsageError(f"{kind} tree: threshold must be in [0, 1), got {threshold}")

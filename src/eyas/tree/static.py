@@ -16,11 +16,14 @@ from torch import Tensor
 
 from eyas.errors import UsageError
 from eyas.runtime import to_device
-from eyas.tree.draft_tree import DraftTree, Frontier, ancestor_mask
-from eyas.tree.spec import Path, check_sizes
+from eyas.tree.bounds import check_sizes
+from eyas.tree.draft_tree import DraftTree, Frontier, TreeSpec, ancestor_mask
+
+Path = tuple[int, ...]
+"""A path of child ranks: (0, 2) = the third-best child of the best child of the root."""
 
 
-class StaticTree:
+class StaticTree(TreeSpec):
     """A tree of the given paths, in any order. Raises UsageError where a path's ancestors are missing."""
 
     def __init__(self, paths: Iterable[Sequence[int]]) -> None:
@@ -33,6 +36,7 @@ class StaticTree:
                 raise UsageError(f"static tree path {path} has a negative child rank")
             if len(path) > 1 and path[:-1] not in index:
                 raise UsageError(f"static tree path {path} has no parent {path[:-1]}: list it as well")
+        self.depth = len(nodes[-1])
         self.nodes: tuple[Path, ...] = tuple(nodes)
         self.parents: tuple[int, ...] = tuple(index.get(path[:-1], -1) for path in nodes)
 
@@ -43,8 +47,8 @@ class StaticTree:
         return StaticTree((0,) * depth for depth in range(1, length + 1))
 
     @property
-    def depth(self) -> int:
-        return len(self.nodes[-1])
+    def is_chain(self) -> bool:
+        return self.max_fanout == 1
 
     @property
     def max_fanout(self) -> int:

@@ -19,8 +19,6 @@ from torch.nn import functional as F
 
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
-from eyas.tree.dynamic import DynamicTree
-from eyas.tree.shared import SharedTree, greatest
 from eyas.tree.values import ValueTable
 
 _LEAST_STEP = -1e-6
@@ -40,14 +38,8 @@ def unite(
     allowed = merged.valid
     if spec.max_fanout == 1:
         allowed = _better_chain(merged, scores)
-    if isinstance(spec, SharedTree):
-        kept = spec.keep(scores.to(torch.float32), allowed)
-    else:
-        scores = scores.masked_fill(~allowed, -math.inf)
-        least = math.log(spec.threshold) if isinstance(spec, DynamicTree) and spec.threshold > 0.0 else -math.inf
-        kept = greatest(scores, min(spec.max_nodes, scores.shape[1])) & allowed & (scores >= least)
     return replace(
-        _only(merged, kept, spec.max_nodes),
+        _only(merged, spec.keep(scores, allowed), spec.max_nodes),
         candidates=None if network is None else network.candidates,
         looked_up=network is None,
     )

@@ -130,3 +130,12 @@ def most_profitable(
         if len(profit) and profit.max() > best:
             best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
     return choice
+
+
+def greatest(scores: Tensor, count: int) -> Tensor:
+    """[B, M] bool: the `count` greatest of each row of `scores` [B, M]; among equals the earlier ones."""
+    if not count:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    least = scores.topk(count, dim=1).values[:, -1:]
+    above, level = scores > least, scores == least
+    return above | (level & (level.cumsum(1) <= count - above.sum(1, keepdim=True)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.controller import Controller
-from eyas.tree.shared import SharedTree
+from eyas.tree.shared import SharedTree, TreePlan
 
 from ... import tiny
 from .simulation import Machine, Simulation, Text, best_fixed, controller, mixed
@@ -224,21 +224,21 @@ def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[SharedTree]
     simulation, specs = Simulation(MACHINE, mixed(rows)), []
     for _ in range(rounds):
         spec = made.plan(rows, simulation.current_lengths())
-        assert spec is None or isinstance(spec, SharedTree)
+        assert spec is None or isinstance(spec, TreePlan)
         specs += [] if spec is None else [spec]
         made.learn(simulation.round(spec))
     return specs
 
 
 def test_chains_are_trees_of_width_one() -> None:
-    assert {spec.width for spec in run_specs(controller(MACHINE, widths=(1,)), 2)} == {1}
+    assert {spec.max_fanout for spec in run_specs(controller(MACHINE, widths=(1,)), 2)} == {1}
 
 
 def test_without_free_counting_the_budget_decides() -> None:
     specs = run_specs(controller(MACHINE, counts_freely=False), 3)
     assert specs
-    assert all(spec.prices is None and spec.threshold == 0.0 for spec in specs)
-    assert len({spec.budget for spec in specs}) < 12
+    assert all(spec.prices is None and spec.shape.threshold == 0.0 for spec in specs)
+    assert len({spec.shape.budget for spec in specs}) < 12
 
 
 def test_the_context_s_end_is_not_passed() -> None:
@@ -246,7 +246,7 @@ def test_the_context_s_end_is_not_passed() -> None:
     run_specs(made, 1)
     for left in range(12, 1, -1):
         spec = made.plan(1, [209 - left])
-        assert isinstance(spec, SharedTree)
+        assert isinstance(spec, TreePlan)
         assert spec.depth <= left
     assert made.plan(1, [209]) is None
     assert made.plan(0, []) is None
@@ -256,7 +256,7 @@ def test_sampled_rows_are_a_group_of_their_own() -> None:
     made = controller(MACHINE)
     run_specs(made, 2)
     spec = made.plan(2, [200, 200], [True, False])
-    assert isinstance(spec, SharedTree)
+    assert isinstance(spec, TreePlan)
     assert spec.groups == (1, 0)
 
 

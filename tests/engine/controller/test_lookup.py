@@ -13,7 +13,6 @@ from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.proposal import Proposal, found_tree, grow
-from eyas.tree.shared import SharedTree
 from eyas.tree.union import unite
 
 from .simulation import CPU, Machine, Simulation, Text, controller, mixed
@@ -34,7 +33,6 @@ class CopiedText(Text):
     _right: list[int] = field(default_factory=list)
 
     def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
-        assert isinstance(spec, SharedTree)
         found, self._right = [], []
         for _ in self.sharpness:
             there = self._draw.random() < self.share
@@ -74,7 +72,7 @@ class Lookups(Simulation):
     searching: float = 0.0
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
-        if not isinstance(spec, SharedTree) or not spec.found_only:
+        if spec is None or not spec.found_only:
             return super().round(spec)
         rows = len(self.text.sharpness)
         lengths = self.current_lengths()

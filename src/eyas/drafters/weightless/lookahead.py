@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import cast
 
 import torch
 
@@ -124,10 +125,11 @@ class LookaheadDrafter(HistoryDrafter):
         coupling: Coupling,  # noqa: ARG002
         drafting: Sequence[bool] | None = None,
     ) -> DraftTree:
-        if not isinstance(spec, LookaheadTree):
+        if spec.method != LookaheadTree.method:
             raise UsageError("the method lookahead drafts trees lookahead:W,N,G only: give such a tree, or none")
         wanted = [True] * len(rows) if drafting is None else drafting
-        branches = [self._branches(slot, spec) if want else None for slot, want in zip(rows, wanted, strict=True)]
+        tree = cast(LookaheadTree, spec)
+        branches = [self._branches(slot, tree) if want else None for slot, want in zip(rows, wanted, strict=True)]
         return lookahead_trees(branches, self._device)
 
     def _branches(self, slot: int, spec: LookaheadTree) -> Branches:

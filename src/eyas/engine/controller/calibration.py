@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from math import prod
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -317,8 +318,7 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 def _window_of(drafter: Drafter) -> LookaheadTree | None:
     """The window that a drafter needs whole; None = its trees can be of any size."""
     own = drafter.default_tree
-    tree = parse_tree(own) if own is not None and own.startswith("lookahead:") else None
-    return tree if isinstance(tree, LookaheadTree) else None
+    return cast(LookaheadTree, parse_tree(own)) if own is not None and own.startswith("lookahead:") else None
 
 
 def _up_to(batch_size: int) -> Sequence[int]:

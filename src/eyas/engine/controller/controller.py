@@ -21,7 +21,7 @@ from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
-from eyas.tree.shared import SharedTree
+from eyas.tree.shared import SharedTree, TreePlan
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
@@ -145,7 +145,7 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
-        if record.draft is not None and isinstance(record.spec, SharedTree):
+        if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
             self._gain.rest()
@@ -158,9 +158,9 @@ class Controller:
         self._counts["rounds"] += 1
         self._counts["plain_rounds"] += not drafted and record.tokens == record.rows
         self._sums["nodes"] += record.tokens - record.rows
-        if drafted and isinstance(record.spec, SharedTree):
+        if drafted and record.spec is not None:
             self._sums["depth"] += record.spec.depth
-            self._sums["width"] += record.spec.width
+            self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
                 self._missed += self._prospects.plain_seconds - record.rows / self._wanted.rate
@@ -174,7 +174,7 @@ class Controller:
         speedup = None if self._choice is None or prospects is None else self._choice.rate / prospects.plain_rate
         self._explorer.earn(whole, speedup)
         self._lookups.earn(whole)
-        if self._prospects is not None and isinstance(record.spec, SharedTree) and record.spec.found_only:
+        if self._prospects is not None and record.spec is not None and record.spec.found_only:
             self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole)
         if self._probe is not None:
             self._count_probe(record, whole)
@@ -264,7 +264,7 @@ class Controller:
         rate = (rows + shape.accepted * drift) / shape.seconds
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> SharedTree:
+    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> TreePlan:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
@@ -279,12 +279,14 @@ class Controller:
             rate = self._rate(prospect.rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
-        return SharedTree(
-            depth=shape.depth + 1,
-            width=self._widths[shape.width],
-            budget=nodes,
-            per_row=min(_MOST_PER_ROW, most),
-            threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
+        return TreePlan(
+            SharedTree(
+                depth=shape.depth + 1,
+                width=self._widths[shape.width],
+                budget=nodes,
+                per_row=min(_MOST_PER_ROW, most),
+                threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
+            ),
             prices=prices,
             padding_prices=padding_prices,
             values=self._gain.values,
@@ -292,16 +294,13 @@ class Controller:
             keeps_candidates=self._probe is not None or self._analysing.due(),
         )
 
-    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> SharedTree:
+    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> TreePlan:
         """The tree of a round in which the drafter only looks up: of what it finds, whatever pays."""
         assert self._prospects is not None
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
         rate = self._rate(0.0)
-        return SharedTree(
-            depth=1,
-            width=self._widths[-1],
-            budget=nodes,
-            per_row=_MOST_PER_ROW,
+        return TreePlan(
+            SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
             prices=self._prospects.prices(rate, nodes),
             padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),
             values=self._gain.values,
@@ -339,7 +338,7 @@ class Controller:
 
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
         tree = None if record.draft is None else record.draft.tree
-        if tree is None or not isinstance(record.spec, SharedTree):
+        if tree is None or record.spec is None:
             if record.spec is None and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
                 self._costs.learn(record.rows, record.lengths, record.tokens, whole, plain=True)
             return
@@ -353,7 +352,7 @@ class Controller:
         passing = record.pass_seconds
         if not self._counts_freely:
             # the host's clock can't separate drafting from verifying on a device
-            drafting = self._costs.draft_seconds(record.rows, record.spec.width, record.spec.depth)
+            drafting = self._costs.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
             passing, levels = record.draft_seconds + passing - float(drafting), 0
         self._costs.learn(
             record.rows,
@@ -361,7 +360,7 @@ class Controller:
             record.tokens,
             passing,
             padded=record.padded if self._counts_freely else 0,
-            width=record.spec.width,
+            width=record.spec.max_fanout,
             levels=levels,
             draft_seconds=record.draft_seconds,
             pairs=record.emitted if record.seconds is not None else 0,
@@ -369,7 +368,7 @@ class Controller:
         )
 
     def _learn_gain(self, record: RoundRecord) -> None:
-        if record.draft is None or not isinstance(record.spec, SharedTree):
+        if record.draft is None or record.spec is None:
             return
         if not self._counts_freely and not record.spec.keeps_candidates:
             return  # reading the device costs a sync

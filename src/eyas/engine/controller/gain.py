@@ -18,8 +18,7 @@ import torch
 from eyas.engine.controller.supply import Supply
 from eyas.engine.round import VerifiedDraft
 from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
-from eyas.tree.draft_tree import DraftTree, Source
-from eyas.tree.shared import SharedTree
+from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
 from eyas.tree.union import path_values
 from eyas.tree.values import BIN_EDGES, ValueTable
 
@@ -169,7 +168,7 @@ def accepted_of_network(draft: VerifiedDraft) -> int:
     )
 
 
-def found_values(tree: DraftTree, spec: SharedTree, groups: Indices) -> float:
+def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
     """The accepted tokens that a tree's found nodes promised together."""
     if tree.sources is None or not tree.size:
         return 0.0

@@ -95,8 +95,6 @@ class LookaheadController(Controller):
             self._accepted += record.emitted - record.rows
             self._nodes += record.tokens - record.rows
             self._used += 1
-            self._sums["depth"] += self._window.depth
-            self._sums["width"] += self._window.window
         if self._pays:
             self._for_plain.earn(whole)
             if self._checking:
@@ -111,14 +109,15 @@ class LookaheadController(Controller):
 
     def snapshot(self) -> ControllerState:
         """The current state, for metrics."""
-        plain, pays = self._plain_rate, self._pays
+        plain, pays, state = self._plain_rate, self._pays, super().snapshot()
         return replace(
-            super().snapshot(),
+            state,
             depth=self._window.depth if pays else 0,
             width=self._window.window if pays else 0,
             budget=round(self._nodes / self._rows_seen * self._situation[0]) if pays and self._situation else 0,
             predicted_tokens_per_second=self._window_rate if pays else plain,
             plain_tokens_per_second=plain,
+            mean_width=state.mean_depth / self._window.depth * self._window.window,
         )
 
     def _weigh(self, rows: int, lengths: Sequence[int]) -> None:
@@ -147,6 +146,9 @@ class LookaheadController(Controller):
     def _spend(self, allowance: Allowance, whole: float, worth: float) -> None:
         allowance.spend(max(whole - worth, _LEAST * whole))
         self._counts["probes"] += 1
+
+    def _learn_gain(self, record: RoundRecord) -> None:
+        """Nothing: a window's size doesn't follow from what its nodes are worth."""
 
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
         drafted = record.draft is not None

@@ -1,0 +1,25 @@
+"""The sizes that trees may have: those that names give, and those that shapes are made of. Imports no torch."""
+
+from __future__ import annotations
+
+from eyas.errors import UsageError
+
+_LEAST = {"ngram": 3}
+"""The least value of sizes for which it isn't 1."""
+_MOST = {
+    "length": 1024, "depth": 256, "top_k": 256, "nodes": 1024, "width": 256, "budget": 16384, "per_row": 1024,
+    "window": 128, "ngram": 16, "guesses": 128,
+}  # fmt: skip
+"""The largest sizes: a tree of N nodes has a mask of N x N for every row, and names come with drafters, too."""
+
+
+def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:
+    """Raise UsageError for sizes out of bounds (None = not limited) and for a threshold outside [0, 1)."""
+    for name, size in sizes.items():
+        least, most = _LEAST.get(name, 1), _MOST[name]
+        if size is not None and size < least:
+            raise UsageError(f"{kind} tree: {name} must be at least {least}, got {size}")
+        if size is not None and size > most:
+            raise UsageError(f"{kind} tree: {name} must be at most {most}, got {size}; choose a smaller tree (--tree)")
+    if not 0.0 <= threshold < 1.0:
+        raise UsageError(f"{kind} tree: threshold must be in [0, 1), got {threshold}")
