@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -100,12 +101,72 @@ def test_our_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert 0.1 / (time.monotonic() - began) <= seen + 1e-9 <= 0.1 / 0.05 + 2e-9
 
 
+def test_only_the_cores_that_are_ours_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container sees what the whole machine does."""
+    rest = "0 0 0 0 0 0 0"
+    stat = f"cpu 9999 {rest}\ncpu0 200 0 0 700 0 0 0 0 0 0\ncpu1 5000 {rest}\ncpu10 7000 {rest}\nintr 1 2\n"
+    monkeypatch.setattr(runtime.Path, "read_text", lambda *_, **__: stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert runtime._worked(True) == 200 / os.sysconf("SC_CLK_TCK")
+
+
 @pytest.mark.parametrize(
-    ("threads", "others", "better"), [(2, 1.0, "OMP_NUM_THREADS=1"), (4, 2.2, "=2"), (1, 2.0, ""), (2, 0.4, "")]
-)
-def test_a_crowded_machine(monkeypatch: pytest.MonkeyPatch, threads: int, others: float, better: str) -> None:
-    cores = max(2, threads)
-    monkeypatch.setattr(runtime, "machine_load", lambda: {"cores": cores, "threads": threads})
-    monkeypatch.setattr(runtime, "cores_of_others", lambda **_: others)
-    assert (runtime.crowded("training") or "").endswith(better)
-    assert bool(runtime.crowded("training")) == bool(better)
+    ("most", "cores", "others", "best"),
+    [(2, 2, 0.0, 2), (2, 2, 0.4, 2), (2, 2, 0.7, 1), (2, 2, 1.3, 1), (2, 2, 2.0, 1), (1, 8, 0.0, 1), (4, 4, 2.2, 2),
+     (4, 16, 8.0, 4), (8, 2, 0.2, 8), (8, 2, 1.0, 1), (16, 16, 0.9, 15)],
+)  # fmt: skip
+def test_threads_that_wait_for_each_other_leave_cores_to_others(
+    most: int, cores: int, others: float, best: int
+) -> None:
+    assert runtime.threads_beside(others, cores, most) == best
+
+
+class Busy:
+    """Others that take so many cores from one look to the next."""
+
+    def __init__(self, *others: float | None) -> None:
+        self._others, self.seconds = list(others), 1.0
+
+    def look(self) -> float | None:
+        return self._others.pop(0)
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    yield
+    torch.set_num_threads(before)
+
+
+def followed(cores: runtime.SpareCores, looks: int) -> list[int]:
+    """Torch's threads after each look."""
+    found = []
+    for _ in range(looks):
+        cores.follow()
+        found.append(torch.get_num_threads())
+    return found
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_number_of_threads_follows_others_both_ways(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    busy = Busy(0.0, 1.0, 1.0, None, 0.1, 1.0)
+    monkeypatch.setattr(runtime, "CoreWatch", lambda **_: busy)
+    with runtime.SpareCores("training", torch.device("cpu")) as cores:
+        assert followed(cores, 6) == [2, 1, 1, 1, 2, 1]
+        busy.seconds = 0.1  # too short a time to tell: nobody looks
+        assert followed(cores, 1) == [1]
+    assert torch.get_num_threads() == 2
+    assert caplog.messages == [
+        "other processes use 1.0 of 2 cores: training goes on with 1 of 2 threads for as long as they do"
+    ]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_beside_an_accelerator_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "CoreWatch", lambda **_: Busy(2.0))
+    with runtime.SpareCores("training", torch.device("meta")) as cores:
+        assert followed(cores, 1) == [2]

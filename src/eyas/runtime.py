@@ -6,6 +6,7 @@ torch is imported inside functions: command lines import this module before they
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import mmap
 import os
@@ -17,9 +18,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+_LOG = logging.getLogger("eyas")
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -27,6 +32,8 @@ _M_ARENA_MAX = -8
 _KEEP = 2**31 - 1
 _HUGE_PAGE = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_LOOK_SECONDS = 0.5
+"""How long others' work is watched at least: the system counts it in hundredths of a second."""
 KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
 """Compiled kernels that torch and oneDNN keep on a CPU, for `keep_few_kernels`."""
 
@@ -177,50 +184,115 @@ def machine_load() -> dict[str, Any]:
     }
 
 
-def cores_of_others(seconds: float = 0.1, *, yielding: bool = True) -> float:
-    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1.
+class CoreWatch:
+    """Counts how many cores' time other processes take, of those that this one may run on.
 
     Without `yielding` those aren't counted that make room for this one, as they are niced and it isn't.
     """
-    counted = yielding or not hasattr(os, "nice") or os.nice(0) > 0
-    began, before, own = time.monotonic(), _worked(counted), time.process_time()
-    if before is None:
-        return max(0.0, os.getloadavg()[0] - 1) if hasattr(os, "getloadavg") else 0.0
+
+    def __init__(self, *, yielding: bool = True) -> None:
+        self._niced = yielding or not hasattr(os, "nice") or os.nice(0) > 0
+        self._began, self._worked, self._own = self._now()
+
+    def _now(self) -> tuple[float, float | None, float]:
+        return time.monotonic(), _worked(self._niced), time.process_time()
+
+    @property
+    def seconds(self) -> float:
+        """Since the last look."""
+        return time.monotonic() - self._began
+
+    def look(self) -> float | None:
+        """The cores' time a second that went to others since the last look; None = the system doesn't count it."""
+        began, before, own = self._began, self._worked, self._own
+        self._began, self._worked, self._own = self._now()
+        if before is None or self._worked is None:
+            return None
+        return max(0.0, self._worked - before - (self._own - own)) / max(self._began - began, 1e-9)
+
+
+def cores_of_others(seconds: float = 0.1) -> float:
+    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1."""
+    watch = CoreWatch()
     time.sleep(seconds)
-    worked = (_worked(counted) or before) - before - (time.process_time() - own)
-    return max(0.0, worked) / (time.monotonic() - began)
+    seen = watch.look()
+    if seen is None:
+        return max(0.0, os.getloadavg()[0] - 1) if hasattr(os, "getloadavg") else 0.0
+    return seen
 
 
 def _worked(niced: bool) -> float | None:
-    """Seconds that processors have worked, `niced` work included or not, or were others' guests; None = not counted."""
-    try:
-        with Path("/proc/stat").open(encoding="ascii") as file:
-            counts = [int(count) for count in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return None
-    user, nice, system, _, _, irq, softirq, stolen = counts
-    return (user + nice * niced + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+    """Seconds that this process's cores have worked, or were others' guests; None = not counted.
 
-
-def crowded(work: str) -> str | None:
-    """A warning before `work` whose threads wait for each other, if others want the cores that they are on; else None.
-
-    How many threads there are is left to the user: with another number, sums may differ in their last bits, and a run
-    that goes on wouldn't be the one that began.
+    `niced`: whether work of niced processes is included.
     """
-    import torch
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+        cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        counts = [[int(count) for count in line.split()[1:9]] for line in lines if line.partition(" ")[0] in cores]
+        ticks = sum(
+            user + nice * niced + system + irq + softirq + stolen
+            for user, nice, system, _, _, irq, softirq, stolen in counts
+        )
+    except (OSError, ValueError, AttributeError):  # another system than Linux
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK") if counts else None
 
-    load = machine_load()
-    if load["threads"] == 1 or torch.cuda.is_available():  # an accelerator does the work
-        return None
-    others = cores_of_others(yielding=False)
-    if load["cores"] - others > load["threads"] - 0.5:
-        return None
-    better = max(1, round(load["cores"] - others))
-    return (
-        f"other processes use {others:.1f} of {load['cores']} cores, and {work} on {load['threads']} threads waits for "
-        f"the slowest of them: stop those, make them nicer (nice -n 10), or set OMP_NUM_THREADS={better}"
-    )
+
+class SpareCores:
+    """Keeps torch to as many threads as others leave cores for: a context, in which `follow` is called between steps.
+
+    torch's threads share each operation in equal parts. One that waits for its core keeps all others waiting, and does
+    so at every operation, so that beside one busy process two threads get less done than one. The last bits of what is
+    computed depend on their number in some shapes: where the parts of an elementwise operation aren't whole vectors,
+    and in sums over a whole tensor.
+    """
+
+    def __init__(self, work: str, device: torch.device, fixed: int | None = None) -> None:
+        """`work` is what the log calls it; on a `device` other than the CPU, or with a `fixed` number, none follows."""
+        self._work, self._said = work, False
+        self._follows, self._fixed = device.type == "cpu" and fixed is None, fixed
+
+    def __enter__(self) -> Self:
+        import torch
+
+        self._most = torch.get_num_threads()
+        torch.set_num_threads(self._fixed or self._most)
+        self._watch = CoreWatch(yielding=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        torch.set_num_threads(self._most)
+
+    def follow(self) -> None:
+        """Choose the number of threads by what others took since the last choice, at most every half second."""
+        import torch
+
+        if not self._follows or self._most == 1 or self._watch.seconds < _LOOK_SECONDS:
+            return
+        others = self._watch.look()
+        if others is None:
+            return
+        cores = len(os.sched_getaffinity(0))
+        threads = threads_beside(others, cores, self._most)
+        if threads < self._most and not self._said:
+            self._said = True
+            _LOG.warning(
+                "other processes use %.1f of %d cores: %s goes on with %d of %d threads for as long as they do",
+                others, cores, self._work, threads, self._most,
+            )  # fmt: skip
+        torch.set_num_threads(threads)
+
+
+def threads_beside(others: float, cores: int, most: int) -> int:
+    """How many threads that wait for each other are worth it beside `others` busy cores: `most`, or as cores are free.
+
+    Half a core that is taken leaves it to us: a thread that waits half of the time slows all down to half.
+    """
+    spare = cores - others
+    return most if spare >= min(most, cores) - 0.5 else max(1, min(most, math.floor(spare + 0.5)))
 
 
 def taken_by_others(load: Mapping[str, Any]) -> float:

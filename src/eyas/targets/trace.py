@@ -9,12 +9,14 @@ Shapes: B rows, S positions, N states, A taps, Ht hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from eyas.errors import UnsupportedModelError
+from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps
 from eyas.targets.transformers_names import given
@@ -39,8 +41,12 @@ class Trace(NamedTuple):
 @torch.no_grad()
 def traced(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
     """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
-    if tokens.shape[1] > AT_ONCE:
-        return _in_chunks(target, tokens, taps)
+    with nullcontext() if target.native is None else lone_torch():
+        return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
+
+
+def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+    """`traced` in one pass."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (

@@ -68,3 +68,22 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(heads: int, tmp_path:
         found.append(torch.cat([piece.final for piece in target.prefill(range(1), [tokens], (), chunk)], dim=1))
     for other in found[1:]:
         assert torch.equal(found[0], other)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_beside_the_kernels_a_trace_keeps_torch_to_one_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, native: bool
+) -> None:
+    tiny.build_model("llama", head_dim=16).save_pretrained(tmp_path)
+    target = load_target(tmp_path, dtype=torch.float32, device="cpu")
+    assert target.native is not None
+    target.native = target.native if native else None
+    seen, masks, before = [], target.masks, torch.get_num_threads()
+    monkeypatch.setattr(target, "masks", lambda *args: seen.append(torch.get_num_threads()) or masks(*args))
+    torch.set_num_threads(2)
+    try:
+        target.trace(torch.tensor(tiny.prompts(5)), torch.tensor([5]), (1,))
+        assert seen == [1 if native else 2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from eyas import runtime
 from eyas.errors import CheckpointError, StoppedError
 from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import TrainingProgress
@@ -69,6 +70,36 @@ def test_resuming_is_exact_to_the_bit(tmp_path: Path, kind: str, bf16: bool) -> 
     lines = [json.loads(x) for x in (tmp_path / "halves" / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if "loss" in line]
     assert steps == [2, 4, 6, 8, 9]
+
+
+class Watched(Regression):
+    """Notes torch's threads in every micro-batch; others take a core from the second one on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.threads: list[int] = []
+        monkeypatch.setattr(runtime.CoreWatch, "seconds", 1.0)
+        monkeypatch.setattr(runtime.CoreWatch, "look", lambda _: float(len(self.threads) > 0))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+
+    def micro_batch_loss(self, number: int) -> MicroBatchLoss:
+        self.threads.append(torch.get_num_threads())
+        return super().micro_batch_loss(number)
+
+
+@pytest.mark.parametrize(("threads", "seen"), [("auto", [2, 1, 1]), (2, [2, 2, 2]), (1, [1, 1, 1])])
+def test_threads_follow_others_unless_their_number_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | str, seen: list[int]
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        watched = Watched(monkeypatch)
+        train(watched, config(3, threads=threads), tmp_path, ALONE, {"run": 1})
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert watched.threads == seen
 
 
 @pytest.mark.parametrize("computes", [False, True])

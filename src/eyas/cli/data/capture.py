@@ -83,7 +83,6 @@ def capture(
     if elsewhere:
         engines.check_target(model)
     from eyas.data.capture.capture import CaptureConfig
-    from eyas.runtime import crowded
 
     if batch_tokens is None and (shared or elsewhere):
         batch_tokens = 8192  # not this process's device computes
@@ -122,8 +121,6 @@ def capture(
         if first and prepared.own():
             note(_duration(prepared))
         if not dry_run:
-            if first and not elsewhere and (warning := crowded("the capture")) is not None:
-                note(f"warning: {warning}")
             _run(model, prepared, first, prepared.run)
 
 

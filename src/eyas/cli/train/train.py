@@ -6,7 +6,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from eyas.cli.common.display import note
 from eyas.cli.common.options import recipe_names
 from eyas.cli.common.verb import keeping
 from eyas.errors import ConfigError
@@ -32,7 +31,6 @@ def train(
     from eyas.cli.common.build import quiet
     from eyas.config import override
     from eyas.recipes import read_recipe
-    from eyas.runtime import crowded
 
     values = read_recipe(recipe)
     override(values, overrides or (), recipe)
@@ -44,7 +42,5 @@ def train(
     from eyas.train.recipe import run_recipe
 
     quiet()
-    if (warning := crowded("training")) is not None:
-        note(f"warning: {warning}")
     with keeping("nothing was trained since the last saved state, which is kept"):
         run_recipe(recipe, changes)

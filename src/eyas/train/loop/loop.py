@@ -1,7 +1,7 @@
 """The training loop that all objectives share.
 
 A micro-batch's data and randomness are pure functions of its number. So a resumed run gives the same result as an
-uninterrupted one, bit for bit, and several processes give that of one, up to rounding.
+uninterrupted one, bit for bit on the same number of threads, and several processes give that of one, up to rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
-from eyas.runtime import keep_freed_memory
+from eyas.runtime import SpareCores, keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
 from eyas.train.loop.log import RunLog, check_trackers, writers
@@ -51,6 +51,7 @@ class LoopConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
     parallel: Parallel = "auto"  # auto: ddp under torchrun, else none
+    threads: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"  # on a CPU; auto: fewer while others want the cores
     log_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 10  # auto: a hundred times in all, at most every 50
     validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: five times, at most every 1,000
     save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
@@ -120,7 +121,7 @@ class Objective(Protocol):
 
 _TRACKERS = {"wandb", "mlflow"}
 _FLEXIBLE = _TRACKERS | {
-    "steps", "epochs", "until", "schedule", "parallel", "log_every", "validate_every", "save_seconds",
+    "steps", "epochs", "until", "schedule", "parallel", "threads", "log_every", "validate_every", "save_seconds",
 }  # fmt: skip
 """Settings that may differ when a run is resumed, for example to end a plateau earlier or later than planned."""
 
@@ -156,13 +157,14 @@ def train(
     done = load_state(state, model, optimizers, {**own, **identity}, partial(_recipe_key, section, own.keys()))
     identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
-    with explaining_full_disk(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop:
+    threads = SpareCores("training", processes.device, None if config.threads == "auto" else config.threads)
+    with explaining_full_disk(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop, threads:
         window, clock, saved = Means(), done.seconds, time.monotonic()
         end = min(config.steps, config.until or config.steps)
         for step in range(done.step, end):
             began = time.monotonic()
             set_learning_rate(optimizers, schedule_factor(config.schedule, step, config.steps))
-            weight = processes.all_sum(_accumulate(objective, config, step, processes, window))
+            weight = processes.all_sum(_accumulate(objective, config, step, processes, window, threads))
             norm = _clip(trains, processes.world_size / max(weight, 1.0), config.optimizer.clip, step)
             for optimizer in optimizers:
                 optimizer.step()
@@ -239,11 +241,14 @@ def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
         raise ConfigError("muon needs whole matrices, which fsdp shards: use adamw, or loop.parallel=ddp")
 
 
-def _accumulate(objective: Objective, config: ResolvedLoop, step: int, processes: ProcessGroup, window: Means) -> float:
+def _accumulate(
+    objective: Objective, config: ResolvedLoop, step: int, processes: ProcessGroup, window: Means, threads: SpareCores
+) -> float:
     """Accumulate the gradients of this process's micro-batches of a step and return the sum of their weights."""
     weight = 0.0
     numbers = range(step * config.accumulate + processes.rank, (step + 1) * config.accumulate, processes.world_size)
     for number in numbers:
+        threads.follow()
         _seed(config.seed, number)
         with processes.gradient_sync(number == numbers[-1]):
             with torch.autocast(processes.device.type, torch.bfloat16, enabled=config.bf16):
