@@ -21,32 +21,31 @@ from benchmarks.harness import Output, interleave, paired, report, script
 from eyas.targets import Target
 from eyas.targets.loading import load_target
 from eyas.targets.native import linears
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree
 
 
-def load(model: str, quantize: str | None, pairs: bool) -> Target:
+def load(model: str, quantize: str | None, pairs: bool) -> tuple[Target, SlotCache]:
     linears.best_layout(torch.device("cpu"), torch.bfloat16)  # measured as it is, not under the patch
     with mock.patch.object(linears, "_ways", linears._ways if pairs else lambda _: 0):
         target = load_target(model, dtype=torch.bfloat16, quantize=quantize)
-    target.resize(1)
-    target.cache.reserve(1024)
-    return target
+    return target, target.allocate(1, 1024)
 
 
-def seconds(target: Target, tokens: int, columns: int) -> float:
+def seconds(target: Target, cache: SlotCache, tokens: int, columns: int) -> float:
     """Time of a pass over a chain of so many tokens behind `columns` of cache, or of a prompt if they are many."""
     ids = torch.arange(tokens).unsqueeze(0) % target.vocab_size
-    target.truncate(0, 0)
+    cache.truncate(0, 0)
     began = time.perf_counter()
     if tokens > 64:
-        target.prefill_to_end(range(1), ids.tolist(), ())
+        target.prefill_to_end(cache, range(1), ids.tolist(), ())
         return time.perf_counter() - began
-    target.cache.lengths[:1] = [columns]
+    cache.lengths[:1] = [columns]
     parents = torch.arange(tokens - 1).unsqueeze(0) - 1
     valid = torch.ones_like(parents, dtype=torch.bool)
     tree = DraftTree(ids[:, 1:], parents, valid.float(), valid, tokens - 1, counted=tokens - 1)
     began = time.perf_counter()
-    target.verify(range(1), ids[:, 0], tree, ())
+    target.verify(cache, range(1), ids[:, 0], tree, ())
     return time.perf_counter() - began
 
 
@@ -67,7 +66,7 @@ def main(
     rows, raw = [], {}
     for count in tokens:
         raw[count] = times = interleave(
-            {name: partial(seconds, target, count, columns) for name, target in sides.items()}, repeats
+            {name: partial(seconds, *side, count, columns) for name, side in sides.items()}, repeats
         )
         ratios = {name: paired(times["bf16"], taken) for name, taken in times.items() if name != "bf16"}
         rows.append({

@@ -23,8 +23,10 @@ from transformers import Cache
 from eyas.errors import CacheMemoryError, UnsupportedModelError
 from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.graphs import PassGraphs
 
-_GRANULE = 256
+COLUMNS = 256
+"""Capacities are multiples of this."""
 
 
 class KVShape(NamedTuple):
@@ -58,9 +60,11 @@ class SlotCache:
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
-        capacity: int = _GRANULE,
+        capacity: int = COLUMNS,
     ) -> None:
         self.lengths = [0] * slots
+        self.graphs: PassGraphs | None = None
+        """The passes recorded over this cache; None = none are to be recorded."""
         self._dtype, self._device = dtype, device
         self._capacity, self._dense = capacity, dense_columns(device)
         members: dict[KVShape, int] = {}
@@ -72,8 +76,6 @@ class SlotCache:
                 members[shape] = members.get(shape, 0) + 1
             self._where.append((key_value[0], key_value[1]))
         self._addresses: Tensor | None = None
-        self.allocation = object()
-        """Another object whenever keys and values have moved to other addresses."""
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
@@ -86,6 +88,10 @@ class SlotCache:
     def capacity(self) -> int:
         """C, the number of columns allocated for every slot."""
         return self._capacity
+
+    def length(self, slot: int) -> int:
+        """How many tokens of a slot are committed."""
+        return self.lengths[slot]
 
     def nbytes(self) -> int:
         """Size of all keys and values, in bytes."""
@@ -103,7 +109,7 @@ class SlotCache:
         if columns <= self._capacity:
             return
         wanted = max(columns, 2 * self._capacity)
-        self.reshape(self.slots, wanted + -wanted % _GRANULE, staged)
+        self.reshape(self.slots, wanted + -wanted % COLUMNS, staged)
 
     def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
         """Change to `slots` x `capacity`, keeping what lies in both: committed columns and `staged` ones of each row.
@@ -119,8 +125,10 @@ class SlotCache:
             kept = min(length + staged, capacity, self._capacity)
             for shape, new in made.items():
                 new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
-        self._groups, self._capacity, self._addresses, self.allocation = made, capacity, None, object()
+        self._groups, self._capacity, self._addresses = made, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
+        if self.graphs is not None:  # they know the addresses
+            self.graphs.clear()
 
     def staging(
         self, rows: range, width: int, before: int = 0, lengths: Tensor | None = None, end: int | None = None
@@ -247,17 +255,17 @@ class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
-        self._slots, self._staging, self._layout = slots, staging, layout
+        self._slots, self.staging, self.layout = slots, staging, layout
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self._layout is not None:  # [1, Hkv, T, D]
-            key_states, value_states = self._layout.pad_heads(key_states), self._layout.pad_heads(value_states)
-        return self._slots.write(layer_idx, key_states, value_states, self._staging)
+        if self.layout is not None:  # [1, Hkv, T, D]
+            key_states, value_states = self.layout.pad_heads(key_states), self.layout.pad_heads(value_states)
+        return self._slots.write(layer_idx, key_states, value_states, self.staging)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return self._staging.first
+        return self.staging.first
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]

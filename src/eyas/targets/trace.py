@@ -57,7 +57,7 @@ def traced(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
     """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
     rows, width = tokens.shape
-    cache = target.empty_cache(rows, width)
+    cache = target.allocate(rows, width)
     parts: list[Trace] = []
     for start in range(0, width, CHUNK):
         piece = tokens[:, start : start + CHUNK]
