@@ -30,7 +30,6 @@ def target() -> Target:
     made = Target(tiny.build_model("llama"))
     made.model.to(META)
     made.device = META
-    made.resize(ROWS)
     return made
 
 

@@ -31,7 +31,10 @@ from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
-from eyas.targets.slots import COLUMNS, ShapeProbe, SlotCache, StagedCache
+from eyas.targets.probes import ShapeProbe
+from eyas.targets.recurrent import check_states, run_by_levels
+from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
+from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
@@ -96,13 +99,14 @@ class Target:
         self.device: torch.device = self.model.device
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
-        self.windows = attention_plan(self.config).windows
-        """Attention type -> number of latest positions that it sees; None = all."""
+        self.plan = attention_plan(self.config)
         self.finish = logit_finish(self.config)
         """What the model does to its head's product: nothing, a scale, a soft cap."""
         with refused_where_it_fails(self.model):
             self._probe()
             choose_passes(self)
+            if self.states:
+                check_states(self)
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -111,14 +115,16 @@ class Target:
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
         mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
-        with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
+        taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
+        with probe.watching(self.model), taps as caught:
             out = self.model(
                 input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
                 output_hidden_states=False, **given(self.model, probe),
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
-        self.kv_shapes = probe.of_layers(self.config)
+        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
+        run_by_levels(probe.modules)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
@@ -126,7 +132,7 @@ class Target:
 
     def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
         """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
-        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns)
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, self.states)
         cache.graphs = None if self.record is None else PassGraphs(self.record)
         return cache
 
@@ -221,6 +227,8 @@ class Target:
     ) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_prompts(rows, counts, layout, self.device))
         final, caught = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
@@ -236,6 +244,8 @@ class Target:
             logits, caught = replayed
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = self._layout(tree)
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
@@ -349,10 +359,12 @@ class Target:
 
         Other `windows` than the model's may be given.
         """
-        made = {
+        made: dict[str, Any] = {
             kind: attention.additive(
                 attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
             )
-            for kind, window in (windows or self.windows).items()
+            for kind, window in (windows or self.plan.windows).items()
         }
+        if self.plan.recurrent:
+            return {**made, **dict.fromkeys(self.plan.recurrent)} if made else None
         return made if len(made) > 1 else next(iter(made.values()))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.slots import StagedCache
+from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps
 from eyas.targets.transformers_names import given
 
@@ -64,6 +65,8 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
         steps = torch.arange(piece.shape[1], device=tokens.device)
         positions = (start + steps).expand_as(piece)
         before = torch.full((rows,), start, device=tokens.device)
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_prompts(range(rows), [piece.shape[1]] * rows, None, tokens.device))
         mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
         with caught_taps(target.model.base_model, target.layers, taps) as caught:
             final = target.model.base_model(

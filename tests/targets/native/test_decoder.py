@@ -79,9 +79,9 @@ def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: to
     tree = random_tree(2, 7)
     found = []
     for made in (plain, target):
-        made.resize(3)
-        read = [chunk.taps for chunk in made.prefill(range(1, 3), prompts, BOUNDARIES, chunk=8)]
-        output = made.verify(range(1, 3), torch.tensor([prompt[-1] for prompt in prompts]), tree, BOUNDARIES)
+        cache = made.allocate(3)
+        read = [chunk.taps for chunk in made.prefill(cache, range(1, 3), prompts, BOUNDARIES, chunk=8)]
+        output = made.verify(cache, range(1, 3), torch.tensor([prompt[-1] for prompt in prompts]), tree, BOUNDARIES)
         nodes = torch.arange(8).expand(2, -1)
         found.append((read[0][0], output.logits.rows[output.logits.index], output.taps_at(nodes)))
     for one, other in zip(*found, strict=True):
