@@ -155,7 +155,7 @@ def compare(row: Row, target: Target, stock: Any) -> None:
         calls, _ = stock_calls(stock, layers, tokens)
         assert target.native is not None
         staged = Staged(range(1), length, None, [0], None)
-        cache = target.empty_cache(1, length)
+        cache = target.allocate(1, length)
         states = target.native.run(cache, staged, tokens, taps=range(target.num_layers + 1)).taps.unbind(1)
         for index, (layer, call) in enumerate(zip(layers, calls, strict=True)):
             trial = RoundingTrial(exact.layers[index], target.dtype, partial(exact.layer, index, call, states[index]))

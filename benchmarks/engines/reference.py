@@ -19,6 +19,7 @@ from eyas.drafters import decoding
 from eyas.drafters.block import decoding as block
 from eyas.drafters.decoding import best_children
 from eyas.engine import run_round
+from eyas.engine.round import Slots
 from eyas.verify import Sampler
 
 
@@ -113,14 +114,14 @@ class Chains:
         """Counted in a round of its own after a prefill of all but the last of `tokens`."""
         target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
         assert speculation is not None
-        for part in (target, speculation.drafter):
-            part.resize(1)
-        for piece in target.prefill(rows, [tokens], speculation.drafter.taps):
+        cache = target.allocate(1)
+        speculation.drafter.resize(1)
+        for piece in target.prefill(cache, rows, [tokens], speculation.drafter.taps):
             speculation.drafter.observe(rows, piece.next_tokens, piece.taps, piece.counts)
         sampler = Sampler(1, target.vocab_size, target.device)
         sampler.admit(0, eyas.SamplingParams(), tokens, self._engine.eos_ids)
         roots = torch.tensor(tokens[-1:], device=target.device)
-        return run_round(target, speculation, sampler, rows, roots).accepted[0]
+        return run_round(Slots(target, cache, sampler), speculation, rows, roots).accepted[0]
 
 
 class Gaps:

@@ -7,7 +7,7 @@ alike.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine
 from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets.graphs import Outputs, Recording
 from eyas.targets.tokenizers import eos_token_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import PromptRow
@@ -57,15 +58,20 @@ def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) ->
     from tests import recording, tiny  # the models that the tests use
 
     reference = Target(_tiny_model(name, dtype))
-    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device), record=recording.recorder(device))
+    record, graphs = recording.recorder(device), list[Recording]()
+
+    def counted(compute: Callable[[], Outputs]) -> Recording:
+        graphs.append(record(compute))
+        return graphs[-1]
+
+    target = Target(copy.deepcopy(_tiny_model(name, dtype)).to(device), record=counted)
     prompts = [tuple(prompt) for prompt in tiny.prompts(*FAMILY_PROMPTS)]
     params = SamplingParams(max_tokens=min(sizes.answers, 24))
     recorded = [[*p, *a] for p, a in zip(prompts, answers(target, prompts, params), strict=True)]
     oracle = tiny.OracleDrafter(recorded, (0, 2, tiny.LAYERS), device=device, strict=False)
     rows, wrong, detail = certified(target, oracle, prompts, params, (0.0,), (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
-    graphs = 0 if target.graphs is None else len(target.graphs)
-    return Outcome([_pooled(rows) | {"graphs": graphs}, apart], wrong + more, [*detail, *parted])
+    return Outcome([_pooled(rows) | {"graphs": len(graphs)}, apart], wrong + more, [*detail, *parted])
 
 
 @lru_cache(maxsize=1)

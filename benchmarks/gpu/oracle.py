@@ -5,6 +5,7 @@ Shapes: R rows (a contiguous range of slots), Q pairs, S recorded sequences, L t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +39,8 @@ class OracleDrafter(Drafter):
         network: Drafter | None = None,
         seed: int = 0,
     ) -> None:
-        self.lost = 0
-        """Sequences found to have left their recorded continuation."""
+        self.lost: list[int] = []
+        """The slots in which a sequence was found to have left its recorded continuation."""
         self._sequences = [list(sequence) for sequence in sequences]
         self._vocab_size, self._device, self._network = vocab_size, device, network
         longest = max(map(len, self._sequences))
@@ -75,6 +76,12 @@ class OracleDrafter(Drafter):
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
         """Nothing to do: the tokens are known."""
+
+    def fresh(self) -> OracleDrafter:
+        made = copy.copy(self)
+        made._network = None if self._network is None else self._network.fresh()
+        made.resize(0)
+        return made
 
     def resize(self, slots: int) -> None:
         self._lengths = [0] * slots
@@ -153,7 +160,7 @@ class OracleDrafter(Drafter):
             expected, self._expected[slot] = self._expected[slot], None
             if expected is not None and expected != count - 1:
                 self._held[slot] = None
-                self.lost += 1
+                self.lost.append(slot)
             self._lengths[slot] += count
 
     def _recognised(self, tokens: list[int]) -> int:

@@ -18,7 +18,6 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.network import DraftNetwork
 from eyas.targets import Target
-from eyas.targets.graphs import PassGraphs
 from eyas.targets.taps import choose_taps
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
@@ -146,21 +145,18 @@ def _pair(model: Any, network: DraftNetwork) -> Pair:
 
     target = Target(model, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
-    drafter = NetworkDrafter(network, network.config.taps_of(target.num_layers))
-    if target.record is not None:
-        drafter.graphs = PassGraphs(target.record)
-    return Pair(target, drafter)
+    return Pair(target, NetworkDrafter(network, network.config.taps_of(target.num_layers), target.record))
 
 
 @contextmanager
 def without_graphs(pair: Pair) -> Iterator[None]:
-    """A pair whose passes run kernel by kernel."""
-    found = pair.target.graphs, pair.drafter.graphs
-    pair.target.graphs = pair.drafter.graphs = None
+    """Engines that are made of a pair in the block run its passes kernel by kernel."""
+    found = pair.target.record, pair.drafter.record
+    pair.target.record = pair.drafter.record = None
     try:
         yield
     finally:
-        pair.target.graphs, pair.drafter.graphs = found
+        pair.target.record, pair.drafter.record = found
 
 
 @contextmanager

@@ -59,7 +59,10 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
     if name == "wide":
         drafters |= {f"{tree}, its drafter": pair.drafter for tree in DRAFTED}
     drafters |= {setting + EAGER: drafters[setting] for setting in ROUNDS}
-    engines = {setting: engine(pair, drafter, setting, batch) for setting, drafter in drafters.items()}
+    engines = {}
+    for setting, drafter in drafters.items():
+        with without_graphs(pair) if setting.endswith(EAGER) else nullcontext():
+            engines[setting] = engine(pair, drafter, setting, batch)
 
     def run(setting: str) -> Row:
         with peak_memory(device) as memory:
@@ -67,8 +70,7 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
                 with stock_attention(pair.target) as model:
                     row: Row = {"tokens/s": transformers_rate(model, prompts, sizes.tokens)}
             else:
-                with without_graphs(pair) if setting.endswith(EAGER) else nullcontext():
-                    row = _generated(engines[setting], requests)
+                row = _generated(engines[setting], requests)
         return row | memory
 
     plain = [sequence[sizes.prompt :][: sizes.tokens] for sequence in recorded]

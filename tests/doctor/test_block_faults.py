@@ -43,7 +43,6 @@ def case() -> Case:
     prompts = tiny.prompts(*range(4, 28))
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     done = Engine(target, batch_size=24).generate([Request(tuple(prompt), params) for prompt in prompts])
-    target.resize(0)
     needed = needed_boundaries(read, target) | {0, 3, 5}
     transcript = Transcript.of(target, prompts, [one.token_ids for one in done], needed)
     final = target.trace(transcript.tokens, transcript.lengths, ()).final

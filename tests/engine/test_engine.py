@@ -357,7 +357,7 @@ def test_the_attention_of_all_rows_is_masked_in_one_pass() -> None:
     verify = run.target.verify
 
     def counted(*args: Any) -> Any:
-        calls.append(args[0])
+        calls.append(args[1])
         return verify(*args)
 
     try:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Speculation, run_round
+from eyas.engine.round import Slots
 from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
 from eyas.tree.shared import SharedTree
@@ -29,7 +30,6 @@ def target() -> Target:
     made = Target(tiny.build_model("llama"))
     made.model.to(META)
     made.device = META
-    made.resize(ROWS)
     return made
 
 
@@ -61,12 +61,13 @@ def test_one_question_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter.resize(ROWS)
+    cache = target.allocate(ROWS)
     sampler = Sampler(ROWS, target.vocab_size, META)
     prompts = tiny.prompts(9, 4, 7)
     params = SamplingParams(temperature=temperature, bad_words_ids=((3,), (4, 5)) if temperature else ())
     for slot, prompt in enumerate(prompts):
         sampler.admit(slot, params, prompt, ())
-    for piece in target.prefill(range(ROWS), prompts, drafter.taps):
+    for piece in target.prefill(cache, range(ROWS), prompts, drafter.taps):
         drafter.defer(range(ROWS), piece.next_tokens, piece.taps, piece.counts)
     asked: list[Tensor] = []
 
@@ -83,9 +84,9 @@ def test_one_question_a_round(
 
     monkeypatch.setattr(Tensor, "cpu", answer)
     outcome = run_round(
-        target, Speculation(drafter, tree), sampler, range(ROWS), torch.empty(ROWS, dtype=torch.int64, device=META),
-        None, drafting,
+        Slots(target, cache, sampler), Speculation(drafter, tree), range(ROWS),
+        torch.empty(ROWS, dtype=torch.int64, device=META), drafting,
     )  # fmt: skip
     assert len(asked) == 1
     assert outcome.pass_tokens == tokens
-    assert target.cache.lengths == [len(p) + outcome.accepted[0] for p in prompts]
+    assert cache.lengths == [len(p) + outcome.accepted[0] for p in prompts]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
-from eyas.targets.graphs import Outputs, PassGraphs, Record, Recording
+from eyas.targets.graphs import Outputs, Record, Recording
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
@@ -117,7 +117,7 @@ def dispatched(layers: int, tree: str | None, record: Record | None) -> int:
     """The operations of a greedy round, what is replayed not counted: the fewest of some rounds."""
     target, drafter = Target(tiny.build_model("llama", num_hidden_layers=layers)), tiny.eagle3_drafter()
     if record is not None:
-        target.graphs, drafter.graphs = PassGraphs(record), PassGraphs(record)
+        target.record = drafter.record = record
     engine = Engine(target, None, Speculation(drafter, None if tree is None else parse_tree(tree)))
     engine.submit(Request(tuple(tiny.prompts(7)[0]), SamplingParams(max_tokens=80, ignore_eos=True)))
     found = []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from eyas.engine import Engine, RoundOutput, Speculation, run_round
+from eyas.engine.round import Slots
 from eyas.targets import Target
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Request, SamplingParams
@@ -25,18 +26,18 @@ def rows() -> range:
     return range(len(LENGTHS))
 
 
-def begin(target: Target, speculation: Speculation, params: SamplingParams, late: bool = False) -> Sampler:
+def begin(target: Target, speculation: Speculation, params: SamplingParams, late: bool = False) -> Slots:
     """Admit the prompts; `late`: their pairs are deferred."""
-    target.resize(len(LENGTHS))
+    cache = target.allocate(len(LENGTHS))
     speculation.drafter.resize(len(LENGTHS))
     sampler = Sampler(len(LENGTHS), target.vocab_size, target.device)
     prompts = tiny.prompts(*LENGTHS)
     for slot, prompt in enumerate(prompts):
         sampler.admit(slot, params.model_copy(update={"seed": slot}), prompt, ())
     tell = speculation.drafter.defer if late else speculation.drafter.observe
-    for piece in target.prefill(rows(), prompts, speculation.drafter.taps, 8):
+    for piece in target.prefill(cache, rows(), prompts, speculation.drafter.taps, 8):
         tell(rows(), piece.next_tokens, piece.taps, piece.counts)
-    return sampler
+    return Slots(target, cache, sampler)
 
 
 def decode(
@@ -49,12 +50,12 @@ def decode(
     """At least TOKENS tokens of every row, the rounds' trees taken from `plan` in turn."""
     target = tiny.target(name)
     speculation = Speculation(tiny.eagle3_drafter(), None)
-    sampler = begin(target, speculation, params, late)
+    slots = begin(target, speculation, params, late)
     texts = tiny.prompts(*LENGTHS)
     outcomes = []
     for tree in cycle(plan):
         roots = torch.tensor([text[-1] for text in texts], device=target.device)
-        outcome = run_round(target, replace(speculation, tree=tree), sampler, rows(), roots, None, drafting)
+        outcome = run_round(slots, replace(speculation, tree=tree), rows(), roots, drafting)
         outcomes.append(outcome)
         for text, tokens in zip(texts, outcome.tokens, strict=True):
             text += tokens

@@ -176,7 +176,8 @@ def test_a_pass_that_fails_ends_those_in_it_and_the_engine_goes_on(where: str, m
     run = engine(target=target, max_running=2, prefix_tokens=1000)
     for index in (0, 2, 3):
         run.submit(request(index))
-    whole = getattr(target, where)
+    owner: Any = SlotCache if where == "commit" else target
+    whole = getattr(owner, where)
     calls = []
 
     def failing(*args: Any) -> Any:
@@ -185,7 +186,7 @@ def test_a_pass_that_fails_ends_those_in_it_and_the_engine_goes_on(where: str, m
             raise RuntimeError("the device is gone")
         return whole(*args)
 
-    monkeypatch.setattr(target, where, failing)
+    monkeypatch.setattr(owner, where, failing)
     done = drain(run)
     assert [done[i].finish_reason for i in range(3)] == ["error", "error", "length"]
     assert done[0].error == "RuntimeError: the device is gone"
@@ -211,7 +212,7 @@ def test_an_interrupted_step_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> 
     for index in (0, 2, 3):
         run.submit(request(index))
     run.step()
-    commit, calls = target.commit, []
+    commit, calls = SlotCache.commit, []
 
     def interrupted(*args: Any) -> None:
         calls.append(args)
@@ -219,15 +220,22 @@ def test_an_interrupted_step_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> 
             raise KeyboardInterrupt
         commit(*args)
 
-    monkeypatch.setattr(target, "commit", interrupted)
+    monkeypatch.setattr(SlotCache, "commit", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.step()
     assert [done.token_ids for _, done in sorted(drain(run).items())] == [answer(i) for i in (0, 2, 3)]
     assert run.state().preempted_total == 3
 
 
-def test_engines_that_take_turns_on_a_target_read_again_what_was_lost() -> None:
-    first, second = engine("chain:4", max_running=2, prefix_tokens=500), engine(None, max_running=3)
+def test_engines_that_take_turns_on_a_target_and_a_drafter_do_not_disturb_each_other() -> None:
+    drafter = tiny.eagle3_drafter()
+    first, second = (
+        Engine(tiny.target(), None, Speculation(drafter, parse_tree(tree)), limits=Limits(**limits))
+        for tree, limits in (
+            ("chain:4", {"max_running": 2, "prefix_tokens": 500}),
+            ("dynamic:4,3,8", {"max_running": 3}),
+        )
+    )
     chunks: dict[int, list[Chunk]] = {0: [], 1: []}
     for index in (0, 2, 4):
         first.submit(request(index, 20))
@@ -242,19 +250,22 @@ def test_engines_that_take_turns_on_a_target_read_again_what_was_lost() -> None:
         for place, index in enumerate((0, 2, 4)):
             if place not in missing:
                 assert done[place] == answer(index, 20)
+    assert drafter.slots == 0
+    assert first.state().preempted_total == second.state().preempted_total == 0
 
 
 def test_memory_follows_the_load() -> None:
     target = Target(tiny.build_model("llama", max_position_embeddings=1200))
     run = engine(target=target, max_running=16)
-    assert target.slots == 0
+    cache = run._runner.cache
+    assert cache.slots == 0
     run.generate([request(0)])
-    assert (target.slots, target.cache.capacity) == (1, 256)
+    assert (cache.slots, cache.capacity) == (1, 256)
     run.generate([Request(tuple(tiny.prompts(600)[0]), SamplingParams(max_tokens=2))] + [request(0)] * 5)
-    assert 6 <= target.slots <= 8
-    assert target.cache.capacity >= 602
+    assert 6 <= cache.slots <= 8
+    assert cache.capacity >= 602
     run.generate([request(0)])
-    assert (target.slots, target.cache.capacity) == (1, 256)
+    assert (cache.slots, cache.capacity) == (1, 256)
 
 
 def test_what_is_wrong_inside_is_noticed() -> None:
@@ -349,10 +360,10 @@ def test_what_can_not_run_alone_ends_and_the_others_go_on(monkeypatch: pytest.Mo
     run = engine("chain:4", target, max_running=4)
     forward, long = target._forward, Request(tuple(PROMPTS[2]), SamplingParams(max_tokens=9), "long")
 
-    def limited(rows: range, *given: Any) -> Any:
-        if target.cache.start(rows) + given[0].shape[1] > 17:  # no room for the longest, however it is read
+    def limited(cache: SlotCache, rows: range, *given: Any) -> Any:
+        if cache.start(rows) + given[0].shape[1] > 17:  # no room for the longest, however it is read
             raise too_large(1, 0)
-        return forward(rows, *given)
+        return forward(cache, rows, *given)
 
     monkeypatch.setattr(target, "_forward", limited)
     for one in (request(1, 5), long, request(3, 5), request(5, 5)):

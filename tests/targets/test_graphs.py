@@ -69,7 +69,7 @@ def test_answers_are_the_same_on_every_architecture(name: str) -> None:
     counted = Counted()
     model = tiny.build_model(name)
     plain, recorded = Target(model), Target(model, record=counted)
-    assert recorded.graphs is not None
+    assert recorded.record is not None
     for temperature in (0.0, 0.9):
         wanted = requests(temperature)
         expected, _ = run(Engine(plain, batch_size=1), wanted)
@@ -88,7 +88,7 @@ def test_drafts_are_the_same_with_every_kind_of_drafter(kind: str, tree: str) ->
     found = []
     for record in (None, counted):
         drafter = tiny.drafter(kind)
-        drafter.graphs = None if record is None else PassGraphs(record)
+        drafter.record = record
         found.append(run(Engine(target, None, Speculation(drafter, parse_tree(tree)), batch_size=3), requests(0.7)))
     assert found[0][0] == found[1][0]
     same_drafts(found[0][1], found[1][1])
@@ -123,7 +123,6 @@ def test_a_model_that_asks_the_device_is_not_recorded(caplog: pytest.LogCaptureF
     model = tiny.build_model("llama")
     model.model.layers[1].mlp.register_forward_hook(lambda _module, _given, out: out * (1.0 + 0.0 * out.sum().item()))
     target = Target(model, record=recording.record)
-    assert target.graphs is None
     assert target.record is None
     assert "no CUDA graphs" in caplog.text
 
@@ -139,23 +138,24 @@ def test_a_model_whose_passes_depend_on_the_host_is_not_recorded(caplog: pytest.
         return made
 
     model.model.layers[1].mlp.register_forward_hook(lambda _module, _given, out: out + added[0])
-    assert Target(model, record=record).graphs is None
+    assert Target(model, record=record).record is None
     assert "other logits" in caplog.text
 
 
 def test_failing_later_goes_on_without_graphs(caplog: pytest.LogCaptureFixture) -> None:
     target = Target(tiny.build_model("llama"), record=recording.record)
-    assert target.graphs is not None
-    target.graphs = PassGraphs(recording.refuse)
-    wanted = requests(0.0)
-    assert run(Engine(target, batch_size=4), wanted)[0] == run(Engine(tiny.target("llama"), batch_size=4), wanted)[0]
-    assert target.graphs.failure == "nothing is recorded here"
+    assert target.record is not None
+    target.record, wanted = recording.refuse, requests(0.0)
+    engine = Engine(target, batch_size=4)
+    assert run(engine, wanted)[0] == run(Engine(tiny.target("llama"), batch_size=4), wanted)[0]
+    assert engine._runner.cache.graphs.failure == "nothing is recorded here"
     assert "nothing is recorded here" in caplog.text
 
 
 def test_a_moved_cache_is_recorded_anew() -> None:
     counted = Counted()
     graphs, cache = PassGraphs(counted, uses=1), SlotCache([(KVShape(1, 2), KVShape(1, 2))], 2, torch.float32, CPU)
+    cache.graphs = graphs
     tokens = torch.zeros(1, 1)
 
     def compute(rows: range, end: int | None, lengths: Tensor, tokens: Tensor) -> tuple[Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from eyas.targets import Target, VerifyOutput
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -30,12 +31,11 @@ def everywhere(verified: VerifyOutput) -> tuple[torch.Tensor, torch.Tensor]:
     return verified.logits.rows[verified.logits.index], verified.taps[verified.logits.index]
 
 
-def fill(target: Target, taps: tuple[int, ...] = (), chunk: int = 512, slots: int = 3) -> list[list[int]]:
-    target.resize(slots)
-    prompts = tiny.prompts(*LENGTHS)
-    for _ in target.prefill(range(len(prompts)), prompts, taps, chunk):
+def fill(target: Target, taps: tuple[int, ...] = ()) -> tuple[SlotCache, list[list[int]]]:
+    cache, prompts = target.allocate(3), tiny.prompts(*LENGTHS)
+    for _ in target.prefill(cache, range(3), prompts, taps):
         pass
-    return prompts
+    return cache, prompts
 
 
 @pytest.fixture(params=tiny.ARCHITECTURES)
@@ -45,9 +45,9 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
     """Logits and every tap at each node = a plain pass over prompt + path; then again after a ragged commit."""
-    prompts = fill(target)
+    cache, prompts = fill(target)
     tree = draft(3)
-    verified = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), tree, ALL_TAPS)
+    verified = target.verify(cache, range(3), torch.tensor([p[-1] for p in prompts]), tree, ALL_TAPS)
     assert verified.logits.rows.shape == (3 * (1 + len(PARENTS)), tiny.VOCAB)
     logits, taps = everywhere(verified)
     for row, prompt in enumerate(prompts):
@@ -60,9 +60,9 @@ def test_every_node_sees_its_own_path_and_nothing_else(target: Target) -> None:
                 expected = plain.hidden_states[boundary][0, -1]
                 torch.testing.assert_close(taps[row, node, boundary], expected, **CLOSE)
     kept = ([0, 2], [], [1, 5])
-    target.commit(range(3), [[0, *(i + 1 for i in path)] for path in kept])
+    cache.commit(range(3), [[0, *(i + 1 for i in path)] for path in kept])
     roots = torch.tensor([5, 6, 7])
-    again = target.verify(range(3), roots, DraftTree.empty(3, target.device), ())
+    again = target.verify(cache, range(3), roots, DraftTree.empty(3, target.device), ())
     for row, (prompt, path) in enumerate(zip(prompts, kept, strict=True)):
         tokens = [*prompt, *(int(tree.tokens[row, i]) for i in path), int(roots[row])]
         torch.testing.assert_close(
@@ -102,9 +102,9 @@ def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.Monk
 def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target) -> None:
     """Caught in passes of the model and of its base alike."""
     prompt, last = tiny.prompts(13)[0], target.final_boundary
-    target.resize(1)
-    (piece,) = target.prefill(range(1), [prompt], (1, last))
-    verified = target.verify(range(1), torch.tensor(prompt[-1:]), DraftTree.empty(1, target.device), (last,))
+    cache = target.allocate(1)
+    (piece,) = target.prefill(cache, range(1), [prompt], (1, last))
+    verified = target.verify(cache, range(1), torch.tensor(prompt[-1:]), DraftTree.empty(1, target.device), (last,))
     caught = torch.cat((piece.taps[0, :, 1], verified.taps[:, 0]))
     traced = target.trace(torch.tensor([prompt]), torch.tensor([len(prompt)]), (0, last))
     assert torch.equal(traced.taps[:, :, 1], traced.final)
@@ -114,10 +114,10 @@ def test_the_boundary_after_the_final_norm_is_what_the_head_reads(target: Target
 
 def test_the_last_boundary_is_the_input_of_the_final_norm() -> None:
     target = tiny.target("llama")
-    prompts = fill(target)
+    cache, prompts = fill(target)
     caught: list[torch.Tensor] = []
     handle = target.model.model.norm.register_forward_pre_hook(lambda _module, args: caught.append(args[0]))
-    verified = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), draft(3), (tiny.LAYERS,))
+    verified = target.verify(cache, range(3), torch.tensor([p[-1] for p in prompts]), draft(3), (tiny.LAYERS,))
     handle.remove()
     assert torch.equal(verified.taps[:, 0], caught[0].flatten(0, 1))
 
@@ -129,14 +129,14 @@ def test_prefill_in_pieces_is_prefill_at_once(name: str, chunk: int) -> None:
     prompts = tiny.prompts(*LENGTHS)
 
     def run(width: int) -> tuple[list[list[int]], list[torch.Tensor], torch.Tensor]:
-        target.resize(3)
+        cache = target.allocate(3)
         tokens: list[list[int]] = [[], [], []]
         states: list[list[torch.Tensor]] = [[], [], []]
-        for piece in target.prefill(range(3), prompts, taps, width):
+        for piece in target.prefill(cache, range(3), prompts, taps, width):
             for row, count in enumerate(piece.counts):
                 tokens[row] += piece.next_tokens[row, :count].tolist()
                 states[row] += list(piece.taps[row, :count])
-        after = target.verify(range(3), torch.tensor([p[-1] for p in prompts]), draft(3), ())
+        after = target.verify(cache, range(3), torch.tensor([p[-1] for p in prompts]), draft(3), ())
         return tokens, [torch.stack(s) for s in states if s], after.logits.rows
 
     once, pieces = run(512), run(chunk)
@@ -149,33 +149,33 @@ def test_prefill_in_pieces_is_prefill_at_once(name: str, chunk: int) -> None:
 def test_prefill_continues_a_committed_prefix() -> None:
     target = tiny.target("olmo3")
     prompt = tiny.prompts(20)[0]
-    target.resize(1)
+    cache = target.allocate(1)
     for part in (prompt[:8], prompt[7:]):
-        for _ in target.prefill(range(1), [part], ()):
+        for _ in target.prefill(cache, range(1), [part], ()):
             pass
-    verified = target.verify(range(1), torch.tensor([prompt[-1]]), DraftTree.empty(1, target.device), ())
+    verified = target.verify(cache, range(1), torch.tensor([prompt[-1]]), DraftTree.empty(1, target.device), ())
     torch.testing.assert_close(verified.logits.rows[0], tiny.full_forward(target.model, prompt).logits[0, -1], **CLOSE)
 
 
 def test_verify_commits_nothing_and_repeats() -> None:
     target = tiny.target("mistral")
-    prompts = fill(target)
+    cache, prompts = fill(target)
     roots, tree = torch.tensor([p[-1] for p in prompts]), draft(3)
-    first = target.verify(range(3), roots, tree, ())
-    target.verify(range(3), roots, draft(3, seed=8), ())
-    assert target.cache.lengths == [len(p) - 1 for p in prompts]
-    assert torch.equal(first.logits.rows, target.verify(range(3), roots, tree, ()).logits.rows)
+    first = target.verify(cache, range(3), roots, tree, ())
+    target.verify(cache, range(3), roots, draft(3, seed=8), ())
+    assert cache.lengths == [len(p) - 1 for p in prompts]
+    assert torch.equal(first.logits.rows, target.verify(cache, range(3), roots, tree, ()).logits.rows)
 
 
 def test_a_row_is_independent_of_the_others() -> None:
     target = tiny.target("gemma2")
-    prompts = fill(target)
+    cache, prompts = fill(target)
     tree = draft(3)
     roots = torch.tensor([p[-1] for p in prompts])
-    together = target.verify(range(3), roots, tree, (1,))
+    together = target.verify(cache, range(3), roots, tree, (1,))
     for row in range(3):
         alone = DraftTree(*(t[row : row + 1] for t in (tree.tokens, tree.parents, tree.logprob, tree.valid)), 3)
-        single = target.verify(range(row, row + 1), roots[row : row + 1], alone, (1,))
+        single = target.verify(cache, range(row, row + 1), roots[row : row + 1], alone, (1,))
         torch.testing.assert_close(single.logits.rows, everywhere(together)[0][row], **CLOSE)
         torch.testing.assert_close(single.taps, everywhere(together)[1][row], **CLOSE)
 
@@ -187,7 +187,7 @@ def test_taps_leave_no_hooks_even_after_an_error(monkeypatch: pytest.MonkeyPatch
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in target.model.modules())
 
     before = hooks()  # transformers leaves some of its own
-    fill(target, ALL_TAPS)
+    cache, _ = fill(target, ALL_TAPS)
     assert hooks() == before
 
     def fail(*_args: object, **_kwargs: object) -> None:
@@ -195,16 +195,16 @@ def test_taps_leave_no_hooks_even_after_an_error(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(target.model.model.norm, "forward", fail)
     with pytest.raises(RuntimeError, match="half-way"):
-        target.verify(range(1), torch.tensor([5]), DraftTree.empty(1, target.device), ALL_TAPS)
+        target.verify(cache, range(1), torch.tensor([5]), DraftTree.empty(1, target.device), ALL_TAPS)
     assert hooks() == before
 
 
 def test_moved_and_truncated_slots_go_on_correctly() -> None:
     target = tiny.target("qwen3")
-    prompts = fill(target)
-    target.move(1, 2)
-    target.truncate(2, 10)
+    cache, prompts = fill(target)
+    cache.move(1, 2)
+    cache.truncate(2, 10)
     tokens = prompts[1][:10]
-    verified = target.verify(range(2, 3), torch.tensor([8]), DraftTree.empty(1, target.device), ())
+    verified = target.verify(cache, range(2, 3), torch.tensor([8]), DraftTree.empty(1, target.device), ())
     plain = tiny.full_forward(target.model, [*tokens, 8])
     torch.testing.assert_close(verified.logits.rows[0], plain.logits[0, -1], **CLOSE)

@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotar
 
 from eyas.targets import Target, VerifyOutput
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.slots import SlotCache
 from eyas.targets.transformers_names import cache_argument
 from eyas.tree import DraftTree
 
@@ -58,13 +59,12 @@ def ragged_tree(seed: int = 3) -> DraftTree:
     return DraftTree(tokens, torch.tensor([PARENTS] * len(VALID)), torch.zeros(tokens.shape), valid, 3)
 
 
-def fill(target: Target) -> Tensor:
+def fill(target: Target) -> tuple[SlotCache, Tensor]:
     """Prefill all prompts and return the roots [R]."""
-    target.resize(len(LENGTHS))
-    prompts = tiny.prompts(*LENGTHS)
-    for _ in target.prefill(range(len(LENGTHS)), prompts, (), 7):
+    cache, prompts = target.allocate(len(LENGTHS)), tiny.prompts(*LENGTHS)
+    for _ in target.prefill(cache, range(len(LENGTHS)), prompts, (), 7):
         pass
-    return torch.tensor([p[-1] for p in prompts])
+    return cache, torch.tensor([p[-1] for p in prompts])
 
 
 def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
@@ -87,16 +87,16 @@ def check(target: Target, verified: VerifyOutput, tree: DraftTree) -> None:
 def test_a_ragged_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compact: bool) -> None:
     target, tree = tiny.target(name), ragged_tree()
     assert target.ragged
-    roots = fill(target)
+    cache, roots = fill(target)
     tree = tree.compact() if compact else tree
-    verified = target.verify(range(4), roots, tree, (2,))
+    verified = target.verify(cache, range(4), roots, tree, (2,))
     assert verified.tokens == 4 + sum(map(sum, VALID))
     assert verified.logits.rows.shape == (verified.tokens, tiny.VOCAB)
     check(target, verified, tree)
     # a walked path is committed from where it was staged
     column = 3 if compact else 5  # row 1: node 4 is its third valid one
-    target.commit(range(4), [[0, 1, 3], [0, 1, column], [0], [0]])
-    again = target.verify(range(1, 2), torch.tensor([9]), DraftTree.empty(1, CPU), ())
+    cache.commit(range(4), [[0, 1, 3], [0, 1, column], [0], [0]])
+    again = target.verify(cache, range(1, 2), torch.tensor([9]), DraftTree.empty(1, CPU), ())
     tokens = [*tiny.prompts(*LENGTHS)[1], *(int(tree.tokens[1, c - 1]) for c in (1, column)), 9]
     torch.testing.assert_close(again.logits.rows[0], tiny.full_forward(target.model, tokens).logits[0, -1], **CLOSE)
 
@@ -104,20 +104,20 @@ def test_a_ragged_pass_runs_the_valid_nodes_and_gets_them_right(name: str, compa
 def test_rows_of_one_length_are_run_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of one length never make a layout."""
     target = tiny.target()
-    roots = fill(target)
+    cache, roots = fill(target)
     monkeypatch.setattr(RaggedLayout, "of", None)
     tree = ragged_tree()
     full = DraftTree(tree.tokens, tree.parents, tree.logprob, torch.ones_like(tree.valid), 3)
-    assert target.verify(range(4), roots, full, ()).tokens == 28
-    assert target.verify(range(4), roots, DraftTree.empty(4, CPU), ()).tokens == 4
+    assert target.verify(cache, range(4), roots, full, ()).tokens == 28
+    assert target.verify(cache, range(4), roots, DraftTree.empty(4, CPU), ()).tokens == 4
 
 
 def test_prefill_lays_ragged_prompts_end_to_end() -> None:
     target = tiny.target()
-    target.resize(3)
+    cache = target.allocate(3)
     seen: list[int] = []
     watched = target.model.model.layers[0].mlp.register_forward_pre_hook(lambda _m, args: seen.append(args[0].numel()))
-    for piece in target.prefill(range(3), tiny.prompts(5, 12, 1), (1,), 8):
+    for piece in target.prefill(cache, range(3), tiny.prompts(5, 12, 1), (1,), 8):
         assert piece.taps.shape[:2] == piece.next_tokens.shape
     watched.remove()
     assert [n // tiny.HIDDEN for n in seen] == [4 + 8, 3]
@@ -126,21 +126,21 @@ def test_prefill_lays_ragged_prompts_end_to_end() -> None:
 def test_rows_are_prefilled_while_others_decode() -> None:
     """Chunks of rows 2 and 3 between rounds of rows 0 and 1; nobody notices."""
     target, prompts = tiny.target("gemma3"), tiny.prompts(13, 20, 17, 6)
-    target.resize(4)
-    for _ in target.prefill(range(2), prompts[:2], ()):
+    cache = target.allocate(4)
+    for _ in target.prefill(cache, range(2), prompts[:2], ()):
         pass
     texts = [list(p) for p in prompts]
     for step in range(3):
         roots = torch.tensor([text[-1] for text in texts[:2]])
-        best = target.verify(range(2), roots, DraftTree.empty(2, CPU), ()).logits.best()
-        target.commit(range(2), [[0], [0]])
+        best = target.verify(cache, range(2), roots, DraftTree.empty(2, CPU), ()).logits.best()
+        cache.commit(range(2), [[0], [0]])
         for text, token in zip(texts, best[:, 0].tolist(), strict=False):
             text.append(token)
         pieces = [p[step * 7 : step * 7 + 8] for p in prompts[2:]]
-        assert target.prefill_chunk(range(2, 4), pieces, ()).counts == [7 if step < 2 else 2, (5, 0, 0)[step]]
-    assert target.cache.lengths == [15, 22, 16, 5]
+        assert target.prefill_chunk(cache, range(2, 4), pieces, ()).counts == [7 if step < 2 else 2, (5, 0, 0)[step]]
+    assert cache.lengths == [15, 22, 16, 5]
     roots = torch.tensor([text[-1] for text in texts])
-    logits = target.verify(range(4), roots, DraftTree.empty(4, CPU), ()).logits
+    logits = target.verify(cache, range(4), roots, DraftTree.empty(4, CPU), ()).logits
     for row, text in enumerate(texts):
         torch.testing.assert_close(logits.rows[row], tiny.full_forward(target.model, text).logits[0, -1], **CLOSE)
     for text, prompt in zip(texts[:2], prompts, strict=False):
@@ -184,10 +184,9 @@ def test_a_model_with_its_own_attention_runs_padded(wrong: bool, monkeypatch: py
 
 
 def target_after(target: Target) -> VerifyOutput:
-    roots, tree = fill(target), ragged_tree()
-    verified = target.verify(range(4), roots, tree, (2,))
+    (cache, roots), tree = fill(target), ragged_tree()
+    verified = target.verify(cache, range(4), roots, tree, (2,))
     stock = Target(tiny.build_model("llama"))
-    fill(stock)
     check(stock, verified, tree)
     return verified
 
@@ -199,7 +198,7 @@ def test_ragged_passes_can_be_declined() -> None:
 
 def test_an_error_inside_leaves_no_layout_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny.target()
-    roots, tree = fill(target), ragged_tree()
+    (cache, roots), tree = fill(target), ragged_tree()
 
     def fail(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError("half-way")
@@ -207,6 +206,6 @@ def test_an_error_inside_leaves_no_layout_behind(monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(nn.Linear, "forward", fail)
         with pytest.raises(RuntimeError, match="half-way"):
-            target.verify(range(4), roots, tree, ())
-    check(target, target.verify(range(4), roots, tree, (2,)), tree)
+            target.verify(cache, range(4), roots, tree, ())
+    check(target, target.verify(cache, range(4), roots, tree, (2,)), tree)
     tiny.full_forward(target.model, [1, 2, 3])

@@ -32,9 +32,9 @@ def prefilled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     target = tiny.target("olmo3")
     prefill = target.prefill_to_end
 
-    def counting(rows: range, tokens: Any, *args: Any) -> Any:
+    def counting(cache: Any, rows: range, tokens: Any, *args: Any) -> Any:
         counts.append(len(tokens[0]))
-        return prefill(rows, tokens, *args)
+        return prefill(cache, rows, tokens, *args)
 
     monkeypatch.setattr(target, "prefill_to_end", counting)
     return counts

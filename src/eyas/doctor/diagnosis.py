@@ -120,5 +120,4 @@ def decode(
     for completion in engine.generate([Request(prompt, params, chat=True) for prompt in prompts]):
         stats.merge(completion.stats)
         answers.append(list(completion.token_ids))
-    target.resize(0)  # free the cache's memory
     return DecodedAnswers(stats, answers)

@@ -5,10 +5,12 @@ Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hid
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from typing_extensions import Self
 
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.verify import Coupling
@@ -54,8 +56,14 @@ class Drafter(Protocol):
     def slots(self) -> int:
         """How many sequences it has room for."""
 
+    def fresh(self) -> Self:
+        """A drafter of the same weights with slots of its own, of which there are none yet."""
+        made = copy.copy(self)
+        made.resize(0)
+        return made
+
     def resize(self, slots: int) -> None:
-        """Start over with `slots` empty slots."""
+        """Start over with `slots` empty slots, which share nothing with those of before."""
 
     def reshape(self, slots: int, columns: int) -> None:
         """Change to `slots` slots of `columns` columns; keep what lies in both shapes."""

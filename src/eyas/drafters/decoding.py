@@ -24,7 +24,7 @@ from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
-from eyas.targets.graphs import Compute, PassGraphs, filled_up, recurring
+from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
@@ -64,13 +64,16 @@ class Stage(NamedTuple):
 class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
-    def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
-        """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet."""
+    def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
+        """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet.
+
+        `record` records its passes, if given.
+        """
         self.network = network
         self._taps = taps
         self._ids = network.target_ids
         self._guesses, self._decoder = network.config.guesses, network.decoder()
-        self.graphs: PassGraphs | None = None  # the network's recorded passes, if they are to be recorded
+        self.record = record
         self.resize(0)
 
     @property
@@ -109,8 +112,7 @@ class NetworkDrafter(Drafter):
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
-        if self.graphs is not None:
-            self.graphs.clear()
+        self._cache.graphs = None if self.record is None else PassGraphs(self.record)
         self._deferred = DeferredPairs(slots)
         # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
         self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
@@ -257,7 +259,7 @@ class NetworkDrafter(Drafter):
         """
         width = max(counts)
         pairs = tuple(each[:, :width] for each in pairs)
-        if self.graphs is not None and self.graphs.takes(len(rows) * width):
+        if self._cache.graphs is not None and self._cache.graphs.takes(len(rows) * width):
             width = max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows)))
             return width, None, [filled_up(each, len(rows), width) for each in pairs]
         if sum(counts) == len(rows) * width:
@@ -298,8 +300,8 @@ class NetworkDrafter(Drafter):
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
         """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
-        if self.graphs is not None and layout is None:
-            done = self.graphs.run(kind, self._cache, rows, staged, inputs, compute)
+        if self._cache.graphs is not None and layout is None:
+            done = self._cache.graphs.run(kind, self._cache, rows, staged, inputs, compute)
             if done is not None:
                 return done
         return compute(rows, None, self._lengths(rows), *inputs)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from eyas.drafters.base import Drafter, SavedPairs
 from eyas.drafters.history import LookupDrafter
@@ -78,6 +79,9 @@ class HybridDrafter(Drafter):
     @property
     def slots(self) -> int:
         return self.network.slots
+
+    def fresh(self) -> Self:
+        return type(self)(self.network.fresh(), self.lookup.fresh(), self._device)
 
     def resize(self, slots: int) -> None:
         self.network.resize(slots)

@@ -33,7 +33,7 @@ from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
 from eyas.targets.fingerprint import fingerprint
-from eyas.targets.graphs import PassGraphs
+from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
@@ -145,10 +145,7 @@ def _decoding(
     if layout is not None:
         prepack_linears(network, layout)
         use_huge_pages()
-    drafter = drafter_of(network, network.config.taps_of(target.num_layers), chosen)
-    if target.record is not None:
-        drafter.graphs = PassGraphs(target.record)
-    return drafter
+    return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)
 
 
 def drafter_layout(target: Target, quantize: str | None = None) -> type[PrepackedLinear] | None:
@@ -176,19 +173,21 @@ def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> Win
     return pairs
 
 
-def drafter_of(network: DraftNetwork, taps: tuple[int, ...], window: WindowChoice = None) -> NetworkDrafter:
+def drafter_of(
+    network: DraftNetwork, taps: tuple[int, ...], window: WindowChoice = None, record: Record | None = None
+) -> NetworkDrafter:
     """The drafter that runs a network, which reads the boundaries `taps` of its target.
 
-    Its `window` is a number of pairs, `off`, or None for the one in the network's config.
+    Its `window` is a number of pairs, `off`, or None for the one in the network's config. `record` records its passes.
     """
     pairs = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(pairs, int):
-        return WindowDrafter(network, taps, Window(pairs))
+        return WindowDrafter(network, taps, Window(pairs), record)
     if isinstance(network, BlockNetwork):
-        return BlockDrafter(network, taps)
+        return BlockDrafter(network, taps, record)
     if isinstance(network, Cascade):
-        return CascadeDrafter(network, taps)
-    return NetworkDrafter(network, taps) if network.masked_pair() is None else ParallelDrafter(network, taps)
+        return CascadeDrafter(network, taps, record)
+    return (NetworkDrafter if network.masked_pair() is None else ParallelDrafter)(network, taps, record)
 
 
 def local_directory(source: str | Path) -> Path:

@@ -36,7 +36,7 @@ from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
 
 
 class Engine:
-    """A target, perhaps a drafter, and the slots their sequences run in."""
+    """A target, perhaps a drafter, and the slots their sequences run in, which are this engine's alone."""
 
     def __init__(
         self,
@@ -62,6 +62,8 @@ class Engine:
                 raise UsageError(f"{name} must be at least 1, got {value}")
         if controller is not None and speculation is None:
             raise UsageError("a controller plans drafts: it needs a drafter")
+        if speculation is not None:  # the weights may serve other engines, the slots are this one's
+            speculation = replace(speculation, drafter=speculation.drafter.fresh())
         self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.rule, self.controller, self.batch_size = rule or SeededWalk(), controller, self.limits.max_running
@@ -158,8 +160,8 @@ class Engine:
         scheduler.begin(staging_columns(runner.tree), now)
         if not scheduler.in_slots:
             runner.reset_sampler()
-        if not runner.claim(scheduler.room):
-            scheduler.preempt(scheduler.in_slots)
+        if not runner.intact:
+            runner.empty(scheduler.room)
         intact = False
         try:
             ended = False
@@ -173,16 +175,16 @@ class Engine:
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:
-            runner.release(intact=False)
+            runner.intact = False
             if not scheduler.run_less(error):
                 self._end(scheduler.in_slots, "error", error)
             runner.free_memory()
         except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
-            runner.release(intact=False)
+            runner.intact = False
             self._end(scheduler.in_slots, "error", error)
         finally:
-            runner.release(intact)
             if not intact:
+                runner.intact = False
                 scheduler.preempt(scheduler.in_slots)
 
     def _admit(self, now: float) -> None:

@@ -24,8 +24,7 @@ from typing import Generic, TypeVar
 from eyas.drafters.base import Drafter, SavedPairs
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
-from eyas.targets import Target
-from eyas.targets.slots import Saved
+from eyas.targets.slots import Saved, SlotCache
 
 BLOCK = 32
 
@@ -202,9 +201,9 @@ class SavedBlock:
 class PrefixCache:
     """Prefixes, and the slots of target and drafter that they are copied from and to."""
 
-    def __init__(self, target: Target, drafter: Drafter | None, limit: int) -> None:
+    def __init__(self, cache: SlotCache, drafter: Drafter | None, limit: int) -> None:
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
-        self._target, self._drafter = target, drafter
+        self._cache, self._drafter = cache, drafter
 
     def clear(self) -> None:
         """Forget all prefixes."""
@@ -226,7 +225,7 @@ class PrefixCache:
         for start, count, saved in found:
             if start > reusable:
                 break
-            self._target.cache.copy_in(slot, saved.columns, min(count, reusable - start))
+            self._cache.copy_in(slot, saved.columns, min(count, reusable - start))
             if drafter is not None and saved.pairs is not None:
                 drafter.load(slot, saved.pairs, min(start + count - 1, reusable) - max(start - 1, 0))
         return reusable
@@ -242,7 +241,7 @@ class PrefixCache:
             return None if drafter is None else drafter.save(slot, max(start - 1, 0), stop - 1)
 
         def save(start: int, stop: int) -> SavedBlock:
-            return SavedBlock(self._target.cache.copy_out(slot, start, stop), pairs(start, stop))
+            return SavedBlock(self._cache.copy_out(slot, start, stop), pairs(start, stop))
 
         def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
             if drafter is None:

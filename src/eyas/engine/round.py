@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from eyas.drafters.base import Drafter
 from eyas.runtime import to_device
 from eyas.targets import Target
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.types import TokenLogprobs
 from eyas.verify import EmittedLogprobs, IndependentDraws, LegalTree, Sampler, SeededWalk, Walk, WalkRule
@@ -34,6 +35,16 @@ class Speculation:
     """None = plain rounds: the drafter observes what is committed and computes nothing."""
     coupled: bool = True
     """Let the drafter rank children with the sampler's own noise (Gumbel coupling)."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """A target, the slots that its passes read and write, and how tokens are chosen in them."""
+
+    target: Target
+    cache: SlotCache
+    sampler: Sampler
+    rule: WalkRule = field(default_factory=SeededWalk)
 
 
 class VerifiedDraft(NamedTuple):
@@ -75,28 +86,27 @@ class RoundOutput(NamedTuple):
 
 @torch.inference_mode()
 def run_round(
-    target: Target,
+    slots: Slots,
     speculation: Speculation | None,
-    sampler: Sampler,
     rows: range,
     roots: Tensor,  # [R] each row's last token, not yet in the target's cache
-    rule: WalkRule | None = None,
     drafting: Sequence[bool] | None = None,  # [R] rows that get a draft; None = all
     observed: Sequence[bool] | None = None,  # [R] rows whose committed tokens the drafter observes; None = all
 ) -> RoundOutput:
     """Advance every row by one target pass."""
+    target, cache, sampler, rule = slots.target, slots.cache, slots.sampler, slots.rule
     observed = [True] * len(rows) if observed is None else observed
     drafting = [True] * len(rows) if drafting is None else drafting
     speculation = speculation if any(observed) else None
     spec = speculation.tree if speculation is not None and any(drafting) else None
-    contexts = [target.length(row) + 1 for row in rows]
+    contexts = [cache.length(row) + 1 for row in rows]
     taps = () if speculation is None else speculation.drafter.taps
 
     started = time.perf_counter()
     if speculation is None or spec is None:
         tree, drafting = DraftTree.empty(len(rows), target.device), [False] * len(rows)
     else:
-        draws = None if rule is None or rule.seeded else IndependentDraws(sampler, rows)
+        draws = None if rule.seeded else IndependentDraws(sampler, rows)
         coupling = draws or sampler.coupling(rows, speculation.coupled)
         tree = speculation.drafter.draft(rows, spec, coupling, drafting).compact()
         tree = tree if draws is None else draws.kept(tree)
@@ -104,11 +114,11 @@ def run_round(
 
     legal = sampler.legal(rows, tree)  # the trees as the rows' grammars allow them
     tree = tree if legal is None else legal.tree
-    verified = target.verify(rows, roots, tree, taps)
-    walk, paths, output = _walk(verified.logits, legal, tree, sampler, rows, rule)
+    verified = target.verify(cache, rows, roots, tree, taps)
+    walk, paths, output = _walk(slots, verified.logits, legal, tree, rows)
     passed = time.perf_counter()
 
-    target.commit(rows, paths)
+    cache.commit(rows, paths)
     committed = time.perf_counter()
     if speculation is not None:
         if spec is not None:
@@ -129,12 +139,10 @@ def run_round(
 
 @torch.inference_mode()
 def run_first_round(
-    target: Target,
+    slots: Slots,
     drafter: Drafter | None,
-    sampler: Sampler,
     rows: range,
     unread: Sequence[Sequence[int]],
-    rule: WalkRule | None = None,
     reading: Sequence[bool] = (),
     observed: Sequence[bool] | None = None,
 ) -> RoundOutput:
@@ -143,14 +151,15 @@ def run_first_round(
     So a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all); rows that are
     `reading` [R] compute at once, the others defer. Needs `target.head_is_exact`.
     """
+    target = slots.target
     observed = [True] * len(rows) if observed is None else observed
     drafter = drafter if any(observed) else None
 
     started = time.perf_counter()
     tree = DraftTree.empty(len(rows), target.device)
-    legal = sampler.legal(rows, tree)
-    logits, piece = target.prefill_to_end(rows, unread, () if drafter is None else drafter.taps)
-    walk, _, output = _walk(logits, legal, tree, sampler, rows, rule)
+    legal = slots.sampler.legal(rows, tree)
+    logits, piece = target.prefill_to_end(slots.cache, rows, unread, () if drafter is None else drafter.taps)
+    walk, _, output = _walk(slots, logits, legal, tree, rows)
     passed = time.perf_counter()
 
     if drafter is not None:
@@ -177,13 +186,14 @@ def observe_rows(
 
 
 def _walk(
-    logits: NodeLogits, legal: LegalTree | None, tree: DraftTree, sampler: Sampler, rows: range, rule: WalkRule | None
+    slots: Slots, logits: NodeLogits, legal: LegalTree | None, tree: DraftTree, rows: range
 ) -> tuple[Walk, list[list[int]], RoundOutput]:
     """Walk the trees, advance the sampler, and fetch the outcome: the one host sync.
 
     Returns the walk (on the device), the node indices walked in each row, and what is known of the output.
     """
-    walk = (rule or SeededWalk())(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
+    sampler = slots.sampler
+    walk = slots.rule(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
     walk = walk.to(logits.rows.device)
     sampler.commit(rows, walk.tokens, walk.accepted + 1)
     wanted = sampler.logprobs(rows)

@@ -1,10 +1,8 @@
 """The model runner: the slots that sequences run in, and the passes over them.
 
 It owns all that has slots and moves together (the target's cache, the drafter's, the sampler's state) and the prefix
-cache that copies from and to them, and runs what the scheduler has decided: prompts a chunk further, and rounds.
-
-Several engines may share a target: `Target.holder` says whose sequences its slots hold. A runner that finds another's
-name there, or nobody's because a pass broke off, has lost what was in the slots; the engine reads it again.
+cache that copies from and to them, and runs what the scheduler has decided: prompts a chunk further, and rounds. Other
+engines may use the same weights.
 """
 
 from __future__ import annotations
@@ -20,12 +18,13 @@ import torch
 from eyas.drafters.base import Drafter
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.round import RoundOutput, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
+from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import CacheRoom, Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, to_device
 from eyas.targets import PrefillChunk, Target
+from eyas.targets.slots import COLUMNS, SlotCache
 from eyas.tree import TreeSpec
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
@@ -57,46 +56,37 @@ class ModelRunner:
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
-        self._caches: list[Target | Drafter] = [target] if self.drafter is None else [target, self.drafter]
+        self.cache = target.allocate(0)
+        self._caches: list[SlotCache | Drafter] = [self.cache, *(() if self.drafter is None else (self.drafter,))]
+        self.intact = False
+        """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
-        self._writing, self._prompt_pairs = False, 0
+        self._prompt_pairs = 0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
         """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
         if self.prefixes is None:
-            self.prefixes = PrefixCache(self.target, self.drafter, tokens)
+            self.prefixes = PrefixCache(self.cache, self.drafter, tokens)
 
     def reset_sampler(self) -> None:
         """Forget all sampling state; no sequence may be in a slot."""
         self.sampler = Sampler(self._max_running, self.target.vocab_size, self.target.device)
+        self._slots = Slots(self.target, self.cache, self.sampler, self.rule)
 
     # Slots
 
-    def claim(self, room: CacheRoom) -> bool:
-        """Begin to write. False if the slots no longer hold what `release` left in them: they are empty then."""
-        kept = self.target.holder is self
-        self.target.holder, self._writing = None, True  # nobody's, until a `release` says that all is in order
-        if not kept:
-            room.slots, room.columns = self.target.slots, self.target.cache.capacity
-            if room.slots > self._max_running or not room.fits([room.columns] * room.slots):
-                self.target.resize(0)
-                room.slots = 0
-            for cache in self._caches:
-                for slot in range(cache.slots):
-                    cache.truncate(slot, 0)
-            self.reshape(room)
-        return kept
-
-    def release(self, intact: bool) -> None:
-        """End a `claim`. Unless all is `intact` the slots belong to nobody, and the next claim empties them."""
-        self._writing = False
-        self.target.holder = self if intact else None
-
-    @property
-    def held(self) -> bool:
-        """Whether the slots hold this engine's sequences."""
-        return self._writing or self.target.holder is self
+    def empty(self, room: CacheRoom) -> None:
+        """Empty all slots, whatever a pass that broke off has left of them; `room` becomes what is allocated."""
+        room.slots, room.columns = self.cache.slots, self.cache.capacity
+        if not room.fits([room.columns] * room.slots):
+            self.cache.reshape(0, COLUMNS)
+            room.slots, room.columns = 0, COLUMNS
+        for cache in self._caches:
+            for slot in range(cache.slots):
+                cache.truncate(slot, 0)
+        self.reshape(room)
+        self.intact = True
 
     def reshape(self, room: CacheRoom) -> None:
         """Give all caches the shape of `room`, keeping what they hold."""
@@ -105,8 +95,9 @@ class ModelRunner:
 
     def free_memory(self) -> None:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""
-        for cache in self._caches:
-            cache.resize(0)
+        self.cache.reshape(0, COLUMNS)
+        if self.drafter is not None:
+            self.drafter.resize(0)
         if self.prefixes is not None:
             self.prefixes.clear()
         if self.target.device.type == "cuda":
@@ -127,7 +118,7 @@ class ModelRunner:
 
         Where there is no memory for the copies, all prefixes are given up.
         """
-        if self.prefixes is not None and self.held:  # another engine may have taken the slots since the last step
+        if self.prefixes is not None and self.intact:
             try:
                 for sequence in sequences:
                     self.prefixes.save(sequence, tail)
@@ -139,7 +130,7 @@ class ModelRunner:
     def keep(self, leaving: Collection[SequenceState]) -> None:
         """Keep what may be of use to others of sequences whose slots are about to be freed."""
         self.cache_prefix([one for one in leaving if one.finish_reason != "error"], tail=True)
-        if self.drafter is None or not self.held:
+        if self.drafter is None or not self.intact:
             return
         for sequence in leaving:
             if (
@@ -151,7 +142,7 @@ class ModelRunner:
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
         """Empty the freed slots, then move sequences to close the gaps."""
-        if not self.held:
+        if not self.intact:
             return
         for slot in freed:
             for cache in self._caches:
@@ -181,7 +172,7 @@ class ModelRunner:
         taps = () if drafter is None else drafter.taps
         starts = [sequence.cached for sequence in batch.sequences]
         with _pass_of(sum(min(count, self._prefill_chunk) for count in batch.counts)):
-            for chunk in self.target.prefill(batch.rows, batch.windows(), taps, self._prefill_chunk):
+            for chunk in self.target.prefill(self.cache, batch.rows, batch.windows(), taps, self._prefill_chunk):
                 for row, sequence in enumerate(batch.sequences):
                     self._score(sequence, starts[row], chunk, row)
                     starts[row] += chunk.counts[row]
@@ -212,9 +203,7 @@ class ModelRunner:
         # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
         reading = [speculates and self._drafts and self._forgets for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
-            output = run_first_round(
-                self.target, self.drafter, self.sampler, rest.rows, rest.windows(), self.rule, reading, observed
-            )
+            output = run_first_round(self._slots, self.drafter, rest.rows, rest.windows(), reading, observed)
         self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:
             sequence.cached = sequence.known
@@ -253,7 +242,7 @@ class ModelRunner:
         rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
-            output = run_round(self.target, speculation, self.sampler, rows, roots, self.rule, drafting, observed)
+            output = run_round(self._slots, speculation, rows, roots, drafting, observed)
         seconds = time.perf_counter() - started
         if self.controller is not None and any(drafting):
             record = RoundRecord(
@@ -293,17 +282,17 @@ class ModelRunner:
         """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""
         if self.prefixes is not None:
             self.prefixes.store.check()
-        if not self.held:
+        if not self.intact:
             return
-        columns = self.target.cache.capacity
-        if columns != room.columns and self.target.slots:
+        columns = self.cache.capacity
+        if columns != room.columns and self.cache.slots:
             raise InvariantError(f"the target's cache has {columns} columns, the scheduler counts {room.columns}")
         for cache in self._caches:
             name = type(cache).__name__
             if cache.slots != room.slots:
                 raise InvariantError(f"{name} has {cache.slots} slots, the scheduler counts {room.slots}")
             for slot in range(cache.slots):
-                used = slot < len(running) and (cache is self.target or running[slot].request.speculate)
+                used = slot < len(running) and (cache is self.cache or running[slot].request.speculate)
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")

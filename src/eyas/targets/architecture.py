@@ -6,7 +6,7 @@ computes the same when it is run in another way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import getmodule, signature
@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from eyas.errors import ModelError, UnsupportedModelError
 from eyas.targets.quantization import quantized_by
-from eyas.targets.transformers_names import cache_argument
+from eyas.targets.transformers_names import attends, cache_argument
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -29,15 +29,19 @@ class AttentionPlan:
 
     windows: dict[str, int | None]
     """Attention type -> number of latest positions that it sees; None = all."""
+    recurrent: frozenset[str] = frozenset()
+    """Types of layers that don't attend: they keep a recurrent state, or nothing."""
 
     @property
     def hybrid(self) -> bool:
         """Whether there is more than one type: the model then takes a mask for each."""
-        return len(self.windows) > 1
+        return len(self.windows) + len(self.recurrent) > 1
 
     def of_layers(self, config: Any) -> list[str]:
         """The attention type of each layer."""
-        return list(config.layer_types) if self.hybrid else list(self.windows) * config.num_hidden_layers
+        if self.hybrid:
+            return list(_layer_types(config))
+        return [*self.windows, *self.recurrent] * config.num_hidden_layers
 
 
 def attention_plan(config: Any) -> AttentionPlan:
@@ -45,18 +49,26 @@ def attention_plan(config: Any) -> AttentionPlan:
 
     Raises UnsupportedModelError for layers whose state can't be rolled back.
     """
-    types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    types = _layer_types(config)
     window = getattr(config, "sliding_window", None)
     if types is None:
         return AttentionPlan({SLIDING: window} if window else {FULL: None})
-    odd = sorted(set(types) - {FULL, SLIDING})
+    kinds, recurrent = set(types), {kind for kind in types if attends(kind) is False}
+    both = {kind for kind in types if attends(kind) is None}
+    kinds = kinds - recurrent - both | {SLIDING if "sliding" in kind else FULL for kind in both}
+    odd = sorted(kinds - {FULL, SLIDING})
     if odd:
         raise UnsupportedModelError(
-            f"{config.model_type} has {', '.join(odd)} layers: eyas verifies a tree of guesses and rolls the rejected "
-            "ones back, which works for full and sliding-window attention only (a recurrent state has already mixed "
-            "them in); use a model whose layers are attention layers"
+            f"{config.model_type} has {', '.join(odd)} layers: eyas verifies trees of guesses with full and "
+            "sliding-window attention and recurrent layers only; use a model whose layers are of these kinds"
         )
-    return AttentionPlan({kind: (window if kind == SLIDING else None) for kind in sorted(set(types))})
+    windows = {kind: (window if kind == SLIDING else None) for kind in sorted(kinds)}
+    return AttentionPlan(windows, frozenset(recurrent | ({"linear_attention"} if both else set())))
+
+
+def _layer_types(config: Any) -> Sequence[str] | None:
+    found: Sequence[str] | None = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
+    return found
 
 
 def auto_class(config: Any) -> type[Any]:
@@ -100,11 +112,6 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(_ENCODER_DECODER.format(kind))
-    if getattr(model_class, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{kind} keeps a recurrent state (linear attention, Mamba or the like) that can't be rolled back after "
-            "a rejected guess; use a model with a plain key-value cache"
-        )
     if cache_argument(model_class.forward) is None:
         raise UnsupportedModelError(
             f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes a cache"
@@ -119,8 +126,14 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
             f"{kind} reads its prompt in both directions (use_bidirectional_attention), so tokens see later ones; "
             "use a model with causal attention"
         )
-    attention_plan(text)
-    _refuse_own_positions(model_class, kind, accepted, text)
+    plan = attention_plan(text)
+    if getattr(model_class, "_is_stateful", False) and not plan.recurrent:
+        raise UnsupportedModelError(
+            f"{kind} keeps a recurrent state in a way of its own, not in transformers' cache: it can't be rolled back "
+            "after a rejected guess; use a model with a key-value cache, or one whose states are in transformers' cache"
+        )
+    if plan.windows:
+        _refuse_own_positions(model_class, kind, accepted, text)
     if "local" in (getattr(text, "attention_layers", None) or ()):
         raise UnsupportedModelError(
             f"{kind} masks its local attention layers itself, by column and not by position, which is wrong in "

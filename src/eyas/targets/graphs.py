@@ -3,7 +3,7 @@
 On a GPU such a pass takes less time than its host needs to launch its kernels one by one. A graph launches them all,
 but always the same ones at the same addresses: so passes come in recurring shapes, rows and columns rounded up; what
 differs between passes of a shape (tokens, lengths, what each sees) is copied to buffers at fixed addresses; and keys
-and values stay where the slot cache has them. When the cache moves, all graphs are recorded anew.
+and values stay where the slot cache has them, to which the graphs belong. When it moves, all are recorded anew.
 
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, K columns of keys.
 """
@@ -13,14 +13,16 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
-from eyas.targets.slots import SlotCache
+
+if TYPE_CHECKING:
+    from eyas.targets.slots import SlotCache
 
 _LOG = logging.getLogger("eyas")
 _MOST_TOKENS = 256
@@ -99,7 +101,6 @@ class PassGraphs:
         self._record, self._uses = record, uses
         self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or how often a shape came so far
         self._buffers: dict[Hashable, Tensor] = {}
-        self._allocation: object = None
         self.failure: str | None = None
         """Why nothing is recorded any more."""
 
@@ -127,9 +128,6 @@ class PassGraphs:
         shape = recurring_rows(cache, rows, staged) if self.takes(inputs[0].shape[:2].numel()) else None
         if shape is None:
             return None
-        if self._allocation is not cache.allocation:
-            self.clear()
-            self._allocation = cache.allocation
         lengths = to_device(cache.lengths[shape.rows.start : shape.rows.stop], inputs[0].device)
         given = [lengths, *(filled_up(tensor, len(shape.rows)) for tensor in inputs)]
         key = (kind, shape, *(tensor.shape for tensor in given))

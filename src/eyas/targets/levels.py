@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eyas.runtime import to_device
 from eyas.targets.native.decoder import Staged
-from eyas.targets.slots import StagedCache
+from eyas.targets.slots import SlotCache, StagedCache
 from eyas.targets.target import Target
 from eyas.targets.transformers_names import given
 from eyas.tree import Frontier
@@ -23,10 +23,10 @@ class StagedLevels:
     next pass over these rows overwrites.
     """
 
-    def __init__(self, target: Target, rows: range) -> None:
+    def __init__(self, target: Target, cache: SlotCache, rows: range) -> None:
         """For drafts below the last committed token of the slots `rows`."""
-        self._target, self._rows = target, rows
-        self._start = target.cache.start(rows)
+        self._target, self._cache, self._rows = target, cache, rows
+        self._start = cache.start(rows)
         self._above = -1  # the staged column of the first node of the level above
         none = torch.empty(len(rows), 0, dtype=torch.int64, device=target.device)
         self._parents = none  # [R, F] the staged column that each guess follows, -1 = none
@@ -40,7 +40,7 @@ class StagedLevels:
         """Run the next level's nodes; returns the logits [R, W, V] of what follows them."""
         first, width = self._parents.shape[1], frontier.tokens.shape[1]
         self._parents = torch.cat((self._parents, frontier.parents + self._above), dim=1)
-        self._target.cache.reserve(self._start + first + width, first)
+        self._cache.reserve(self._start + first + width, first)
         logits = self._native(frontier, first) if self._target.native is not None else self._modules(frontier, first)
         self._above = first
         return logits
@@ -48,16 +48,16 @@ class StagedLevels:
     def _native(self, frontier: Frontier, first: int) -> Tensor:
         target, tokens = self._target, frontier.tokens
         assert target.native is not None
-        lengths = target.cache.lengths[self._rows.start : self._rows.stop]
+        lengths = self._cache.lengths[self._rows.start : self._rows.stop]
         where = Staged(self._rows, tokens.shape[1], None, lengths, self._parents, first)
-        done = target.native.run(target.cache, where, tokens, logits=True)
+        done = target.native.run(self._cache, where, tokens, logits=True)
         out: Tensor = target.finish(done.logits)
         return out.view(*tokens.shape, -1)
 
     def _modules(self, frontier: Frontier, first: int) -> Tensor:
         target, tokens = self._target, frontier.tokens
         width = tokens.shape[1]
-        lengths = to_device(target.cache.lengths[self._rows.start : self._rows.stop], target.device)
+        lengths = to_device(self._cache.lengths[self._rows.start : self._rows.stop], target.device)
         itself = torch.eye(width, dtype=torch.bool, device=target.device).expand(len(tokens), -1, -1)
         parents = frontier.parents.unsqueeze(2).expand(-1, -1, first)
         self._seen = torch.cat((self._seen.gather(1, parents), itself), dim=2)
@@ -77,17 +77,17 @@ class StagedLevels:
             staged: Tensor,
         ) -> tuple[Tensor]:
             start = self._start if end is None else end - seen.shape[2]
-            staging = target.cache.staging(rows, width, first, lengths, end)
+            staging = self._cache.staging(rows, width, first, lengths, end)
             out: Tensor = target.model(
                 input_ids=tokens,
                 attention_mask=target.masks(lengths, start, seen, positions, staged),
                 position_ids=positions,
                 use_cache=True,
-                **given(target.model, StagedCache(target.cache, staging)),
+                **given(target.model, StagedCache(self._cache, staging)),
             )[0]
             return (out,)
 
         inputs, done = (tokens, self._seen, positions, self._positions), None
-        if target.graphs is not None:
-            done = target.graphs.run("level", target.cache, self._rows, first + width, inputs, compute)
+        if self._cache.graphs is not None:
+            done = self._cache.graphs.run("level", self._cache, self._rows, first + width, inputs, compute)
         return (done or compute(self._rows, None, lengths, *inputs))[0]

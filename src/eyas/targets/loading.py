@@ -137,14 +137,13 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
         output_logits=True, return_dict_in_generate=True, trust_remote_code=False,
     )  # fmt: skip
-    target.resize(1)
-    for _ in target.prefill(range(1), tokens.tolist(), ()):
+    cache = target.allocate(1)
+    for _ in target.prefill(cache, range(1), tokens.tolist(), ()):
         pass
     drafted = out.sequences[:, 6:7]
     valid = torch.ones_like(drafted, dtype=torch.bool)
     tree = DraftTree(drafted, torch.full_like(drafted, -1), valid.float(), valid, 1, counted=1)
-    logits = target.verify(range(1), tokens[:, -1], tree, ()).logits.rows
-    target.resize(target.cache_slots)
+    logits = target.verify(cache, range(1), tokens[:, -1], tree, ()).logits.rows
     return torch.cat(out.logits), logits
 
 

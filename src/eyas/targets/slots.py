@@ -13,18 +13,21 @@ G tensors of one shape (keys or values of some layers).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import Cache
 
-from eyas.errors import CacheMemoryError, UnsupportedModelError
+from eyas.errors import CacheMemoryError, InvariantError
 from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.graphs import PassGraphs
+from eyas.targets.states import RecurrentStates, StateKey, StateShape
 
-_GRANULE = 256
+COLUMNS = 256
+"""Capacities are multiples of this."""
 
 
 class KVShape(NamedTuple):
@@ -50,33 +53,37 @@ Saved = list[Tensor]
 
 
 class SlotCache:
-    """Keys and values of `layers` = one (key shape, value shape) pair per layer, for `slots` sequences."""
+    """Keys and values of `layers`, and recurrent `states`, for `slots` sequences.
+
+    `layers` are one (key shape, value shape) pair per layer, None for those without attention.
+    """
 
     def __init__(
         self,
-        layers: Sequence[tuple[KVShape, KVShape]],
+        layers: Sequence[tuple[KVShape, KVShape] | None],
         slots: int,
         dtype: torch.dtype,
         device: torch.device,
-        capacity: int = _GRANULE,
+        capacity: int = COLUMNS,
+        states: Mapping[StateKey, StateShape] | None = None,
     ) -> None:
         self.lengths = [0] * slots
+        self.graphs: PassGraphs | None = None
+        """The passes recorded over this cache; None = none are to be recorded."""
         self._dtype, self._device = dtype, device
         self._capacity, self._dense = capacity, dense_columns(device)
         members: dict[KVShape, int] = {}
-        self._where: list[tuple[tuple[KVShape, int], tuple[KVShape, int]]] = []  # of each layer: (shape, index below)
+        self._where: list[list[tuple[KVShape, int]]] = []  # of each layer's keys and values: (shape, index below)
         for pair in layers:
-            key_value = []
-            for shape in pair:
-                key_value.append((shape, members.get(shape, 0)))
+            self._where.append([])
+            for shape in pair or ():
+                self._where[-1].append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
-            self._where.append((key_value[0], key_value[1]))
         self._addresses: Tensor | None = None
-        self.allocation = object()
-        """Another object whenever keys and values have moved to other addresses."""
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
+        self.states = RecurrentStates(states, slots, device) if states else None
 
     @property
     def slots(self) -> int:
@@ -87,9 +94,14 @@ class SlotCache:
         """C, the number of columns allocated for every slot."""
         return self._capacity
 
+    def length(self, slot: int) -> int:
+        """How many tokens of a slot are committed."""
+        return self.lengths[slot]
+
     def nbytes(self) -> int:
-        """Size of all keys and values, in bytes."""
-        return sum(group.nbytes for group in self._groups.values())
+        """Size of all keys, values and recurrent states, in bytes."""
+        states = 0 if self.states is None else self.states.nbytes()
+        return states + sum(group.nbytes for group in self._groups.values())
 
     def start(self, rows: range) -> int:
         """The committed columns of the longest of `rows`, behind which it stages."""
@@ -103,7 +115,7 @@ class SlotCache:
         if columns <= self._capacity:
             return
         wanted = max(columns, 2 * self._capacity)
-        self.reshape(self.slots, wanted + -wanted % _GRANULE, staged)
+        self.reshape(self.slots, wanted + -wanted % COLUMNS, staged)
 
     def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
         """Change to `slots` x `capacity`, keeping what lies in both: committed columns and `staged` ones of each row.
@@ -119,8 +131,12 @@ class SlotCache:
             kept = min(length + staged, capacity, self._capacity)
             for shape, new in made.items():
                 new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
-        self._groups, self._capacity, self._addresses, self.allocation = made, capacity, None, object()
+        if self.states is not None and slots != self.slots:
+            self.states.reshape(slots)
+        self._groups, self._capacity, self._addresses = made, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
+        if self.graphs is not None:  # they know the addresses
+            self.graphs.clear()
 
     def staging(
         self, rows: range, width: int, before: int = 0, lengths: Tensor | None = None, end: int | None = None
@@ -161,6 +177,8 @@ class SlotCache:
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""
+        if self.states is not None:
+            self.states.commit(rows, paths)
         slots, sources, targets = [], [], []
         for slot, path in zip(rows, paths, strict=True):
             length = self.lengths[slot]
@@ -182,7 +200,14 @@ class SlotCache:
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop everything of `slot` from position `length` on; an emptied one of a wide cache gives its memory back."""
+        """Drop everything of `slot` from position `length` on; an emptied one of a wide cache gives its memory back.
+
+        Where there are recurrent states a slot can only be emptied; InvariantError for another length.
+        """
+        if self.states is not None and length < self.lengths[slot]:
+            if length:
+                raise InvariantError(f"the recurrent states of slot {slot} can't go back to {length} tokens")
+            self.states.clear(slot)
         before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
         if not length and before:
             self._give_back(slot)
@@ -192,6 +217,8 @@ class SlotCache:
         used = self.lengths[source]
         for group in self._groups.values():
             group[:, target, :, :used] = group[:, source, :, :used]
+        if self.states is not None:
+            self.states.move(source, target)
         self.lengths[target], self.lengths[source] = used, 0
         self._give_back(source)
 
@@ -242,53 +269,19 @@ def dense_columns(device: torch.device) -> int | None:
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     """A transformers cache that stages the keys and values of one pass over rows of a slot cache.
 
-    It lives as long as the pass. `layout` is that of a ragged pass.
+    It lives as long as the pass. `layout` is that of a ragged pass. Recurrent layers go through its `states`.
     """
 
     def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:
         super().__init__(layers=[])
-        self._slots, self._staging, self._layout = slots, staging, layout
+        self._slots, self.staging, self.layout, self.states = slots, staging, layout, slots.states
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self._layout is not None:  # [1, Hkv, T, D]
-            key_states, value_states = self._layout.pad_heads(key_states), self._layout.pad_heads(value_states)
-        return self._slots.write(layer_idx, key_states, value_states, self._staging)
+        if self.layout is not None:  # [1, Hkv, T, D]
+            key_states, value_states = self.layout.pad_heads(key_states), self.layout.pad_heads(value_states)
+        return self._slots.write(layer_idx, key_states, value_states, self.staging)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return self._staging.first
-
-
-class ShapeProbe(Cache):  # type: ignore[misc]
-    """A transformers cache that records the shapes of what each layer caches; used for one token at load."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.shapes: dict[int, tuple[KVShape, KVShape]] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.shapes[layer_idx] = (_shape(key_states), _shape(value_states))
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        return 0
-
-    def of_layers(self, config: Any) -> list[tuple[KVShape, KVShape]]:
-        """The shapes of all layers but the last ones that share the keys of others.
-
-        Raises UnsupportedModelError for layers that cached nothing.
-        """
-        cached = range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
-        if sorted(self.shapes) != list(cached):
-            raise UnsupportedModelError(
-                f"{config.model_type}: only {len(self.shapes)} of {len(cached)} layers use the key-value cache; a "
-                "state kept elsewhere can't be rolled back after a rejected guess"
-            )
-        return [self.shapes[i] for i in cached]
-
-
-def _shape(states: Tensor) -> KVShape:
-    return KVShape(states.shape[1], states.shape[3])
+        return self.staging.first

@@ -31,7 +31,10 @@ from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
-from eyas.targets.slots import ShapeProbe, SlotCache, StagedCache, Staging
+from eyas.targets.probes import ShapeProbe
+from eyas.targets.recurrent import check_states, run_by_levels
+from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
+from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
@@ -72,14 +75,12 @@ class PrefillChunk(NamedTuple):
 
 @dataclass
 class Target:
-    """A transformers model, its sizes and limits, and its slot cache.
+    """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
 
-    Raises UnsupportedModelError for models that can't verify trees.
+    It keeps nothing of any sequence. Raises UnsupportedModelError for models that can't verify trees.
     """
 
     model: Any
-    cache_slots: int = 0
-    """Slots of the cache to begin with."""
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
@@ -98,15 +99,14 @@ class Target:
         self.device: torch.device = self.model.device
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(self.model, self.num_layers)
-        self.windows = attention_plan(self.config).windows
-        """Attention type -> number of latest positions that it sees; None = all."""
-        self.graphs: PassGraphs | None = None
+        self.plan = attention_plan(self.config)
         self.finish = logit_finish(self.config)
         """What the model does to its head's product: nothing, a scale, a soft cap."""
         with refused_where_it_fails(self.model):
             self._probe()
             choose_passes(self)
-        self.resize(self.cache_slots)
+            if self.states:
+                check_states(self)
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -115,46 +115,26 @@ class Target:
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
         mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
-        with caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1)) as caught:
+        taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
+        with probe.watching(self.model), taps as caught:
             out = self.model(
                 input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
                 output_hidden_states=False, **given(self.model, probe),
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
-        self.kv_shapes = probe.of_layers(self.config)
+        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
+        run_by_levels(probe.modules)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact: bool = torch.allclose(
             self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
         )
 
-    @property
-    def slots(self) -> int:
-        """Number of sequences that the cache has room for."""
-        return self.cache.slots
-
-    def resize(self, slots: int) -> None:
-        """Replace the cache by an empty one of `slots` slots."""
-        self.holder: object | None = None  # the engine whose sequences are in the slots
-        self.cache: SlotCache = SlotCache(self.kv_shapes, slots, self.dtype, self.device)
-        if self.graphs is not None:
-            self.graphs.clear()
-
-    def reshape(self, slots: int, columns: int) -> None:
-        """Change the cache to `slots` x `columns`, keeping what lies in both."""
-        self.cache.reshape(slots, columns)
-
-    def length(self, slot: int) -> int:
-        """Number of a slot's tokens that are in the cache."""
-        return self.cache.lengths[slot]
-
-    def truncate(self, slot: int, length: int) -> None:
-        """Drop everything of `slot` from position `length` on."""
-        self.cache.truncate(slot, length)
-
-    def move(self, source: int, target: int) -> None:
-        """Move a sequence from slot `source` to slot `target`."""
-        self.cache.move(source, target)
+    def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
+        """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, self.states)
+        cache.graphs = None if self.record is None else PassGraphs(self.record)
+        return cache
 
     @property
     def dense_pass(self) -> int | None:
@@ -201,17 +181,19 @@ class Target:
         check_boundaries(taps, self.final_boundary, self._odd_taps)
 
     def prefill(
-        self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
     ) -> Iterator[PrefillChunk]:
         """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
 
         Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at once.
         """
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
-            yield self.prefill_chunk(rows, [row[done : done + chunk + 1] for row in tokens], taps)
+            yield self.prefill_chunk(cache, rows, [row[done : done + chunk + 1] for row in tokens], taps)
 
     @torch.inference_mode()
-    def prefill_chunk(self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]) -> PrefillChunk:
+    def prefill_chunk(
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
+    ) -> PrefillChunk:
         """Commit all of each row's `tokens` but the last, in one pass; the last is where the row's next chunk begins.
 
         The rows may be any slots, also while others are decoding. A row with at most one token stays as it is.
@@ -222,12 +204,12 @@ class Target:
         if width == 0:
             none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
             return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
-        final, caught = self._read(rows, window[:, :-1], counts, taps)
+        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
         return PrefillChunk(window[:, 1:], caught, counts, final)
 
     @torch.inference_mode()
     def prefill_to_end(
-        self, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> tuple[NodeLogits, PrefillChunk]:
         """Commit all of each row's `tokens`, at least one, in one pass: the logits after the last, and the chunk.
 
@@ -235,27 +217,36 @@ class Target:
         """
         counts = [len(row) for row in tokens]
         window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
-        final, caught = self._read(rows, window[:, :-1], counts, taps)
+        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
         return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
 
-    def _read(self, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _read(
+        self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
-        final, caught = self._forward(rows, tokens, None, taps, layout)
-        self.cache.commit(rows, [range(count) for count in counts])
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_prompts(rows, counts, layout, self.device))
+        final, caught = self._forward(cache, rows, tokens, None, taps, layout)
+        cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
 
     @torch.inference_mode()
-    def verify(self, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]) -> VerifyOutput:
+    def verify(
+        self, cache: SlotCache, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]
+    ) -> VerifyOutput:
         """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
         tokens = tree.columns(roots)
-        if self.graphs is not None and (replayed := self._replayed(self.graphs, rows, tokens, tree, taps)) is not None:
+        replayed = None if cache.graphs is None else self._replayed(cache, cache.graphs, rows, tokens, tree, taps)
+        if replayed is not None:
             logits, caught = replayed
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = self._layout(tree)
-        logits, caught = self._forward(rows, tokens, tree, taps, layout)
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
+        logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
 
@@ -266,43 +257,37 @@ class Target:
         nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
         return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
-    def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the columns on each row's walked path, given as node indexes."""
-        self.cache.commit(rows, paths)
-
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
         return traced(self, tokens, lengths, taps)
 
-    def empty_cache(self, slots: int, columns: int) -> SlotCache:
-        """A cache beside the slots, for so many sequences of at most `columns` tokens."""
-        return SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns)
-
     def _forward(
-        self, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int], layout: RaggedLayout | None
-    ) -> tuple[Tensor, Tensor]:
+        self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Stage `tokens` [R, Q]: a tree's columns, or each after the one before it.
 
         Returns a tree's logits, or else final states, [R, Q, ...] and taps [R, Q, A, Ht]. With a `layout` only the real
         tokens are run, and what comes back is ragged: [1, T, ...].
         """
         if self.native is not None:
-            return self._run_native(self.native, rows, tokens, tree, taps, layout)
+            return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
-        self.cache.reserve(self.cache.start(rows) + tokens.shape[1])
-        staging = self.cache.staging(rows, tokens.shape[1])
-        lengths = to_device(self.cache.lengths[rows.start : rows.stop], self.device)
-        return self._run_modules(staging, lengths, tokens, ancestors, depth, taps, layout, tree is not None)
+        cache.reserve(cache.start(rows) + tokens.shape[1])
+        staging = cache.staging(rows, tokens.shape[1])
+        lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
+        seen = StagedCache(cache, staging, layout)
+        return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
 
     def _replayed(
-        self, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
+        self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor] | None:
         """`_forward` of a tree's columns [R, Q] as a recorded pass of recurring shape; None = it isn't recorded."""
         count, columns = tokens.shape
         width = recurring(columns)
-        self.cache.reserve(self.cache.start(rows) + columns)
+        cache.reserve(cache.start(rows) + columns)
         inputs = [
             filled_up(tokens, count, width),
             filled_up(tree.ancestors, count, width, width),
@@ -312,22 +297,23 @@ class Target:
         def compute(
             rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor
         ) -> tuple[Tensor, Tensor]:
-            staging = self.cache.staging(rows, width, 0, lengths, end)
-            return self._run_modules(staging, lengths, tokens, ancestors, depth, taps, None, True)
+            seen = StagedCache(cache, cache.staging(rows, width, 0, lengths, end))
+            return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, True)
 
-        done = graphs.run(tuple(taps), self.cache, rows, width, inputs, compute)
+        done = graphs.run(tuple(taps), cache, rows, width, inputs, compute)
         return None if done is None else (done[0][:, :columns], done[1][:, :columns])
 
     def _run_modules(
-        self, staging: Staging, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor, taps: Sequence[int],
-        layout: RaggedLayout | None, heads: bool,
+        self, cache: StagedCache, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor,
+        taps: Sequence[int], heads: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`_forward` through the model's modules, for `lengths` [R] of committed tokens; logits only with `heads`."""
+        end, layout = cache.staging.end, cache.layout
         positions = lengths.unsqueeze(1) + depth
-        if self.max_length is not None and staging.end > self.max_length:
+        if self.max_length is not None and end > self.max_length:
             # nodes beyond the context can't be emitted, but there are no learned positions to look up there
             positions = positions.clamp(max=self.max_length - 1)
-        mask = self.masks(lengths, staging.end - ancestors.shape[2], ancestors, positions)
+        mask = self.masks(lengths, end - ancestors.shape[2], ancestors, positions)
         if layout is not None:
             tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
         runner = self.model if heads else self.model.base_model
@@ -337,25 +323,25 @@ class Target:
                 attention_mask=mask,
                 position_ids=positions,
                 use_cache=True,
-                **given(runner, StagedCache(self.cache, staging, layout)),
+                **given(runner, cache),
             )[0]
         return out, self.stacked(caught, tokens)
 
     def _run_native(
-        self, native: NativeDecoder, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
-        layout: RaggedLayout | None,
+        self, native: NativeDecoder, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None,
+        taps: Sequence[int], layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`_forward` in the native decoder."""
         columns = tokens.shape[1]
-        self.cache.reserve(self.cache.start(rows) + columns)
+        cache.reserve(cache.start(rows) + columns)
         cells = None
         if layout is not None:
             tokens, cells = layout.gather(tokens), layout.cell_index
-        lengths = self.cache.lengths[rows.start : rows.stop]
+        lengths = cache.lengths[rows.start : rows.stop]
         # the columns that they follow; where there are but two, each follows the one before it
         parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
         staged = Staged(rows, columns, cells, lengths, parents)
-        done = native.run(self.cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
+        done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
 
@@ -373,10 +359,12 @@ class Target:
 
         Other `windows` than the model's may be given.
         """
-        made = {
+        made: dict[str, Any] = {
             kind: attention.additive(
                 attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
             )
-            for kind, window in (windows or self.windows).items()
+            for kind, window in (windows or self.plan.windows).items()
         }
+        if self.plan.recurrent:
+            return {**made, **dict.fromkeys(self.plan.recurrent)} if made else None
         return made if len(made) > 1 else next(iter(made.values()))

@@ -18,6 +18,7 @@ from torch import Tensor
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import StagedCache
+from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps
 from eyas.targets.transformers_names import given
 
@@ -63,13 +64,15 @@ def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
     """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
     rows, width = tokens.shape
-    cache = target.empty_cache(rows, width)
+    cache = target.allocate(rows, width)
     parts: list[Trace] = []
     for start in range(0, width, CHUNK):
         piece = tokens[:, start : start + CHUNK]
         steps = torch.arange(piece.shape[1], device=tokens.device)
         positions = (start + steps).expand_as(piece)
         before = torch.full((rows,), start, device=tokens.device)
+        if cache.states is not None:
+            cache.states.begin(StatePath.of_prompts(range(rows), [piece.shape[1]] * rows, None, tokens.device))
         mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
         with caught_taps(target.model.base_model, target.layers, taps) as caught:
             final = target.model.base_model(

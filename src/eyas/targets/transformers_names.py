@@ -12,6 +12,7 @@ from inspect import signature
 from typing import Any
 
 from torch import nn
+from transformers import cache_utils
 
 from eyas.errors import UnsupportedModelError
 
@@ -19,7 +20,19 @@ from eyas.errors import UnsupportedModelError
 def cache_argument(forward: Callable[..., Any]) -> str | None:
     """What a forward of a model, a layer or an attention module calls its key-value cache; None if it takes none."""
     taken = signature(forward).parameters
-    return next((name for name in ("past_key_values", "cache") if name in taken), None)
+    return next((name for name in ("past_key_values", "cache", "cache_params") if name in taken), None)
+
+
+def attends(layer_type: str) -> bool | None:
+    """Whether a layer of this type attends to keys and values; None = it has a recurrent state besides."""
+    known: dict[str, type] = getattr(cache_utils, "DYNAMIC_LAYER_TYPE_MAPPING", {})
+    if layer_type in ("mamba", "moe", "mlp"):  # older names, and layers that keep nothing
+        return False
+    cached = known.get(layer_type)
+    stateful = cached is not None and issubclass(cached, getattr(cache_utils, "LinearAttentionCacheLayerMixin", ()))
+    if stateful:
+        return None if issubclass(cached, cache_utils.DynamicLayer) else False
+    return cached is not getattr(cache_utils, "DummyLayer", object)
 
 
 @lru_cache

@@ -29,6 +29,7 @@ from eyas.targets.roundings import moved_by_roundings
 from eyas.tree import DraftTree
 
 if TYPE_CHECKING:
+    from eyas.targets.slots import SlotCache
     from eyas.targets.target import Target
 
 _LOG = logging.getLogger("eyas")
@@ -45,7 +46,8 @@ _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyE
 def choose_passes(target: Target) -> None:
     """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes."""
     native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
-    target.native, target.ragged = None, False
+    record = target.record
+    target.native, target.ragged, target.record = None, False, None
     trial = PassTrial(target)
     if native is not None:
         try:
@@ -64,14 +66,12 @@ def choose_passes(target: Target) -> None:
         if not trial.passed():
             target.ragged = False
             set_attention(target.model, own)
-    if target.record is not None:
-        target.graphs = PassGraphs(target.record, uses=1)
-        if trial.passed() and target.graphs.failure is None:
-            target.graphs = PassGraphs(target.record)
-            return
-        if target.graphs.failure is None:
+    if record is not None:
+        graphs = PassGraphs(record, uses=1)
+        if trial.passed(graphs) and graphs.failure is None:
+            target.record = record
+        elif graphs.failure is None:
             _LOG.warning("CUDA graphs of %s give other logits: its passes aren't recorded", type(target.model).__name__)
-        target.graphs = target.record = None
 
 
 class PassTrial:
@@ -84,18 +84,23 @@ class PassTrial:
             moved = self._logits()
         self._noise = max(float(gap) for gap in _gaps(moved, self._expected).flatten())
 
-    def passed(self) -> bool:
-        """Whether passes as the target now runs them are possible, and half give each token's logits but for noise."""
+    def passed(self, graphs: PassGraphs | None = None) -> bool:
+        """Whether passes as the target now runs them are possible, and half give each token's logits but for noise.
+
+        They are recorded in `graphs`, if given.
+        """
         try:
-            gaps = _gaps(self._logits(), self._expected)  # [trials, 4]
+            gaps = _gaps(self._logits(graphs), self._expected)  # [trials, 4]
         except _RAISED:
             return False
         rounding = _ROUNDING if self._target.dtype == torch.float32 else _ROUNDING_OF_HALVES
         allowed = rounding + _NOISE * self._noise
         return bool(((gaps <= allowed).float().mean(0) >= 0.5).all())
 
-    def _logits(self) -> list[Tensor]:
-        return [_trial(self._target, first) for first in first_tokens(self._target)]
+    def _logits(self, graphs: PassGraphs | None = None) -> list[Tensor]:
+        cache = self._target.allocate(2)
+        cache.graphs = graphs
+        return [_trial(self._target, cache, first) for first in first_tokens(self._target)]
 
 
 def first_tokens(target: Target) -> list[int]:
@@ -115,15 +120,18 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
 
 
 @torch.inference_mode()
-def _trial(target: Target, first: int) -> Tensor:
+def _trial(target: Target, cache: SlotCache, first: int) -> Tensor:
     """Logits [4, V] of a pass over rows of three and four tokens, the last of which are verified; one has a draft."""
-    target.resize(2)
+    rows = range(2)
+    for slot in rows:
+        cache.truncate(slot, 0)
     tokens = (torch.arange(first, first + 4, device=target.device) % target.vocab_size).view(2, 2)
     valid = torch.tensor([[True, True], [False, False]], device=target.device)
     tree = DraftTree(tokens, tokens.new_tensor([[-1, 0]] * 2), valid.float(), valid, 2, counted=2)
-    recorded = target.graphs is not None
-    for _ in target.prefill(range(2), [tokens[0].tolist() * 2, tokens[1].tolist()], (), chunk=2 if recorded else 512):
+    recorded = cache.graphs is not None
+    prompts, chunk = [tokens[0].tolist() * 2, tokens[1].tolist()], 2 if recorded else 512
+    for _ in target.prefill(cache, rows, prompts, (), chunk):
         if recorded:  # with other lengths and roots than those whose logits are looked at
-            target.verify(range(2), tokens[:, 0], tree, ())
-    done = target.verify(range(2), tokens[:, 1], tree, ())
+            target.verify(cache, rows, tokens[:, 0], tree, ())
+    done = target.verify(cache, rows, tokens[:, 1], tree, ())
     return done.logits.rows[done.logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]].float()  # not the second row's nodes

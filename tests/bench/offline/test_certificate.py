@@ -29,6 +29,7 @@ from eyas.targets import Target, load_target
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
+from eyas.targets.slots import SlotCache
 from eyas.text.prompts import BadRow, PromptRow
 from eyas.tree import DraftTree, NodeLogits, parse_tree
 from eyas.types import SamplingParams
@@ -160,8 +161,10 @@ def test_a_broken_rule_is_a_real_difference(heat: float) -> None:
 
 def test_a_broken_cache_is_a_real_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny.target()
-    commit = target.commit
-    monkeypatch.setattr(target, "commit", lambda rows, paths: commit(rows, [list(range(len(p))) for p in paths]))
+    commit = SlotCache.commit
+    monkeypatch.setattr(
+        SlotCache, "commit", lambda cache, rows, paths: commit(cache, rows, [list(range(len(p))) for p in paths])
+    )
     (cell,) = cells(target)
     assert cell.real > 0
     assert all(parted.position > 0 for parted in cell.divergences)

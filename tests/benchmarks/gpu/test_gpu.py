@@ -29,13 +29,15 @@ def test_tests_that_are_run_on_a_device_exist() -> None:
 
 
 def test_a_batch_of_the_random_pair() -> None:
+    target, made = make_pair("random", SMALL, CPU).target, []
+    record = target.record
+    assert record is not None
+    target.record = lambda compute: made.append(record(compute)) or made[-1]
     outcome = speed.rates("random", 2, SMALL, CPU)
     lines = {row["setting"]: row for row in outcome.rows}
     assert next(iter(lines)) == speed.PLAIN
     assert set(speed.ORACLES) | {speed.STOCK} | {setting + speed.EAGER for setting in speed.ROUNDS} < set(lines)
-    graphs = make_pair("random", SMALL, CPU).target.graphs
-    assert graphs is not None
-    assert len(graphs) > 0
+    assert made
     assert lines[speed.PLAIN]["to plain"] == lines[speed.PLAIN]["min"] == lines[speed.PLAIN]["max"] == 1.0
     for setting in (*speed.ORACLES, "chain:3 at 0.9, no graphs"):
         assert lines[setting]["answers as plain"] == "2 of 2"

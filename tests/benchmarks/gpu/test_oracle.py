@@ -54,7 +54,7 @@ def test_answers_are_plain_ones_and_the_accept_length_is_as_set(network: bool, b
     drafter = oracle(*rates, network=network)
     done = generated(drafter, "chain:3", batch)
     assert [c.token_ids for c in done] == [s[n : n + TOKENS] for s, n in zip(recorded(), LENGTHS, strict=True)]
-    assert drafter.lost == 0
+    assert not drafter.lost
     assert accept_length(done) == pytest.approx(expected_accept_length(rates), abs=0.25)
     assert [c.stats.accepted_histogram for c in done] == [
         c.stats.accepted_histogram for c in generated(oracle(*rates), "chain:3", 1)
@@ -77,7 +77,7 @@ def test_a_sequence_that_leaves_its_record_is_lost_and_stays_lossless() -> None:
             sequence[at] = (sequence[at] + 1) % tiny.VOCAB
     done = generated(drafter, "chain:3")
     assert [c.token_ids for c in done] == [s[n : n + TOKENS] for s, n in zip(recorded(), LENGTHS, strict=True)]
-    assert drafter.lost == len(LENGTHS)
+    assert len(drafter.lost) == len(LENGTHS)
     assert 1.0 < accept_length(done) < 4.0
 
 

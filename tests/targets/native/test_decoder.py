@@ -79,9 +79,9 @@ def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: to
     tree = random_tree(2, 7)
     found = []
     for made in (plain, target):
-        made.resize(3)
-        read = [chunk.taps for chunk in made.prefill(range(1, 3), prompts, BOUNDARIES, chunk=8)]
-        output = made.verify(range(1, 3), torch.tensor([prompt[-1] for prompt in prompts]), tree, BOUNDARIES)
+        cache = made.allocate(3)
+        read = [chunk.taps for chunk in made.prefill(cache, range(1, 3), prompts, BOUNDARIES, chunk=8)]
+        output = made.verify(cache, range(1, 3), torch.tensor([prompt[-1] for prompt in prompts]), tree, BOUNDARIES)
         nodes = torch.arange(8).expand(2, -1)
         found.append((read[0][0], output.logits.rows[output.logits.index], output.taps_at(nodes)))
     for one, other in zip(*found, strict=True):
@@ -120,9 +120,9 @@ def random_tree(batch: int, nodes: int, seed: int = 3) -> DraftTree:
 
 def read_alone(target: Target, tokens: Sequence[int]) -> torch.Tensor:
     """The logits after the last of `tokens`, read one by one in slot 0."""
-    target.resize(1)
+    cache = target.allocate(1)
     for token in tokens:
-        logits, _ = target.prefill_to_end(range(1), [[token]], ())
+        logits, _ = target.prefill_to_end(cache, range(1), [[token]], ())
     return logits.rows[0]
 
 
@@ -153,10 +153,10 @@ def check_nodes(target: Target) -> None:
     """In trees of rows of different lengths, in slots that were used before, read in chunks."""
     prompts = tiny.prompts(23, 5, 9)
     tree = random_tree(3, 9)
-    target.resize(4)
-    for _ in target.prefill(range(1, 4), prompts, (), chunk=7):
+    cache = target.allocate(4)
+    for _ in target.prefill(cache, range(1, 4), prompts, (), chunk=7):
         pass
-    logits = target.verify(range(1, 4), torch.tensor([prompt[-1] for prompt in prompts]), tree, ()).logits
+    logits = target.verify(cache, range(1, 4), torch.tensor([prompt[-1] for prompt in prompts]), tree, ()).logits
     rows = logits.rows[logits.index]
     for row, prompt in enumerate(prompts):
         for node in range(10):
@@ -300,6 +300,6 @@ def test_auto_is_bfloat16_where_passes_are_native(
 def test_a_token_without_embedding_is_refused(folders: Path, token: int) -> None:
     """Native passes look embeddings up by themselves: nothing else stands between an id and memory."""
     target = native_target(folders, "llama", torch.float32)
-    target.resize(1)
+    cache = target.allocate(1)
     with pytest.raises(IndexError, match=f"ids must be from 0 to {tiny.VOCAB - 1}"):
-        target.prefill_to_end(range(1), [[3, token]], ())
+        target.prefill_to_end(cache, range(1), [[3, token]], ())

@@ -67,8 +67,8 @@ def test_variants_are_native(
     assert target.native is not None
     if dtype == torch.float32:
         prompt = tiny.prompts(30)[0]
-        target.resize(1)
-        logits = target.prefill_to_end(range(1), [prompt], ())[0].rows[0]
+        cache = target.allocate(1)
+        logits = target.prefill_to_end(cache, range(1), [prompt], ())[0].rows[0]
         wanted = tiny.full_forward(model, prompt).logits[0, -1]
         torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
 
@@ -86,8 +86,8 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
     assert target.native is not None
     found, tokens = [], tiny.prompts(650)[0]
     for chunk in (649, 512, 37, 4):
-        target.resize(1)
-        found.append(torch.cat([piece.final for piece in target.prefill(range(1), [tokens], (), chunk)], dim=1))
+        cache = target.allocate(1)
+        found.append(torch.cat([piece.final for piece in target.prefill(cache, range(1), [tokens], (), chunk)], dim=1))
     for other in found[1:]:
         assert torch.equal(found[0], other)
 
@@ -101,9 +101,9 @@ def test_cached_keys_are_rounded_as_the_modules_round(
     plain = load_target(tmp_path, device="cpu", dtype=torch.bfloat16, prepacked=False)
     cached = []
     for target in (native, plain):
-        target.resize(1)
-        target.prefill_to_end(range(1), tiny.prompts(60), ())
-        cached.append(target.cache.copy_out(0, 0, 60)[1 if name == "deepseek2" else 0])  # by shape
+        cache = target.allocate(1)
+        target.prefill_to_end(cache, range(1), tiny.prompts(60), ())
+        cached.append(cache.copy_out(0, 0, 60)[1 if name == "deepseek2" else 0])  # by shape
     found, expected = (layers[0 if name == "deepseek2" else 1, 0] for layers in cached)  # [60, P] of the first layer
     if name == "deepseek2":
         expected = torch.cat((expected[:, ::2], expected[:, 1::2]), dim=1)

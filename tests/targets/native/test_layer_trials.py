@@ -201,7 +201,7 @@ def test_a_soft_cap_far_above_the_scores_changes_nothing() -> None:
     tokens, made = torch.arange(16).unsqueeze(0), list[Tensor]()
     for cap in (500.0, 0.0):
         native._struct.softcap = cap
-        made.append(native.run(target.empty_cache(1, 16), Staged(range(1), 16, None, [0], None), tokens).states)
+        made.append(native.run(target.allocate(1, 16), Staged(range(1), 16, None, [0], None), tokens).states)
     assert (made[0] - made[1]).abs().max() <= 8 * torch.finfo(torch.float32).eps * made[1].abs().max()
 
 

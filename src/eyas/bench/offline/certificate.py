@@ -328,12 +328,12 @@ def scores_after(
 ) -> SamplerScores:
     """Scores of the token that follows `prompt` and `answer`, from a plain forward of both."""
     rows = range(1)
-    target.resize(1)
+    cache = target.allocate(1)
     tokens = [*prompt, *answer]
-    for _ in target.prefill(rows, [tokens], ()):
+    for _ in target.prefill(cache, rows, [tokens], ()):
         pass
     root = torch.tensor(tokens[-1:], device=target.device)
-    logits = target.verify(rows, root, DraftTree.empty(1, target.device), ()).logits.rows
+    logits = target.verify(cache, rows, root, DraftTree.empty(1, target.device), ()).logits.rows
     sampler = Sampler(1, target.vocab_size, target.device)
     sampler.admit(0, params, prompt, eos_ids)
     if answer:

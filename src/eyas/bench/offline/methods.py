@@ -224,7 +224,8 @@ class MethodOpener:
         drafter, weights = self._drafter(choice)
         tree = choice.tree or default_tree(drafter)
         engine = drafting_engine(self.target, self.tokenizer, drafter, tree, self.batch_size, self.coupled)
-        return OpenedMethod(choice, engine, drafter, tree, weights)
+        assert engine.speculation is not None
+        return OpenedMethod(choice, engine, engine.speculation.drafter, tree, weights)
 
     def _drafter(self, choice: MethodChoice) -> tuple[Drafter, int]:
         key = choice.source, choice.method
@@ -255,9 +256,8 @@ def drafting_engine(
 
 
 def drafter_bytes(drafter: Drafter, target: Target) -> int:
-    """The bytes that a drafter holds and its target doesn't; who runs on the target's slots now is neither's."""
-    lent = [part for name, part in vars(target).items() if name != "holder"]
-    return held_bytes(drafter, lent, beyond=target)
+    """The bytes that a drafter holds and its target doesn't."""
+    return held_bytes(drafter, list(vars(target).values()), beyond=target)
 
 
 def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:

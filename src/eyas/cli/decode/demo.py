@@ -98,43 +98,33 @@ def _picture(lanes: list[Lane], screen: Console) -> Any:
 
 
 def _engines(dtype: str, tree: str) -> dict[str, Engine]:
-    """The plain and the speculative engine: one model, but slots of their own, so that they can take turns."""
+    """The plain and the speculative engine, on one model."""
     from eyas.assets import SMOLLM2
     from eyas.cli.common.build import quiet
     from eyas.engine import Engine, load
-    from eyas.targets import Target
 
     quiet()
     speculative = load(SMOLLM2, SMOLLM2, tree=tree, dtype=dtype)
-    target = speculative.target
-    return {
-        "plain": Engine(Target(target.model, native=target.native), speculative.tokenizer),
-        "speculative": speculative,
-    }
+    return {"plain": Engine(speculative.target, speculative.tokenizer), "speculative": speculative}
 
 
 def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
-    """Plain decoding, and every method that needs no drafter or the shipped one, on slots of its own."""
+    """Plain decoding, and every method that needs no drafter or the shipped one, on one model."""
     from eyas.assets import SMOLLM2
-    from eyas.bench.offline.methods import MethodOpener, OpenedMethod, all_choices, with_trees, without_drafter
+    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
     from eyas.cli.common.build import quiet
     from eyas.engine import load
-    from eyas.targets import Target
 
     quiet()
     plain = load(SMOLLM2, dtype=dtype)
-    model, native = plain.target.model, plain.target.native
     choices = all_choices({"eagle3": SMOLLM2})
-    engines, racing = {"plain": plain}, list[OpenedMethod]()
-    for choice in with_trees(choices, {} if tree is None else {None: tree}):
-        opened, failed = MethodOpener(Target(model, native=native), SMOLLM2, plain.tokenizer).open([choice])
-        racing += opened
-        engines |= {one.choice.name: one.engine for one in opened}
-        for name, reason in failed:
-            note(f"not in this race: {name}: {reason}")
+    choices = with_trees(choices, {} if tree is None else {None: tree})
+    racing, failed = MethodOpener(plain.target, SMOLLM2, plain.tokenizer).open(choices)
+    for name, reason in failed:
+        note(f"not in this race: {name}: {reason}")
     if missing := without_drafter(racing):
         note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
-    return engines
+    return {"plain": plain} | {one.choice.name: one.engine for one in racing}
 
 
 def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
@@ -343,7 +333,6 @@ class Lane:
 
     name: str
     engine: Engine
-    """Must not share its target's slots with another lane's engine."""
     pieces: list[tuple[str, bool]] = field(default_factory=list)
     """(text, whether it is an accepted draft token), piece by piece."""
     tokens: int = 0

@@ -31,6 +31,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.graphs import Record
 from eyas.targets.native.decoder import Staged
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
@@ -45,8 +46,8 @@ class BlockDrafter(NetworkDrafter):
 
     network: BlockNetwork
 
-    def __init__(self, network: BlockNetwork, taps: tuple[int, ...]) -> None:
-        super().__init__(network, taps)
+    def __init__(self, network: BlockNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
+        super().__init__(network, taps, record)
         native, self._decoder = self._decoder, None
         if native is not None:
             expected = [self._trial(pairs) for pairs in _TRIAL_PAIRS]
@@ -180,8 +181,8 @@ class ParallelDrafter(NetworkDrafter):
     """A drafter whose network has a masked pair (P-EAGLE)."""
 
     @torch.inference_mode()
-    def __init__(self, network: DraftNetwork, taps: tuple[int, ...]) -> None:
-        super().__init__(network, taps)
+    def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
+        super().__init__(network, taps, record)
         pair = network.masked_pair()
         assert pair is not None
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft

@@ -1,6 +1,6 @@
 """Standard speculative sampling's drafter (arXiv 2211.17192, 2302.01318): a smaller language model that guesses.
 
-It is a `Target` of its own, with its own slots: native passes, ragged rows and all. A slot's tokens are read before its
+It is a `Target` of its own: native passes, ragged rows and all. A slot's tokens are read before its
 next draft, whether they were observed or deferred; what was read stays in the model's slot cache. With another
 vocabulary than the target's the model reads the same text, token by token, in its own (`SharedVocabulary`).
 
@@ -11,7 +11,6 @@ Vd the tokens among them that can be drafted.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -69,7 +68,7 @@ class SmallLmDrafter(HistoryDrafter):
 
     def resize(self, slots: int) -> None:
         super().resize(slots)
-        self.model.resize(slots)
+        self._cache = self.model.allocate(slots)
         self._text: list[list[int]] = [[] for _ in range(slots)]
         """Each slot's tokens as the model reads them."""
         self._offsets: list[list[int]] = [[] for _ in range(slots)]
@@ -77,7 +76,7 @@ class SmallLmDrafter(HistoryDrafter):
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
-        self.model.reshape(slots, columns)
+        self._cache.reshape(slots, columns)
         more = slots - len(self._text)
         self._text = [*self._text[:slots], *([] for _ in range(more))]
         self._offsets = [*self._offsets[:slots], *([] for _ in range(more))]
@@ -91,7 +90,7 @@ class SmallLmDrafter(HistoryDrafter):
 
     def save(self, slot: int, start: int, stop: int) -> SavedReading:
         between = min(max(self._read_tokens(slot), start), stop)
-        columns = self.model.cache.copy_out(slot, self._offset(slot, start), self._offset(slot, between))
+        columns = self._cache.copy_out(slot, self._offset(slot, start), self._offset(slot, between))
         return SavedReading(self._tokens[slot][start + 1 : stop + 1], between - start, columns)
 
     def load(self, slot: int, saved: SavedReading, count: int) -> None:
@@ -102,8 +101,8 @@ class SmallLmDrafter(HistoryDrafter):
             if self._read_tokens(slot) < start:
                 raise UsageError("pairs that were read can't follow unread ones")
             first = self._offset(slot, start)
-            self.model.truncate(slot, first)
-            self.model.cache.copy_in(slot, saved.columns, self._offset(slot, start + read) - first)
+            self._cache.truncate(slot, first)
+            self._cache.copy_in(slot, saved.columns, self._offset(slot, start + read) - first)
 
     @torch.inference_mode()
     def draft(
@@ -115,7 +114,7 @@ class SmallLmDrafter(HistoryDrafter):
             return DraftTree.empty(len(rows), self._device)
         logits = self._read(rows, grown)
         growth = spec.start(len(rows), self._device, None if all(grown) else grown)
-        levels, native = StagedLevels(self.model, rows), self.model.native is not None
+        levels, native = StagedLevels(self.model, self._cache, rows), self.model.native is not None
         for level in range(spec.depth):
             if self.shared is not None:
                 logits = logits.index_select(2, self.shared.draft_ids)
@@ -134,13 +133,13 @@ class SmallLmDrafter(HistoryDrafter):
         super().move(source, target)
         self._text[target], self._offsets[target] = self._text[source], self._offsets[source]
         self._text[source], self._offsets[source] = [], []
-        self.model.move(source, target)
+        self._cache.move(source, target)
 
     def _forget(self, slot: int, tokens: int) -> None:
         """Keep the text of a slot's first `tokens` tokens only."""
         del self._offsets[slot][tokens:]
         del self._text[slot][self._offset(slot, tokens) :]
-        self.model.truncate(slot, len(self._text[slot]))
+        self._cache.truncate(slot, len(self._text[slot]))
 
     def _offset(self, slot: int, tokens: int) -> int:
         """The length of the text of a slot's first tokens, as far as it is written."""
@@ -149,7 +148,7 @@ class SmallLmDrafter(HistoryDrafter):
 
     def _read_tokens(self, slot: int) -> int:
         """How many of a slot's tokens the model has read."""
-        return bisect_right(self._offsets[slot], self.model.length(slot))
+        return bisect_right(self._offsets[slot], self._cache.length(slot))
 
     def _write_text(self, slot: int) -> None:
         """Bring a slot's text up to its last token."""
@@ -172,14 +171,15 @@ class SmallLmDrafter(HistoryDrafter):
                 unread.append([])
                 continue
             text = self._text[slot]
-            self.model.truncate(slot, len(text) - 1)  # the last one's logits are needed
-            rest = text[self.model.length(slot) :]
+            self._cache.truncate(slot, len(text) - 1)  # the last one's logits are needed
+            rest = text[self._cache.length(slot) :]
             if len(rest) > _TOGETHER:
-                deque(self.model.prefill(range(slot, slot + 1), [rest], ()), maxlen=0)  # all but the last one
+                for _ in self.model.prefill(self._cache, range(slot, slot + 1), [rest], ()):
+                    pass  # all but the last one
                 rest = rest[-1:]
             unread.append(rest)
         # the token after those of a chunk isn't read: here it isn't known
-        chunk = self.model.prefill_chunk(rows, [[*rest, 0] for rest in unread], ())
+        chunk = self.model.prefill_chunk(self._cache, rows, [[*rest, 0] for rest in unread], ())
         last = torch.tensor([max(0, len(rest) - 1) for rest in unread], device=self._device)
         steps = torch.arange(len(rows), device=self._device)
         return self.model.head(chunk.final[steps, last]).unsqueeze(1)

@@ -21,6 +21,7 @@ from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.window.cache import STAGED, SavedSpan, WindowCache
 from eyas.drafters.window.window import Window
 from eyas.errors import UnsupportedModelError, UsageError
+from eyas.targets.graphs import Record
 
 
 class WindowPairs(NamedTuple):
@@ -53,14 +54,16 @@ class WindowDrafter(NetworkDrafter):
 
     _cache: WindowCache
 
-    def __init__(self, network: DraftNetwork, taps: tuple[int, ...], window: Window) -> None:
+    def __init__(
+        self, network: DraftNetwork, taps: tuple[int, ...], window: Window, record: Record | None = None
+    ) -> None:
         """Decode with `network` in a `window`. Raises UnsupportedModelError for networks that don't rotate keys."""
         rotary = getattr(network, "rotary", None)
         if not isinstance(rotary, Rotary):
             raise UnsupportedModelError(f"{type(network).__name__} has no RoPE of its own, as a window needs")
         self.window, self._rotary = window, rotary
         self._forgets_unread = len(network.kv_shapes) == 1
-        super().__init__(network, taps)
+        super().__init__(network, taps, record)
 
     @property
     def forgets(self) -> bool:
@@ -69,7 +72,8 @@ class WindowDrafter(NetworkDrafter):
     def resize(self, slots: int) -> None:
         super().resize(slots)
         shapes, dtype, device = self.network.kv_shapes, self.network.dtype, self._ids.device
-        self._cache = WindowCache(shapes, slots, dtype, device, self.window, self._rotary.turned)
+        cache = WindowCache(shapes, slots, dtype, device, self.window, self._rotary.turned)
+        cache.graphs, self._cache = self._cache.graphs, cache
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, min(columns, self._cache.most))

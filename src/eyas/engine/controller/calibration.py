@@ -33,6 +33,7 @@ from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.targets.fingerprint import weight_shapes
 from eyas.targets.native.linears import holds_int8, lone_torch
+from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
@@ -66,17 +67,13 @@ Runs = dict[Size, list[float]]
 
 
 def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 16, seconds: float = 4.0) -> CostTable:
-    """Measure for about `seconds`, for batches of up to `batch_size` rows. All slots must be empty, and are afterwards.
+    """Measure for about `seconds`, for batches of up to `batch_size` rows, in slots of its own.
 
     `widest` is the largest number of children that the drafter can offer.
     """
-    bench = _Bench(target, drafter, batch_size, widest)
-    try:
-        with nullcontext() if target.native is None else lone_torch():  # as the engine's steps are
-            return bench.table(bench.measure(seconds))
-    finally:
-        target.resize(0)
-        drafter.resize(0)
+    bench = _Bench(target, drafter.fresh(), batch_size, widest)
+    with nullcontext() if target.native is None else lone_torch():  # as the engine's steps are
+        return bench.table(bench.measure(seconds))
 
 
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types")
@@ -110,7 +107,7 @@ class _Bench:
     """Temporary slots, and the passes, drafts and observations that are timed in them."""
 
     def __init__(self, target: Target, drafter: Drafter, batch_size: int, widest: int) -> None:
-        self._target, self._drafter = target, drafter
+        self._target, self._cache, self._drafter = target, target.allocate(0), drafter
         self._window = _window_of(drafter)
         self._width = min(16, widest)
         levels = _LEVELS if drafter.max_depth is None else min(_LEVELS, drafter.max_depth - 1)
@@ -132,10 +129,10 @@ class _Bench:
 
     def _resize(self, slots: int, columns: int) -> None:
         """Make slots of at least so many columns, in which nothing is held but a pair of the drafter's."""
-        for part in (self._target, self._drafter):
-            part.resize(0)
-            part.resize(slots)
-        self._target.cache.reserve(columns + 64)
+        self._cache = self._target.allocate(0)  # before there are two
+        self._cache = self._target.allocate(slots, max(COLUMNS, columns + 64))
+        self._drafter.resize(0)
+        self._drafter.resize(slots)
         for slot in range(slots):
             self._drafter.begin(slot, [0], "")
         self._read(range(slots), 1)
@@ -243,11 +240,11 @@ class _Bench:
     def _pass(self, rows: int, tree: DraftTree, columns: int) -> float:
         """Seconds of verifying a tree and walking it, without committing anything."""
         target, where = self._target, range(rows)
-        target.cache.lengths[:rows] = [min(columns, self._long)] * rows
+        self._cache.lengths[:rows] = [min(columns, self._long)] * rows
         roots = torch.randint(target.vocab_size, (rows,), generator=self._draw).to(target.device)
         fresh = dataclasses.replace(tree)  # without values that the last pass cached in it
         with self._timed() as watch:
-            verified = target.verify(where, roots, fresh, self._drafter.taps)
+            verified = target.verify(self._cache, where, roots, fresh, self._drafter.taps)
             walk = SeededWalk()(verified.logits, fresh, self._sampler, where)
             if walk.fetched is None:
                 walk.table.tolist()

@@ -272,7 +272,7 @@ def _widened(layer: nn.Module) -> nn.Module:
 def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
     """In what a pass of the decoder differs from the modules, each of which is given the states that the pass has."""
     count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
-    cache, tokens = target.empty_cache(1, count), _tokens(target, count)
+    cache, tokens = target.allocate(1, count), _tokens(target, count)
     staged = Staged(range(1), count, None, [0], None)
     done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
     states = done.taps.unbind(1)

@@ -43,7 +43,6 @@ class RunTarget:
             # the root has no shards of its own: it is what the layers' streams and gathered weights are kept in
             fully_shard(target.model.base_model, mesh=mesh, ignored_params=set(target.model.parameters()))
             target.device = processes.device
-            target.resize(target.cache_slots)
         made = cls(target, processes)
         made._pass_over_one_token()  # here, since weights gathered first in inference mode can't be used outside of it
         return made

@@ -93,11 +93,8 @@ class HeldOutDecoding:
         together = min(config.batch_size, len(self._requests))
         engine = Engine(target, self._tokenizer, Speculation(drafter, tree), batch_size=together)
         pooled = Stats()
-        try:
-            for completion in engine.generate(self._requests):
-                pooled.merge(completion.stats)
-        finally:
-            target.resize(0)  # free the cache's memory for training
+        for completion in engine.generate(self._requests):
+            pooled.merge(completion.stats)
         return pooled
 
 

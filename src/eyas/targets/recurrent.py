@@ -1,0 +1,185 @@
+"""Layers with a recurrent state, run level by level of a pass with transformers' own single-token step.
+
+They are recognised by what they do: a module that asks transformers' cache for a state is one (`probes.py`). Such a
+module gets a class put before its own, which leaves all passes alone but those over a slot cache. There its step runs
+once for every level: the nodes of a level are its batch. Linears that read the module's input, or make its output, run
+once for all tokens, so that their weights are read once a pass.
+
+Shapes: T tokens of a pass, W tokens of a level, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.architecture import logits_agree
+from eyas.targets.slots import StagedCache
+from eyas.targets.states import LevelStates
+from eyas.targets.trials import first_tokens
+from eyas.tree import DraftTree
+
+if TYPE_CHECKING:
+    from eyas.targets.target import Target
+
+
+@dataclass(frozen=True)
+class WideLinears:
+    """The names of a recurrent module's linears that need no state: those that read its input, and its output's."""
+
+    first: tuple[str, ...] = ()
+    last: str | None = None
+
+
+class StateModule(nn.Module):
+    """What is put before the class of a recurrent module."""
+
+    wide: WideLinears
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, StagedCache)), None)
+        if cache is None:
+            return super().forward(*args, **kwargs)
+        name, *_ = signature(super().forward).parameters
+        hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
+        if len(args) > 1:
+            raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
+        rest = {key: value for key, value in kwargs.items() if key != name}
+
+        def step(tokens: Tensor, states: LevelStates) -> Tensor:
+            given = {key: states if value is cache else value for key, value in rest.items()}
+            out: Tensor = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
+            return out[:, 0]
+
+        return self._through(cache, hidden.flatten(0, 1), step).view(*hidden.shape[:2], -1)
+
+    def _through(self, cache: StagedCache, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor]) -> Tensor:
+        """The outputs [T, H] of tokens [T, H], level by level; of tokens in no level, zeros."""
+        states = cache.states
+        if states is None or states.path is None:
+            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
+        levels, out = states.path.levels, None
+        with self._wide(hidden, len(levels)) as stand_ins:
+            for level in levels:
+                for stand_in in stand_ins:
+                    stand_in.tokens = level.tokens
+                seen = LevelStates(states, level)
+                made = step(hidden[level.tokens], seen)
+                seen.keep()
+                out = hidden.new_zeros(len(hidden), made.shape[-1], dtype=made.dtype) if out is None else out
+                out[level.tokens] = made
+        assert out is not None
+        return out if len(levels) == 1 or self.wide.last is None else self.get_submodule(self.wide.last)(out)
+
+    @contextmanager
+    def _wide(self, hidden: Tensor, levels: int) -> Iterator[list[_Computed]]:
+        """Within, wide linears are stood in for by what they make of all tokens, if there is more than one level."""
+        if levels == 1:
+            yield []
+            return
+        own = dict(self._modules)
+        first = {name: _Computed(self.get_submodule(name)(hidden)) for name in self.wide.first}
+        self._modules.update(first)
+        if self.wide.last is not None:
+            self._modules[self.wide.last] = nn.Identity()
+        try:
+            yield list(first.values())
+        finally:
+            self._modules.update(own)
+
+
+class _Computed(nn.Module):
+    """Stands in for a linear whose outputs [T, P] are known."""
+
+    tokens: Tensor  # [W] which of them are asked for
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__()
+        self._outputs = outputs
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self._outputs[self.tokens].view(*given.shape[:2], -1)
+
+
+@lru_cache
+def _before(own: type[nn.Module]) -> type[StateModule]:
+    return type(own.__name__, (StateModule, own), {"__module__": own.__module__})
+
+
+def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
+    """Let recurrent modules go through a pass over a slot cache level by level."""
+    for module, wide in modules.items():
+        if not isinstance(module, StateModule):
+            module.__class__ = _before(type(module))
+        assert isinstance(module, StateModule)
+        module.wide = wide
+
+
+_PROMPTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3))
+"""Two prompts of the check, as distances from its first token."""
+_PARENTS = (-1, -1, 0, 0, 2, 1)
+_KEPT = ((0, 1, 3, 5), (0, 2))
+"""The columns of the check's tree that are committed in each row."""
+
+
+@torch.inference_mode()
+def check_states(target: Target) -> None:
+    """Raise UnsupportedModelError where prompts in pieces and a branching tree give other logits than the model itself.
+
+    The model's own passes are over each path as a whole. After the tree a path of each row is committed, and a token
+    after it is run.
+    """
+    trials = first_tokens(target)
+    wrong = sum(not logits_agree(*_states_trial(target, first), target.dtype) for first in trials)
+    if 2 * wrong > len(trials):
+        raise UnsupportedModelError(
+            f"{target.config.model_type} has recurrent layers that give other logits step by step than all at once, so "
+            "trees of guesses can't be verified; use another model"
+        )
+
+
+def _states_trial(target: Target, first: int) -> tuple[Tensor, Tensor]:
+    """Logits of all nodes of a tree and of a token after a committed path, from slots and from whole passes."""
+
+    def ids(offsets: Sequence[int]) -> list[int]:
+        return [(first + offset) % target.vocab_size for offset in offsets]
+
+    rows, cache, device = range(2), target.allocate(2), target.device
+    prompts = [ids(offsets) for offsets in _PROMPTS]
+    for _ in target.prefill(cache, rows, prompts, (), 2):
+        pass
+    guesses = [ids(range(row * 7, row * 7 + len(_PARENTS))) for row in rows]
+    tokens = torch.tensor(guesses, device=device)
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    valid[1, -1] = False
+    tree = DraftTree(
+        tokens, torch.tensor([_PARENTS] * 2, device=device), valid.float(), valid, 3, counted=int(valid.sum())
+    )
+    logits = target.verify(
+        cache, rows, torch.tensor([prompt[-1] for prompt in prompts], device=device), tree, ()
+    ).logits
+    cache.commit(rows, _KEPT)
+    last = ids((8, 2))
+    after = target.verify(cache, rows, torch.tensor(last, device=device), DraftTree.empty(2, device), ()).logits.rows
+    found, expected = list[Tensor](), list[Tensor]()
+
+    def whole(path: list[int]) -> Tensor:
+        out: Tensor = target.model(input_ids=torch.tensor([path], device=device), use_cache=False).logits[0, -1]
+        return out
+
+    for row in rows:
+        paths = [prompts[row]]
+        for parent, token in zip(_PARENTS, guesses[row], strict=True):
+            paths.append([*paths[parent + 1], token])
+        nodes = [node for node in range(len(paths)) if not node or valid[row, node - 1]]
+        found += [*(logits.rows[logits.index[row, node]] for node in nodes), after[row]]
+        expected += [*(whole(paths[node]) for node in nodes), whole([*paths[_KEPT[row][-1]], last[row]])]
+    return torch.stack(found), torch.stack(expected)
