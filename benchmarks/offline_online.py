@@ -49,7 +49,7 @@ class Options:
 
 def capture(options: Options, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
     """Store the features; returns the seconds it took, and the rows."""
-    target = load_target(DEMO, dtype="bfloat16", device="cpu")
+    target = load_target(TOY_TARGET, dtype="bfloat16", device="cpu")
     rows = read_rows(load_tokenizer(DEMO), chats, SHARE, LONGEST, target.vocab_size)
     final: Literal["all", "answers"] = "all" if options.kind in ("eagle1", "mlp") else "answers"
     config = CaptureConfig(states=options.states, batch_tokens=BATCH, final=final)
