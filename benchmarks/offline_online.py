@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from benchmarks.harness import Output, report, script, seconds_of
-from eyas.assets import DEMO
 from eyas.data.capture.capture import Capture, CaptureConfig
 from eyas.data.capture.rows import CaptureRows, read_rows
 from eyas.data.chats.folder import splits
@@ -50,10 +49,10 @@ class Options:
 def capture(options: Options, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
     """Store the features; returns the seconds it took, and the rows."""
     target = load_target(TOY_TARGET, dtype="bfloat16", device="cpu")
-    rows = read_rows(load_tokenizer(DEMO), chats, SHARE, LONGEST, target.vocab_size)
+    rows = read_rows(load_tokenizer(TOY_TARGET), chats, SHARE, LONGEST, target.vocab_size)
     final: Literal["all", "answers"] = "all" if options.kind in ("eagle1", "mlp") else "answers"
     config = CaptureConfig(states=options.states, batch_tokens=BATCH, final=final)
-    made = Capture(target, rows, config, folder, name=DEMO, chats=chats.name)
+    made = Capture(target, rows, config, folder, name="toy", chats=chats.name)
     with made.begun():
         return seconds_of(made.run), rows
 
@@ -62,7 +61,7 @@ def run(options: Options, output: Path, **source: Any) -> list[dict[str, float]]
     """Train; the records of the steps."""
     recipe = DrafterTrainConfig.model_validate(
         {
-            "target": DEMO, "target_dtype": "bfloat16", "device": "cpu", "output": output,
+            "target": str(TOY_TARGET), "target_dtype": "bfloat16", "device": "cpu", "output": output,
             "shape": {"kind": options.kind, "draft_vocab_size": options.vocabulary},
             "batch_tokens": BATCH, "max_length": LONGEST, "validation": {"batches": 1, "decode": False},
             "loop": {"steps": options.steps, "log_every": 1, "bf16": True}, **source,
