@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from benchmarks.harness import script
@@ -36,10 +37,11 @@ def _parts(name: str, report: Mapping[str, Any]) -> list[str]:
     settings, machine = report["settings"], report["machine"]
     sampling = settings["sampling"]
     penalty = sampling["frequency_penalty"]
-    setting = (
+    setting = fill(
         f"**{name}**: `{Path(settings['model']).name}`, {settings['dtype']}, batch {settings['batch_size']}, answers "
         f"of up to {sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
-        f"{settings['repeats']} repeats; {machine['cpu']}, {machine['threads']} threads. {report['equality']}"
+        f"{settings['repeats']} repeats; {machine['cpu']}, {machine['threads']} threads. {report['equality']}",
+        150,
     )
     parts = [setting, *(_figures(report, heat) for heat in settings["temperatures"]), _costs(report)]
     if report["skipped"]:

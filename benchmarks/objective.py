@@ -9,14 +9,15 @@ memory is what a fresh process's resident set grows by, at its highest, over two
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -120,16 +121,20 @@ def difference(case: Case) -> dict[str, float]:
 
 
 def times(case: Case, repeats: int) -> dict[str, Any]:
-    """Median seconds of each side, in turns, and eyas's share of the others'."""
+    """Median seconds of each side, in turns, and eyas's share of the other's."""
     network, sides = build(case)
-    steps = {side: lambda loss=loss: seconds_of(lambda: step(network, loss)) for side, loss in sides.items()}
-    found = interleave(steps, repeats)  # type: ignore[arg-type]
-    middle = {side: round(median(values), 4) for side, values in found.items()}
-    return middle | {f"of_{side}": paired(found["eyas"], found[side]) for side in found if side != "eyas"}
+    found = interleave(
+        {side: partial(seconds_of, partial(step, network, loss)) for side, loss in sides.items()}, repeats
+    )
+    return {side: round(median(values), 4) for side, values in found.items()} | {
+        "of_plain": paired(found["eyas"], found["plain"])
+    }
 
 
-def growth(side: Side, case: Case) -> float:
+def growth(side: Side, case: Case, threads: int) -> float:
     """MiB that this process grows by over two steps."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
     network, sides = build(case)
     torch.optim.SGD(network.parameters())  # loads what optimizers load, as every training does: sympy and more
     before = resident("VmRSS")
@@ -145,16 +150,12 @@ def resident(field: str) -> float:
 
 
 def memory(case: Case) -> dict[str, float]:
-    """`growth` of each side in a process of its own, and eyas's share of the others'."""
+    """`growth` of each side in a process of its own, and eyas's share of the other's."""
     found = {}
-    for side in build(replace(case, chats=1))[1]:
-        command = [sys.executable, "-m", "benchmarks.objective", "--grow", side, "--kinds", case.kind]
-        command += ["--chats", str(case.chats), "--anchors", str(case.anchors), "--length", str(case.length)]
-        command += ["--threads", str(torch.get_num_threads())] + ["--bf16"] * case.bf16
-        command += ["--no-prompts"] * (not case.prompts)
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[side] = round(float(done.stdout), 1)
-    return found | {f"of_{side}": round(found["eyas"] / found[side], 3) for side in found if side != "eyas"}
+    for side in get_args(Side):
+        with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+            found[side] = round(fresh.submit(growth, side, case, torch.get_num_threads()).result(), 1)
+    return found | {"of_plain": round(found["eyas"] / found["plain"], 3)}
 
 
 @script
@@ -169,7 +170,6 @@ def main(
     bf16: Annotated[bool, "only this type, instead of both"] = False,
     no_prompts: Annotated[bool, "every token is an answer token"] = False,
     output: Output = None,
-    grow: Annotated[Side | None, "measure the memory of one side in this process"] = None,
 ) -> None:
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -178,9 +178,6 @@ def main(
         for kind, dtype, count in product(kinds, (True,) if bf16 else (False, True), chats)
         for blocks in ([0] if kind == "eagle3" else anchors)
     ]
-    if grow:
-        print(growth(grow, cases[-1 if bf16 else 0]))
-        return
     rows = []
     for case in cases:
         found = {"relative_difference": difference(case), "seconds": times(case, repeats), "mebibytes": memory(case)}

@@ -27,6 +27,9 @@ from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from tests.toy.pair import TOY_TARGET
 
+SHARE, BATCH, LONGEST = 0.1, 4096, 1024
+"""Of the chats held out; tokens of a micro-batch and of a row."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -34,31 +37,22 @@ class Options:
 
     chats: Path
     _: KW_ONLY
-    model: str = str(TOY_TARGET)
     kind: Annotated[str, "its sizes are the target's"] = "eagle3"
     vocabulary: Annotated[int, "draft tokens"] = 2048
-    unroll: Annotated[int | None, "steps of the training-time test (default: the kind's)"] = None
     limit: Annotated[int, "chats used"] = 400
-    share: Annotated[float, "of them held out"] = 0.1
     steps: int = 30
     repeats: int = 2
     states: Literal["float32", "bf16", "fp8"] = "bf16"
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    batch_tokens: int = 4096
-    max_length: int = 1024
     output: Output = None
 
 
 def capture(options: Options, chats: Path, folder: Path) -> tuple[float, CaptureRows]:
     """Store the features; returns the seconds it took, and the rows."""
-    target = load_target(options.model, dtype=options.dtype, device=options.device)
-    rows = read_rows(load_tokenizer(options.model), chats, options.share, options.max_length, target.vocab_size)
-    config = CaptureConfig(
-        states=options.states, batch_tokens=options.batch_tokens,
-        final="all" if options.kind in ("eagle1", "mlp") else "answers",
-    )  # fmt: skip
-    made = Capture(target, rows, config, folder, name=options.model, chats=chats.name)
+    target = load_target(TOY_TARGET, dtype="bfloat16", device="cpu")
+    rows = read_rows(load_tokenizer(TOY_TARGET), chats, SHARE, LONGEST, target.vocab_size)
+    final: Literal["all", "answers"] = "all" if options.kind in ("eagle1", "mlp") else "answers"
+    config = CaptureConfig(states=options.states, batch_tokens=BATCH, final=final)
+    made = Capture(target, rows, config, folder, name="toy", chats=chats.name)
     with made.begun():
         return seconds_of(made.run), rows
 
@@ -67,12 +61,10 @@ def run(options: Options, output: Path, **source: Any) -> list[dict[str, float]]
     """Train; the records of the steps."""
     recipe = DrafterTrainConfig.model_validate(
         {
-            "target": options.model, "target_dtype": options.dtype, "device": options.device, "output": output,
+            "target": str(TOY_TARGET), "target_dtype": "bfloat16", "device": "cpu", "output": output,
             "shape": {"kind": options.kind, "draft_vocab_size": options.vocabulary},
-            "loss": {} if options.unroll is None else {"unroll": options.unroll},
-            "batch_tokens": options.batch_tokens, "max_length": options.max_length,
-            "validation": {"batches": 1, "decode": False},
-            "loop": {"steps": options.steps, "log_every": 1, "bf16": options.dtype == "bfloat16"}, **source,
+            "batch_tokens": BATCH, "max_length": LONGEST, "validation": {"batches": 1, "decode": False},
+            "loop": {"steps": options.steps, "log_every": 1, "bf16": True}, **source,
         }
     )  # fmt: skip
     train_drafter(recipe)
@@ -91,18 +83,18 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         chats, store = folder / "chats.jsonl", folder / "store"
-        given = [chat for split in splits(options.chats, options.share).values() for chat in split]
+        given = [chat for split in splits(options.chats, SHARE).values() for chat in split]
         write_chats(chats, given[:: max(1, len(given) // options.limit)][: options.limit])
         seconds, rows = capture(options, chats, store)
         sources: dict[str, dict[str, Any]] = {
             "offline": {"source": "offline", "store": store},
-            "online": {"source": "online", "chats": chats, "held_out_share": options.share},
+            "online": {"source": "online", "chats": chats, "held_out_share": SHARE},
         }
         runs: dict[str, list[list[dict[str, float]]]] = {name: [] for name in sources}
         for repeat in range(options.repeats):
             for name, source in sources.items():
                 runs[name].append(run(options, folder / f"{name}-{repeat}", **source))
-    batches = ChatBatches(rows.rows["train"], options.batch_tokens, options.max_length, seed=0)
+    batches = ChatBatches(rows.rows["train"], BATCH, LONGEST, seed=0)
     tokens = sum(batches.batch(number).tokens.numel() for number in range(options.steps))
     fastest = {name: sum(map(min, zip(*map(step_seconds, found), strict=True))) for name, found in runs.items()}
     apart = max(abs(a["loss"] - b["loss"]) for a, b in zip(runs["offline"][0], runs["online"][0], strict=True))

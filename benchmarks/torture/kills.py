@@ -2,10 +2,8 @@
 
     python -m benchmarks.torture.kills regenerate capture [--kills 10] [--seed 0] [--folder DIRECTORY]
 
-A verb is a `Case`: what to run for a given output folder, and which of its files must be the same in the end. To add
-one, write a function from the working folder to a `Case` and enter it in `CASES`. The killer knows nothing else: it
-times one uninterrupted run, then kills runs into another folder at random moments (spread over what a run takes, start
-and finish included), and lets a last one come to its end.
+One uninterrupted run is timed; then runs into another folder are killed at random moments (spread over what a run
+takes, start and finish included), and a last one comes to its end. Which files must be the same says the `Case`.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from benchmarks.harness import Output, report, script
 from eyas.data.chats.folder import write_report
@@ -30,12 +27,11 @@ from eyas.text.chats import write_chats
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A verb that can be interrupted."""
 
-    arguments: Callable[[Path], Sequence[str]]
-    """Those of `eyas`, for an output folder that may not exist yet."""
+    words: Sequence[str]
+    """Those of `eyas`; the output folder, which may not exist yet, is put behind the last."""
     results: Sequence[str]
     """Files of the output folder, as glob patterns, that must not depend on interruptions."""
 
@@ -52,45 +48,31 @@ def forty_chats(work: Path) -> Path:
     return source
 
 
-def capture(work: Path) -> Case:
-    """Forty chats, a shard for every one or two of them."""
-    source = forty_chats(work)
-
-    def arguments(output: Path) -> list[str]:
-        paths = {"model": TOY_TARGET, "chats": source, "output": output}
-        options = "data capture --shard-mib 0.25 --batch-tokens 1024"
-        return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
-
-    return Case(arguments, ("*",))
+def capture(chats: Path) -> Case:
+    """A shard for every one or two chats."""
+    words = f"data capture --shard-mib 0.25 --batch-tokens 1024 --model {TOY_TARGET} --chats {chats} --output="
+    return Case(words.split(), ("*",))
 
 
-def regenerate(work: Path) -> Case:
-    """Forty chats about Python's library, every answer at a temperature, four at a time, speculating."""
-    source = forty_chats(work)
-
-    def arguments(output: Path) -> list[str]:
-        paths = {"model": TOY_TARGET, "draft-model": TOY_DRAFTER, "chats": source, "output": output}
-        options = "data regenerate --batch-size 4 --temperature 0.7 --max-new-tokens 96 --seed 3"
-        return [*options.split(), *(f"--{name}={path}" for name, path in paths.items())]
-
-    return Case(arguments, ("train.jsonl", "validation.jsonl", "report.json"))
+def regenerate(chats: Path) -> Case:
+    """Every answer at a temperature, four at a time, speculating."""
+    words = "data regenerate --batch-size 4 --temperature 0.7 --max-new-tokens 96 --seed 3"
+    words += f" --model {TOY_TARGET} --draft-model {TOY_DRAFTER} --chats {chats} --output="
+    return Case(words.split(), ("train.jsonl", "validation.jsonl", "report.json"))
 
 
-def train(work: Path) -> Case:
+def train(chats: Path) -> Case:
     """Thirty steps of an EAGLE-3 drafter, the target in the loop, validated and decoded every five."""
     recipe = {
-        "target": str(TOY_TARGET), "source": "online", "chats": str(forty_chats(work)), "output": "",
+        "target": str(TOY_TARGET), "source": "online", "chats": str(chats), "output": "",
         "device": "cpu", "shape": {"kind": "eagle3", "draft_vocab_size": 512}, "batch_tokens": 512, "max_length": 256,
         "validation": {"batches": 1, "prompts": 2, "max_tokens": 8, "tree": "chain:3"},
         "loop": {"steps": 30, "log_every": 1, "validate_every": 5, "save_seconds": 1},
     }  # fmt: skip
-    path = work / "recipe.yaml"
+    path = chats.with_name("recipe.yaml")
     path.write_text(json.dumps({"drafter": recipe}), encoding="utf-8")
-
-    def arguments(output: Path) -> list[str]:
-        return ["train", str(path), f"drafter.output={output}"]
-
-    return Case(arguments, ("drafter/model.safetensors", "best/*.safetensors", "checkpoints/*/*.safetensors"))
+    results = ("drafter/model.safetensors", "best/*.safetensors", "checkpoints/*/*.safetensors")
+    return Case(("train", str(path), "drafter.output="), results)
 
 
 CASES: dict[str, Callable[[Path], Case]] = {"regenerate": regenerate, "capture": capture, "train": train}
@@ -98,7 +80,7 @@ CASES: dict[str, Callable[[Path], Case]] = {"regenerate": regenerate, "capture":
 
 def start(case: Case, output: Path) -> subprocess.Popen[bytes]:
     """The verb in a process of its own."""
-    command = [sys.executable, "-m", "eyas", *case.arguments(output)]
+    command = [sys.executable, "-m", "eyas", *case.words[:-1], f"{case.words[-1]}{output}"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
@@ -163,7 +145,7 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         work = folder or Path(temporary)
         found: dict[str, dict[str, object]] = {
-            verb: run(CASES[verb](work / verb), work / verb, kills, random.Random(seed)) for verb in verbs
+            verb: run(CASES[verb](forty_chats(work / verb)), work / verb, kills, random.Random(seed)) for verb in verbs
         }
     report(found, output)
     return not all(case["identical"] for case in found.values())

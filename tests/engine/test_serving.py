@@ -325,12 +325,12 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, target: Target, most: int, 
     failed: list[int] = []
     forward = target._forward
 
-    def limited(rows: range, tokens: torch.Tensor, tree: Any, taps: Any, layout: Any) -> Any:
+    def limited(cache: SlotCache, rows: range, tokens: torch.Tensor, tree: Any, taps: Any, layout: Any) -> Any:
         count = tokens.numel() if layout is None else layout.gather(tokens).numel()
         if count > most:
             failed.append(count)
             raise too_large(count, kind)
-        return forward(rows, tokens, tree, taps, layout)
+        return forward(cache, rows, tokens, tree, taps, layout)
 
     monkeypatch.setattr(target, "_forward", limited)
     return failed

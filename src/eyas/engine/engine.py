@@ -146,7 +146,7 @@ class Engine:
 
     @torch.inference_mode()  # all of it: tensors that a pass allocates can't be changed outside
     def _advance(self) -> None:
-        with nullcontext() if self.target.native is None else lone_torch():
+        with lone_torch() if self.target.alone else nullcontext():
             self._run_step()
 
     def _run_step(self) -> None:

@@ -65,8 +65,11 @@ class ModelRunner:
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
-        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
-        if self.prefixes is None:
+        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike.
+
+        Not of targets with recurrent states: those of an earlier position aren't there any more.
+        """
+        if self.prefixes is None and self.cache.states is None:
             self.prefixes = PrefixCache(self.cache, self.drafter, tokens)
 
     def reset_sampler(self) -> None:

@@ -10,10 +10,11 @@ Shapes: T tokens of a pass, W tokens of a level, H hidden size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import logits_agree
 from eyas.targets.slots import StagedCache
 from eyas.targets.states import LevelStates
+from eyas.targets.transformers_names import cache_of, given
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
@@ -134,52 +136,50 @@ _KEPT = ((0, 1, 3, 5), (0, 2))
 def check_states(target: Target) -> None:
     """Raise UnsupportedModelError where prompts in pieces and a branching tree give other logits than the model itself.
 
-    The model's own passes are over each path as a whole. After the tree a path of each row is committed, and a token
-    after it is run.
+    The model's own passes are single tokens over transformers' cache, which is copied where paths branch. After the
+    tree a path of each row is committed, and a token after it is run.
     """
     trials = first_tokens(target)
     wrong = sum(not logits_agree(*_states_trial(target, first), target.dtype) for first in trials)
     if 2 * wrong > len(trials):
         raise UnsupportedModelError(
-            f"{target.config.model_type} has recurrent layers that give other logits step by step than all at once, so "
-            "trees of guesses can't be verified; use another model"
+            f"{target.config.model_type} has recurrent layers that give other logits level by level than token by "
+            "token, so trees of guesses can't be verified; use another model"
         )
 
 
 def _states_trial(target: Target, first: int) -> tuple[Tensor, Tensor]:
-    """Logits of all nodes of a tree and of a token after a committed path, from slots and from whole passes."""
+    """Logits of all nodes of a tree and of a token after a committed path, from slots and token by token."""
 
     def ids(offsets: Sequence[int]) -> list[int]:
         return [(first + offset) % target.vocab_size for offset in offsets]
 
     rows, cache, device = range(2), target.allocate(2), target.device
-    prompts = [ids(offsets) for offsets in _PROMPTS]
+    prompts, last = [ids(offsets) for offsets in _PROMPTS], ids((8, 2))
     for _ in target.prefill(cache, rows, prompts, (), 2):
         pass
-    guesses = [ids(range(row * 7, row * 7 + len(_PARENTS))) for row in rows]
-    tokens = torch.tensor(guesses, device=device)
+    tokens = torch.tensor([ids(range(7 * row, 7 * row + len(_PARENTS))) for row in rows], device=device)
     valid = torch.ones_like(tokens, dtype=torch.bool)
     valid[1, -1] = False
-    tree = DraftTree(
-        tokens, torch.tensor([_PARENTS] * 2, device=device), valid.float(), valid, 3, counted=int(valid.sum())
-    )
-    logits = target.verify(
-        cache, rows, torch.tensor([prompt[-1] for prompt in prompts], device=device), tree, ()
-    ).logits
+    parents = torch.tensor([_PARENTS] * 2, device=device)
+    tree = DraftTree(tokens, parents, valid.float(), valid, 3, counted=int(valid.sum()))
+    roots = torch.tensor([prompt[-1] for prompt in prompts], device=device)
+    of_nodes = target.verify(cache, rows, roots, tree, ()).logits
     cache.commit(rows, _KEPT)
-    last = ids((8, 2))
     after = target.verify(cache, rows, torch.tensor(last, device=device), DraftTree.empty(2, device), ()).logits.rows
+
+    def step(state: Any, token: int) -> Any:
+        """The model's own pass over a token after those in a copy of transformers' cache."""
+        kept = {} if state is None else given(target.model, copy.deepcopy(state))
+        return target.model(input_ids=torch.tensor([[token]], device=device), use_cache=True, **kept)
+
     found, expected = list[Tensor](), list[Tensor]()
-
-    def whole(path: list[int]) -> Tensor:
-        out: Tensor = target.model(input_ids=torch.tensor([path], device=device), use_cache=False).logits[0, -1]
-        return out
-
     for row in rows:
-        paths = [prompts[row]]
-        for parent, token in zip(_PARENTS, guesses[row], strict=True):
-            paths.append([*paths[parent + 1], token])
-        nodes = [node for node in range(len(paths)) if not node or valid[row, node - 1]]
-        found += [*(logits.rows[logits.index[row, node]] for node in nodes), after[row]]
-        expected += [*(whole(paths[node]) for node in nodes), whole([*paths[_KEPT[row][-1]], last[row]])]
+        made = [reduce(lambda out, token: step(cache_of(out), token), prompts[row], None)]
+        for parent, token in zip(_PARENTS, tokens[row].tolist(), strict=True):
+            made.append(step(cache_of(made[parent + 1]), token))
+        nodes = [node for node in range(len(made)) if not node or valid[row, node - 1]]
+        found += [*(of_nodes.rows[of_nodes.index[row, node]] for node in nodes), after[row]]
+        made_after = step(cache_of(made[_KEPT[row][-1]]), last[row])
+        expected += [out.logits[0, -1] for out in (*(made[node] for node in nodes), made_after)]
     return torch.stack(found), torch.stack(expected)

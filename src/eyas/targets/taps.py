@@ -62,7 +62,7 @@ def why_taps(config: Any, taps: tuple[int, ...]) -> str:
 def _full_attention_boundaries(config: Any) -> list[int]:
     """Boundaries that are the output of a layer which attends to everything; all of them where layers are alike."""
     plan = attention_plan(config)
-    return [i + 1 for i, kind in enumerate(plan.of_layers(config)) if kind == FULL or not plan.hybrid]
+    return [i + 1 for i, kind in enumerate(plan.of_layers(config)) if kind in (FULL, "hybrid") or not plan.hybrid]
 
 
 def odd_taps(caught: Sequence[Tensor], size: int) -> dict[int, list[int]]:

@@ -137,6 +137,11 @@ class Target:
         return cache
 
     @property
+    def alone(self) -> bool:
+        """Whether torch had better compute on one thread: beside native passes, or in many small operations."""
+        return self.native is not None or (bool(self.states) and self.device.type == "cpu")
+
+    @property
     def dense_pass(self) -> int | None:
         """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
         return _DENSE_PASS if multiplies_by_vectors(self.model) else None

@@ -16,11 +16,18 @@ from transformers import cache_utils
 
 from eyas.errors import UnsupportedModelError
 
+_CACHES = ("past_key_values", "cache", "cache_params")
+
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
     """What a forward of a model, a layer or an attention module calls its key-value cache; None if it takes none."""
     taken = signature(forward).parameters
-    return next((name for name in ("past_key_values", "cache", "cache_params") if name in taken), None)
+    return next((name for name in _CACHES if name in taken), None)
+
+
+def cache_of(output: Any) -> Any:
+    """The cache among a model's outputs, None without one."""
+    return next((output[name] for name in _CACHES if output is not None and name in output), None)
 
 
 def attends(layer_type: str) -> bool | None:

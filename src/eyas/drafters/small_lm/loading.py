@@ -44,6 +44,11 @@ def load_small_lm(
             f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "
             "choose another"
         )
+    if model.states:
+        raise UnsupportedModelError(
+            f"the draft model {source} ({model.config.model_type}) has recurrent states, which a draft would change: "
+            "choose one whose layers are all attention"
+        )
     size, targets_size = parameters_of(model), parameters_of(target)
     if size >= targets_size:
         _LOG.warning(

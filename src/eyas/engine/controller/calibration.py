@@ -72,7 +72,7 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
     `widest` is the largest number of children that the drafter can offer.
     """
     bench = _Bench(target, drafter.fresh(), batch_size, widest)
-    with nullcontext() if target.native is None else lone_torch():  # as the engine's steps are
+    with lone_torch() if target.alone else nullcontext():  # as the engine's steps are
         return bench.table(bench.measure(seconds))
 
 
