@@ -5,7 +5,7 @@ rows together are kept, so a row whose drafter is sure gets many nodes and a dou
 its probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than
 its child and comes before it, so ties can't part them.
 
-A `PlannedTree` chooses the nodes of one round by more than a budget: by prices, and by what steps turned out to be worth.
+A `PlannedTree` chooses the nodes of one round by more than a budget: by prices, and by what steps proved to be worth.
 On a CPU trees are grown with numpy, whose operations take a fraction of PyTorch's time at such sizes. What an
 accelerator can't do without waiting for it is done there: drafting ends as soon as no row has a node that is worth
 going on from, the nodes that are kept are counted, and prices may choose them.

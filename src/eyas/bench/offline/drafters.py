@@ -4,7 +4,8 @@
 is always a ratio of times from the same interleaved runs. The scores of a batch on a task are written before the next
 task begins.
 
-Scores are kept on disk: a JSON file for each candidate, in a folder named after the settings (`Ledger`). A score holds only for the settings, the weights and the prompts it was taken with; anything else is measured again.
+Scores are kept on disk (`Ledger`): a JSON file for each candidate, in a folder named after the settings. A score holds
+only for the settings, the weights and the prompts it was taken with; anything else is measured again.
 """
 
 from __future__ import annotations
