@@ -43,9 +43,7 @@ def demo(
     methods: Annotated[
         bool, Option("--methods", help="Race all methods of drafting that the pair can run, each with its own trees.")
     ] = False,
-    frequency_penalty: Annotated[
-        float, Option(help="Keeps so small a model from writing one phrase over and over; 0 leaves it as it is.")
-    ] = 0.5,
+    frequency_penalty: Annotated[float, Option(help="Keeps a small model from repeating one phrase; 0 is off.")] = 0.5,
     svg: Annotated[
         Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this file.")
     ] = None,
