@@ -54,7 +54,7 @@ def regenerate(
         Literal["last", "all"], Option(help="last: the turn a chat ends with. all: every turn in order.")
     ] = "last",
     unfinished: Annotated[
-        Literal["keep", "drop"], Option(help="What becomes of chats with an answer that reached the length limit.")
+        Literal["keep", "drop"], Option(help="What to do with chats whose answer reached the length limit.")
     ] = "keep",
     json: Json = False,
 ) -> int:

@@ -47,7 +47,7 @@ class EngineOptions:
         Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
     ] = None
     export_target: Annotated[
-        str | None, Option(help="For that, with llama.cpp: the target as transformers reads it.")
+        str | None, Option(help="With --export-to and llama.cpp: the target as transformers reads it.")
     ] = None
 
 
