@@ -42,10 +42,6 @@ def demo(
     methods: Annotated[
         bool, Option("--methods", help="Race all methods of drafting that the pair can run, each with its own trees.")
     ] = False,
-<<<<<<< HEAD
-=======
-    frequency_penalty: Annotated[float, Option(help="Keeps a small model from repeating one phrase; 0 is off.")] = 0.5,
->>>>>>> words
     svg: Annotated[
         Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this file.")
     ] = None,

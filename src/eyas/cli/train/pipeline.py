@@ -35,17 +35,13 @@ class PipelineTarget:
 class StepOptions:
     """What the steps are told beside their files."""
 
-<<<<<<< HEAD
     synthesize: Annotated[
-        int | None, Option(min=1, help="Also have the model make up so many chats, as one source more.")
+        int | None, Option(min=1, help="Also have the model make up this number of chats, as one more source.")
     ] = None
     exclude: Annotated[
         list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, left out of the chats.")
     ] = field(default_factory=list)
-    samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None
-=======
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None
->>>>>>> words
     held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions to measure on.")] = 0.05
     max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
     temperature: Annotated[
