@@ -223,6 +223,8 @@ def test_a_loaded_target_of_any_architecture_says_the_same(
         assert count == 5 * tiny.LAYERS  # q, k, v; gate, up
     assert fingerprint(plain.model) == fingerprint(target.model)
     prompt = tiny.prompts(9)[0]
-    read = [next(iter(made.prefill(made.allocate(1), range(1), [prompt], (1, tiny.LAYERS)))) for made in (plain, target)]
+    read = [
+        next(iter(made.prefill(made.allocate(1), range(1), [prompt], (1, tiny.LAYERS)))) for made in (plain, target)
+    ]
     torch.testing.assert_close(read[0].taps, read[1].taps, rtol=1e-3, atol=1e-3)
     assert isinstance(target, Target)
