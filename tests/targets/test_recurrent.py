@@ -113,7 +113,7 @@ def test_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prompts_in_pieces_leave_the_same_states(name: str) -> None:
     target = tiny.target(name)
     for one, other in zip(*(states_of(filled(target, chunk)[0]) for chunk in (512, 3)), strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
 
 
 def states_of(cache: SlotCache) -> list[Tensor]:
