@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import pytest
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
+from eyas.targets import SlotCache
 from eyas.targets.states import RecurrentStates
 from eyas.targets.taps import choose_taps
 from eyas.tree import parse_tree
@@ -75,14 +78,29 @@ def test_a_wrong_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "jamba"])
 @pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
-def test_preempted_and_read_again_in_pieces(name: str, tree: str | None) -> None:
-    """Little cache, so that sequences lose their slots and move; prompts are read while others decode."""
+def test_preempted_and_read_again_in_pieces(name: str, tree: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in pieces while others decode; twice all that was read is lost, and read again."""
+    expected, commit, calls = plain(name, 0.8), SlotCache.commit, []
+
+    def interrupted(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) in (9, 17):
+            raise KeyboardInterrupt
+        commit(*args)
+
+    limits = Limits(max_running=3, prefill_chunk=5, prefix_tokens=1000)
     speculation = None if tree is None else Speculation(oracle(name, 0.8), parse_tree(tree))
-    limits = Limits(max_running=4, cache_tokens=96, prefill_chunk=5, prefix_tokens=1000)
     engine = Engine(tiny.target(name), None, speculation, limits=limits, prefill_chunk=3)
-    assert tokens(engine.generate(requests(0.8))) == plain(name, 0.8)
-    engine.check_invariants()
-    assert engine.state().preempted_total > 0
+    monkeypatch.setattr(SlotCache, "commit", interrupted)
+    for request in requests(0.8):
+        engine.submit(request)
+    done: dict[int, list[int]] = {}
+    while not engine.idle:
+        with suppress(KeyboardInterrupt):
+            done |= {chunk.index: chunk.completion.token_ids for chunk in engine.step() if chunk.completion}
+        engine.check_invariants()
+    assert [done[index] for index in range(len(expected))] == expected
+    assert engine.state().preempted_total > 2
     assert engine.state().prefix_limit == 0  # prefixes would need the states of earlier positions
 
 
