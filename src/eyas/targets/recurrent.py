@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -168,18 +168,25 @@ def _states_trial(target: Target, first: int) -> tuple[Tensor, Tensor]:
     cache.commit(rows, _KEPT)
     after = target.verify(cache, rows, torch.tensor(last, device=device), DraftTree.empty(2, device), ()).logits.rows
 
-    def step(state: Any, token: int) -> Any:
-        """The model's own pass over a token after those in a copy of transformers' cache."""
-        kept = {} if state is None else given(target.model, copy.deepcopy(state))
-        return target.model(input_ids=torch.tensor([[token]], device=device), use_cache=True, **kept)
+    positioned = "position_ids" in signature(type(target.model).forward).parameters
+
+    def walked(out: Any, path: Sequence[int], start: int) -> Any:
+        """What the model's own passes over single tokens put out, behind a copy of the state after `out`."""
+        for place, token in enumerate(path, start):
+            kept = {} if out is None else given(target.model, copy.deepcopy(cache_of(out)))
+            where = {"position_ids": torch.tensor([[place]], device=device)} if positioned else {}
+            out = target.model(input_ids=torch.tensor([[token]], device=device), use_cache=True, **kept, **where)
+        return out
 
     found, expected = list[Tensor](), list[Tensor]()
-    for row in rows:
-        made = [reduce(lambda out, token: step(cache_of(out), token), prompts[row], None)]
+    for row, prompt in enumerate(prompts):
+        made, depths = [walked(None, prompt, 0)], [len(prompt)]
         for parent, token in zip(_PARENTS, tokens[row].tolist(), strict=True):
-            made.append(step(cache_of(made[parent + 1]), token))
-        nodes = [node for node in range(len(made)) if not node or valid[row, node - 1]]
+            made.append(walked(made[parent + 1], [token], depths[parent + 1]))
+            depths.append(depths[parent + 1] + 1)
+        kept = _KEPT[row][-1]
+        made.append(walked(made[kept], last[row : row + 1], depths[kept]))
+        nodes = [node for node in range(1 + len(_PARENTS)) if not node or valid[row, node - 1]]
         found += [*(of_nodes.rows[of_nodes.index[row, node]] for node in nodes), after[row]]
-        made_after = step(cache_of(made[_KEPT[row][-1]]), last[row])
-        expected += [out.logits[0, -1] for out in (*(made[node] for node in nodes), made_after)]
+        expected += [made[node].logits[0, -1] for node in (*nodes, -1)]
     return torch.stack(found), torch.stack(expected)
