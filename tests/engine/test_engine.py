@@ -231,9 +231,9 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
     prompts, widths = tiny.prompts(1, 2, 3, 5, 6, 7, 11), []
     whole = tiny.target().prefill_to_end
 
-    def seen(rows: range, tokens: Any, taps: Any) -> Any:
+    def seen(cache: Any, rows: range, tokens: Any, taps: Any) -> Any:
         widths.extend(map(len, tokens))
-        return whole(rows, tokens, taps)
+        return whole(cache, rows, tokens, taps)
 
     monkeypatch.setattr(tiny.target(), "prefill_to_end", seen)
     speculation = None if tree is None else Speculation(oracle("llama", 12, prompts), parse_tree(tree))
