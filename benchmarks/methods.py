@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from benchmarks.harness import script
 from benchmarks.pages import insert, markdown
-from eyas.bench.offline.method_report import training_words
+from eyas.bench.offline.report import training_words
 from eyas.files import write_text
 
 MARKS = "<!-- methods: begin -->", "<!-- methods: end -->"

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from benchmarks.harness import Output, report, script, seconds_of
 from eyas.data.capture.capture import Capture, CaptureConfig
-from eyas.data.capture.rows import CaptureRows, read_rows
+from eyas.data.capture.shard import CaptureRows, read_rows
 from eyas.data.chats.folder import splits
 from eyas.data.tokens.batches import ChatBatches
 from eyas.targets import load_target, load_tokenizer

@@ -24,7 +24,7 @@ from typing import Annotated, Any, NamedTuple
 
 import eyas
 from benchmarks.harness import Output, interleave, paired, report, script
-from eyas.bench.serving.load import read_items
+from eyas.bench.serving.client import read_items
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.to_gguf LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
 
-The splitting rule is written down as Qwen2's, which is that of the tokenizers that `eyas.train.lm.corpus` trains.
+The splitting rule is written down as Qwen2's, which is that of the tokenizers that `eyas.train.lm.lm` trains.
 """
 
 from __future__ import annotations

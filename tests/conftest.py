@@ -43,7 +43,7 @@ def _quiet_on_one_thread() -> None:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """A tokenizer trained on a few lines."""
-    from eyas.train.lm.corpus import train_tokenizer
+    from eyas.train.lm.lm import train_tokenizer
 
     text = "def add(a, b):\n    return a + b\n\nNatalia sold 48/2 = <<48/2=24>>24 clips in May.\n" * 3
     return train_tokenizer([text, "What does `json.dumps` do?"], vocab_size=512, context=256)

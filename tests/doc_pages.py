@@ -25,7 +25,7 @@ from eyas.cli.common.options import parse_final, parse_taps
 from eyas.cli.common.verb import DefaultGroup, add_verb
 from eyas.config import load_config
 from eyas.recipes import SWEEPS, find_recipe
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 from eyas.train.recipe import load_recipe
 from eyas.tree import is_auto, parse_tree
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.drafters.checkpoint import save_network
-from eyas.train.lm.corpus import train_tokenizer
+from eyas.train.lm.lm import train_tokenizer
 
 from . import tiny
 

@@ -16,7 +16,7 @@ from eyas.drafters.registry import KINDS
 from eyas.targets.taps import choose_taps
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import with_taps
-from eyas.train.drafter.resolve import sized
+from eyas.train.drafter.settings import sized
 from eyas.train.drafter.shape import drafter_config
 from eyas.train.recipe import load_recipe
 

@@ -18,7 +18,7 @@ import yaml
 import eyas
 from eyas.cli.common.aliases import REFUSED
 from eyas.config import validated
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 from eyas.train.recipe import Recipe
 
 from .doc_pages import PAGES, ROOT, Block, blocks, commands, commented_commands, named_verb, parse, parse_script

@@ -458,15 +458,14 @@ WRITING = {
     "cli/decode/chat.py": {"open a"},  # a conversation is added to the end of a file of chats
     "gguf_target.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
     "targets/native/builds.py": {"open ab"},  # the hash behind a library, before it becomes visible
-    "cli/data/state_server.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
+    "cli/data/capture.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
     "data/capture/connector.py": {"flock"},  # waits until vLLM has written a file
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off
-    "data/regenerate/batch_files.py": {"open wb"},  # of StagedFiles
+    "data/regenerate/endpoint.py": {"open wb"},  # of StagedFiles
     "drafters/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
-    "interop/export/gguf.py": {"GGUFWriter"},  # likewise
+    "interop/export/export.py": {"GGUFWriter"},  # likewise
     "sweep/trial.py": {"open ab"},  # the log of a trial's process
-    "train/lm/corpus.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
     "train/lm/lm.py": {"save_pretrained"},  # likewise
     "train/loop/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
     "urls.py": {"TemporaryDirectory", "replace"},  # a URL's files on their way to and from local ones

@@ -23,7 +23,7 @@ PRIVATE = {
 }  # fmt: skip
 """word of a name (or its plural) -> what the field says."""
 ALLOWED = {
-    ("data/regenerate/entries.py", "asked"): "a key of the lines of a journal",
+    ("data/regenerate/journal.py", "asked"): "a key of the lines of a journal",
     ("data/store/manifest.py", "ends"): "a key of a store's manifest",
     ("engine/controller/costs.py", "padding_by_places"): "a key of saved costs",
 }

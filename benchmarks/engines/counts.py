@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eyas.bench.serving.counters import SpeculationCounts, read_metrics
+from eyas.bench.serving.servers import SpeculationCounts, read_metrics
 from eyas.types import Stats
 
 

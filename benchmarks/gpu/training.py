@@ -20,7 +20,7 @@ from benchmarks.gpu.speed import peak_memory
 from benchmarks.gpu.steps import Outcome, Row
 from eyas.assets import PROMPTS
 from eyas.data.capture.capture import Capture, CaptureConfig
-from eyas.data.capture.rows import read_rows
+from eyas.data.capture.shard import read_rows
 from eyas.data.features import FeatureBatch
 from eyas.data.store import FeatureStore
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from eyas.bench.machine import describe_machine
-from eyas.bench.serving.load import Item, Load
+from eyas.bench.serving.client import Item, Load
 from eyas.bench.serving.report import ServeReport, lines_of, markdown_of
 from eyas.bench.serving.run import ServePlan, measure_sides
 from eyas.bench.serving.servers import IdleMeter, ServerProcess, Side

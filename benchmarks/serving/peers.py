@@ -25,7 +25,7 @@ from benchmarks.engines.llama import drafting, exact
 from benchmarks.engines.vllm import environment
 from benchmarks.harness import Output, script
 from benchmarks.serving.compare import Findings, compare
-from eyas.bench.serving.load import read_items
+from eyas.bench.serving.client import read_items
 from eyas.bench.serving.report import ServeReport
 from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server

@@ -138,7 +138,7 @@ def test_interrupted_answering_goes_on() -> None:
 
 def test_a_sweep_knows_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     from eyas.config import load_config
-    from eyas.sweep.config import SweepConfig
+    from eyas.sweep.search import SweepConfig
     from eyas.sweep.sweep import Sweep
 
     def refuse(*_: Any, **__: Any) -> None:

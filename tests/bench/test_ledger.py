@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench.ledger import Ledger
+from eyas.bench.offline.drafters import Ledger
 from eyas.errors import DataError
 
 from .offline.candidates import task

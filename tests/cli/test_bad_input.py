@@ -184,7 +184,7 @@ def test_tracebacks_are_for_debug(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("seven\nlines")
 
-    monkeypatch.setattr("eyas.interop.inspect.locate.locate", broken)
+    monkeypatch.setattr("eyas.interop.inspect.report.locate", broken)
     result = run("inspect", TOY_TARGET)
     assert result.exit_code == 1
     assert result.stderr.startswith("unexpected ZeroDivisionError: seven (run with --debug")
@@ -195,7 +195,7 @@ def test_an_interrupt_is_no_failure_of_ours(run: Run, monkeypatch: pytest.Monkey
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eyas.interop.inspect.locate.locate", interrupt)
+    monkeypatch.setattr("eyas.interop.inspect.report.locate", interrupt)
     result = run("inspect", TOY_TARGET)
     assert result.exit_code == 130
     assert "Traceback" not in result.output

@@ -14,7 +14,7 @@ import pytest
 from eyas.cli.app import GROUPS, VERBS
 from eyas.cli.common.options import States
 from eyas.cli.drafter.export import Consumer
-from eyas.data.store.encoding import StateEncoding
+from eyas.data.store.layout import StateEncoding
 from eyas.drafters.kinds import NAMES
 from eyas.drafters.registry import KINDS
 from eyas.interop.export.consumers import CONSUMERS

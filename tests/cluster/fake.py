@@ -6,7 +6,7 @@ import pickle
 import random
 from typing import Any
 
-from eyas.cluster.executor import Died
+from eyas.cluster.crew import Died
 from eyas.cluster.worker import WorkerActor
 
 

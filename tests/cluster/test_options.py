@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cluster.executor import ClusterConfig, parse_on
+from eyas.cluster.crew import ClusterConfig, parse_on
 from eyas.cluster.on_ray import RayExecutor, room
 from eyas.errors import UsageError
 

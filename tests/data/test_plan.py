@@ -8,14 +8,16 @@ import transformers as tf
 from torch import Tensor
 
 from eyas.data import devices
-from eyas.data.block_plan import BlockPlan, BlockShape, block_parameters
 from eyas.data.devices import Machine, known_machine, this_machine
 from eyas.data.features import FeatureBatch
 from eyas.data.plan import (
     ACCEPT_LENGTHS,
+    BlockPlan,
+    BlockShape,
     Eagle3Plan,
     ModelSize,
     Workload,
+    block_parameters,
     capture_hours,
     drafter_parameters,
     expected_lengths,

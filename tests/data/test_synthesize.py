@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from eyas.data.regenerate.entries import Answer, Reply, Take
-from eyas.data.regenerate.in_process import EngineAnswerer
+from eyas.data.regenerate.journal import Answer, Reply, Take
+from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.data.synthesize import CUT_OFF, LANGUAGE, REPETITIVE, SHORT, SynthesisRule, check_text, synthesize
 from eyas.engine import Engine, Speculation
 from eyas.errors import DataError, RequestError, RowError, UsageError

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.doctor.diagnosis import decode
-from eyas.doctor.reading import Reading
-from eyas.doctor.transcript import Transcript, encode_prompts
+from eyas.doctor.measure import Reading, Transcript, encode_prompts
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.targets import Target, load_target, load_tokenizer
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from eyas.data.features import FeatureBatch
-from eyas.doctor.examine import examine
-from eyas.doctor.measure import comparable_length
-from eyas.doctor.reading import Reading
+from eyas.doctor.diagnosis import examine
+from eyas.doctor.measure import Reading, Transcript, comparable_length
 from eyas.doctor.search import needed_boundaries
-from eyas.doctor.transcript import Transcript
 from eyas.drafters.registry import KINDS
 from eyas.engine import Engine
 from eyas.targets import Target

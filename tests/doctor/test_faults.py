@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eyas.doctor.examine import Examination, examine
-from eyas.doctor.reading import Reading
-from eyas.doctor.transcript import Transcript
+from eyas.doctor.diagnosis import Examination, examine
+from eyas.doctor.measure import Reading, Transcript
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.targets import Target
 

@@ -7,7 +7,7 @@ from math import sqrt
 import pytest
 import torch
 
-from eyas.doctor.examine import judge
+from eyas.doctor.diagnosis import judge
 from eyas.doctor.measure import MIN_GAIN, Gain, Measurement, gain, needed_z
 
 

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.doctor.measure import BLOCK, measure
-from eyas.doctor.reading import Reading
-from eyas.doctor.transcript import Transcript
+from eyas.doctor.measure import BLOCK, Reading, Transcript, measure
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.targets import Target

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eyas.doctor.examine import RANDOM_UNEVENNESS, unevenness
-from eyas.doctor.measure import measure
-from eyas.doctor.reading import Change, Reading
+from eyas.doctor.diagnosis import RANDOM_UNEVENNESS, unevenness
+from eyas.doctor.measure import Change, Reading, Transcript, measure
 from eyas.doctor.search import estimated, needed_boundaries, other_readings
-from eyas.doctor.transcript import Transcript
 from eyas.drafters.registry import KINDS
 from eyas.targets import Target
 

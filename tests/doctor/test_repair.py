@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from eyas.doctor.reading import Reading
-from eyas.doctor.repair import apply_changes, write_repaired
+from eyas.doctor.diagnosis import apply_changes, write_repaired
+from eyas.doctor.measure import Reading
 from eyas.doctor.search import other_readings
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.errors import ExportError, UsageError

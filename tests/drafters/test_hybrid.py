@@ -23,7 +23,7 @@ from eyas.errors import InvariantError, UsageError
 from eyas.tree import parse_tree
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import bins
 from eyas.types import Completion, Limits, Request, SamplingParams
 from eyas.verify import Sampler
@@ -188,7 +188,7 @@ def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> N
     assert tree.size
     assert tree.sources is None  # all of it the network's
     observe(drafter, [8])
-    tree = drafter.draft(range(1), TreePlan(SharedTree(1, 2, 4), found_only=True), coupling)
+    tree = drafter.draft(range(1), PlannedTree(SharedTree(1, 2, 4), found_only=True), coupling)
     assert not tree.size
     assert tree.looked_up
     observe(drafter, [9])

@@ -21,7 +21,7 @@ from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.tree import parse_tree
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.types import Request, SamplingParams
 
 from .. import recording, tiny
@@ -91,7 +91,7 @@ def native() -> tuple[Target, NetworkDrafter]:
         (parse_tree("chain:3"), 4, 0.0, 117),
         (parse_tree("chain:3"), 1, 0.8, 454),  # most of them make noise
         (parse_tree("dynamic:3,3,8"), 1, 0.0, 150),
-        (TreePlan(SharedTree(3, 3, 16, per_row=8, threshold=0.001), prices=PRICES), 1, 0.0, 169),
+        (PlannedTree(SharedTree(3, 3, 16, per_row=8, threshold=0.001), prices=PRICES), 1, 0.0, 169),
     ],
 )
 def test_a_round_dispatches_few_operations(

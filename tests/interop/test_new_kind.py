@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyas.doctor.reading import Reading
+from eyas.doctor.measure import Reading
 from eyas.doctor.search import other_readings
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.config import FeatureConfig
@@ -25,7 +25,7 @@ from eyas.errors import CheckpointError, ExportError, UsageError
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.export import export
-from eyas.interop.inspect.drafter_report import report_drafter
+from eyas.interop.inspect.report import report_drafter
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 from eyas.verify import Sampler

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from eyas.targets import Target
 from eyas.targets.architecture import context_limit
-from eyas.train.lm.corpus import train_tokenizer
+from eyas.train.lm.lm import train_tokenizer
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643,

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from eyas.data.capture.rows import read_rows
+from eyas.data.capture.shard import read_rows
 from eyas.data.tokens.batches import grouped
 from eyas.engine import load
 from eyas.targets import load_tokenizer
 from eyas.text.chats import exchange, write_chats
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import with_taps
-from eyas.train.drafter.resolve import sized
+from eyas.train.drafter.settings import sized
 from eyas.train.drafter.shape import drafter_config
 from eyas.train.drafter.train import train_drafter
 from eyas.train.recipe import load_recipe

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from eyas.sweep import sweep, trial
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 
 from ..pairs import save_drafter, save_target, write_rows
 

@@ -9,7 +9,7 @@ import pytest
 
 from eyas.config import load_config
 from eyas.errors import ConfigError
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 
 GOOD = """
 recipe: recipe.yaml

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eyas.config import load_config
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 from eyas.sweep.trial import Trials
 
 ROOT = Path(__file__).parents[2]

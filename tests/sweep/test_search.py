@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.sweep.config import HalvingConfig, Knob, SweepConfig
-from eyas.sweep.search import Halving, Tpe, draws, grid
+from eyas.sweep.search import Halving, HalvingConfig, Knob, SweepConfig, Tpe, draws, grid
 
 RATE = Knob(low=1e-4, high=1e-1, log=True)
 LAYERS = Knob(low=1, high=3)

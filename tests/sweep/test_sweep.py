@@ -14,7 +14,7 @@ import pytest
 from eyas.bench.offline.runner import read_tasks, run_group
 from eyas.engine import load
 from eyas.errors import ConfigError
-from eyas.sweep.config import SweepConfig
+from eyas.sweep.search import SweepConfig
 from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.types import SamplingParams, Stats
 
@@ -112,7 +112,7 @@ def test_a_killed_sweep_leaves_a_trial_that_the_next_one_waits_for(setup: Setup,
     script = (
         "import sys\n"
         "from eyas.sweep import sweep, trial\n"
-        "from eyas.sweep.config import SweepConfig\n"
+        "from eyas.sweep.search import SweepConfig\n"
         f"trial.train_command = lambda recipe: [{sys.executable!r}, sys.argv[1], str(recipe), sys.argv[2]]\n"
         "sweep.Sweep(SweepConfig.model_validate_json(sys.argv[3]), print).train()\n"
     )

@@ -8,9 +8,8 @@ import pytest
 
 from eyas.cluster import worker
 from eyas.errors import UsageError
-from eyas.sweep import workers
-from eyas.sweep.sweep import Sweep
-from eyas.sweep.workers import TrialWorkerMaker, train_on
+from eyas.sweep import sweep as workers
+from eyas.sweep.sweep import Sweep, TrialWorkerMaker, train_on
 
 from ..cluster.fake import FakeExecutor
 from .conftest import Setup

@@ -14,8 +14,7 @@ import torch
 import transformers as tf
 
 from eyas.errors import ModelError, UnsupportedModelError
-from eyas.interop.inspect.locate import locate
-from eyas.interop.inspect.target_report import report_target
+from eyas.interop.inspect.report import locate, report_target
 from eyas.targets import load_target
 from eyas.targets.adapters import find_adapter
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eyas.text.detokenizer import Detokenizer, special_token_ids
-from eyas.train.lm.corpus import SPECIALS
+from eyas.train.lm.lm import SPECIALS
 
 from ..pairs import tokenizer
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import eyas
 from eyas.data.regenerate import regenerate
-from eyas.data.regenerate.in_process import EngineAnswerer
+from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.text.chats import Chat, write_chats
-from eyas.train.lm.corpus import split_chats
+from eyas.train.lm.lm import split_chats
 from eyas.train.recipe import run_recipe
 
 RECIPES = Path(__file__).parent / "recipes"

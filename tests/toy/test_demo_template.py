@@ -122,7 +122,7 @@ def test_a_function_that_is_named_is_called_once(server: Live) -> None:
 
 
 def test_the_file_is_the_template_of_new_tokenizers() -> None:
-    from eyas.train.lm.corpus import CHAT_TEMPLATE
+    from eyas.train.lm.lm import CHAT_TEMPLATE
 
     assert (TOY_TARGET / "chat_template.jinja").read_text(encoding="utf-8") == CHAT_TEMPLATE
     assert load_tokenizer(TOY_TARGET).chat_template == CHAT_TEMPLATE

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from eyas.text.chats import exchange, write_chats
-from eyas.train.lm.corpus import train_tokenizer
-from eyas.train.lm.lm import LmModelConfig, build_lm
+from eyas.train.lm.lm import LmModelConfig, build_lm, train_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree import proposal as proposal_module
 from eyas.tree.dynamic import DynamicTree
 from eyas.tree.proposal import Proposal, grow
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import BINS, ValueTable
 
 CPU = torch.device("cpu")
@@ -113,8 +113,8 @@ TABLE = ValueTable(np.stack([np.linspace(0.9, 0.1, BINS), np.linspace(0.7, 0.05,
         DynamicTree(4, 12, 9, threshold=0.2),
         SharedTree(4, 12, 7),
         SharedTree(12, 12, 60, per_row=5),
-        TreePlan(SharedTree(6, 12, 7, per_row=4, threshold=0.1), values=TABLE),
-        TreePlan(SharedTree(6, 12, 9, threshold=0.01), values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
+        PlannedTree(SharedTree(6, 12, 7, per_row=4, threshold=0.1), values=TABLE),
+        PlannedTree(SharedTree(6, 12, 9, threshold=0.01), values=TABLE, prices=tuple(0.15 * n for n in range(1, 10))),
     ],
     ids=("dynamic", "wide", "threshold", "shared", "per row", "values", "prices"),
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, Growth, TreeSpec, parse_tree
-from eyas.tree.shared import SharedGrowth, SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedGrowth, SharedTree
 from eyas.tree.values import BINS, ValueTable, bins, greatest
 
 CPU = torch.device("cpu")
@@ -157,7 +157,7 @@ def test_whatever_things_are_worth_a_tree_stays_a_tree(
     groups = tuple(row % 2 for row in range(batch))
     spec = dataclasses.replace(spec, threshold=threshold)
     rows = [Text(seed + row, spec.width, grid) for row in range(batch)]
-    tree = grow(TreePlan(spec, values=table, groups=groups), rows)
+    tree = grow(PlannedTree(spec, values=table, groups=groups), rows)
     check(spec, tree, batch)
 
     if grid is not None:
@@ -191,7 +191,7 @@ def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, draft
     generator = np.random.default_rng(seed)
     table = ValueTable(np.sort(generator.random((2, 2, BINS)))[:, :, ::-1]) if valued else None
     groups = tuple(generator.integers(0, 2, len(drafting)).tolist())
-    plan = TreePlan(spec, values=table, groups=groups, keeps_candidates=True)
+    plan = PlannedTree(spec, values=table, groups=groups, keeps_candidates=True)
     rows = [Text(seed + row, spec.width, None) for row in range(len(drafting))]
     here = grow(plan, rows, drafting)
     there = grow(plan, rows, growth=SharedGrowth(plan, len(rows), CPU, drafting))
@@ -237,7 +237,7 @@ def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
 def test_candidates_are_kept_only_when_wanted() -> None:
     rows = [Text(1, 3, None), Text(2, 3, None)]
     assert grow(SharedTree(3, 3, 5), rows).candidates is None
-    offered = grow(TreePlan(SharedTree(3, 3, 5), keeps_candidates=True), rows).candidates
+    offered = grow(PlannedTree(SharedTree(3, 3, 5), keeps_candidates=True), rows).candidates
     assert offered is not None
     assert [level.shape[1] for level in offered.scores] == [3, 9, 9]
     assert [beam.shape[1] for beam in offered.beams] == [3, 3]
@@ -283,7 +283,7 @@ def test_texts() -> None:
 @settings(max_examples=40)
 def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: int, step: float) -> None:
     budget = 8 * batch
-    plan = TreePlan(
+    plan = PlannedTree(
         SharedTree(3, 2, budget, per_row=8),
         prices=tuple(0.05 * n for n in range(1, budget + 1)),
         padding_prices=tuple(step * n for n in range(1, budget + 1)),
@@ -299,4 +299,4 @@ def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: in
 
 def test_padding_has_a_price_only_where_nodes_have() -> None:
     with pytest.raises(UsageError, match="padding_prices need `prices` of nodes as well"):
-        TreePlan(SharedTree(2, 1, 2), padding_prices=(0.1,))
+        PlannedTree(SharedTree(2, 1, 2), padding_prices=(0.1,))

@@ -16,7 +16,7 @@ from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
 from eyas.tree.proposal import Proposal, found_tree, grow
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.union import path_values, unite
 from eyas.tree.values import BINS, ValueTable
 
@@ -150,14 +150,14 @@ def test_what_nodes_were_worth_decides(text: str, values: ValueTable | None, kep
 
 
 def test_prices_choose_among_all_nodes() -> None:
-    spec = TreePlan(SharedTree(3, 2, 7), prices=(0.1, 0.2, 0.3, 0.4, 4.0, 8.0, 12.0), values=table(0.5, 0.9, 0.9))
+    spec = PlannedTree(SharedTree(3, 2, 7), prices=(0.1, 0.2, 0.3, 0.4, 4.0, 8.0, 12.0), values=table(0.5, 0.9, 0.9))
     pair = Pair([DRAFTED], [COPIED])
     tree = unite(spec, *pair.trees(parse_tree("dynamic:3,2,3")), spec.values, pair.groups)
     assert set(sources(tree, 0)) == {(1,), (1, 7), (1, 7, 8), (1, 7, 8, 9)}
 
 
 def test_a_row_that_drafts_nothing_stays_empty_and_a_found_one_needs_no_network() -> None:
-    spec = TreePlan(SharedTree(1, 2, 6), found_only=True)
+    spec = PlannedTree(SharedTree(1, 2, 6), found_only=True)
     tree = grow(spec, [COPIED, Proposal()], CPU)
     assert set(sources(tree, 0)) == {(1,), (1, 7), (1, 7, 8), (1, 7, 8, 9)}  # longer than the network's levels
     assert not tree.valid[1].any()

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from typing import Any
 
-from eyas.cluster.executor import ClusterConfig, Died
+from eyas.cluster.crew import ClusterConfig, Died
 from eyas.cluster.worker import Refused, WorkerActor
 from eyas.errors import UsageError
 

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.data.chats.duplicates import Duplicates, NearDuplicates
-from eyas.data.regenerate.entries import Answer, Answerer, Question, Unanswered
-from eyas.data.regenerate.journal import Journal
-from eyas.data.regenerate.open_chats import replay
+from eyas.data.regenerate.journal import Answer, Answerer, Journal, Question, Unanswered
+from eyas.data.regenerate.rewrite import replay
 from eyas.data.regenerate.run import RegenerationProgress, answer_all
 from eyas.errors import DataError, OutputError, RowError, UsageError
 from eyas.files import writing

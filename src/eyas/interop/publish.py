@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import CheckpointError, EndpointError, UsageError
-from eyas.interop.inspect.drafter_report import DrafterReport, report_drafter
+from eyas.interop.inspect.report import DrafterReport, report_drafter
 
 CARD, CERTIFICATE, MEASURED = "README.md", "eyas_certificate.json", "eyas_bench.json"
 """The names that the files have on the Hub."""

@@ -12,8 +12,8 @@ from typing import Any
 from rich.table import Table
 
 from eyas.bench.offline.candidates import Selection
+from eyas.bench.report.figures import BLUE, GREY, RED, canvas, label, svg
 from eyas.bench.report.page import Block, DataTable, Image, Section, Text
-from eyas.bench.report.plots import BLUE, GREY, RED, canvas, label, svg
 from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.sweep.trial import format_value, short_key
 

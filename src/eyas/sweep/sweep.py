@@ -1,28 +1,140 @@
-"""Runs a sweep: trains trials in parallel, scores each when it is trained, and times the best once all are done.
+"""Runs a sweep: trains trials in parallel, here or on many machines, scores each, and times the best.
 
 Every step leaves its result on disk, so an interrupted sweep resumes when it is started again.
+
+Scores a trial's drafter by the accept length of decoding the same prompts in every trial.
+
+Trials on many machines: each worker runs `eyas train` for one trial after the other, in the sweep's shared folder.
+
+Trials are proposed and scored by the process that runs the sweep, so a search learns from all scores as it does on one
+machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from eyas.bench.ledger import Ledger
 from eyas.bench.machine import describe_machine
 from eyas.bench.offline.candidates import Candidate, Selection, choose
-from eyas.bench.offline.drafters import DrafterBench
-from eyas.bench.offline.runner import Plan
-from eyas.errors import EyasError
-from eyas.sweep.config import SweepConfig
-from eyas.sweep.score import Scorer
-from eyas.sweep.search import Search
+from eyas.bench.offline.drafters import DrafterBench, Ledger
+from eyas.bench.offline.runner import Plan, Task, read_tasks, run_group
+from eyas.cluster.crew import Crew, Executor
+from eyas.cluster.worker import Key, Take, Unit, UnitReport
+from eyas.data.chats.folder import splits, write_prompts
+from eyas.data.store import FeatureStore
+from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
+from eyas.drafters.loading import load_drafter
+from eyas.engine import Engine, Speculation
+from eyas.engine.load import tree_for
+from eyas.errors import DataError, EyasError, UsageError
+from eyas.files import file_hash, write_json
+from eyas.sweep.search import ScoreConfig, Search, SweepConfig
 from eyas.sweep.trial import TrainProcess, Trial, Trials
+from eyas.targets import Target, load_target, load_tokenizer
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.data import HELD_OUT_SHARE
+from eyas.tree import parse_tree
+from eyas.types import SamplingParams, Stats
+
+
+@dataclass
+class Scorer:
+    """Measures the accept lengths of drafters; the target is loaded when the first one is scored."""
+
+    config: ScoreConfig
+    recipe: DrafterTrainConfig
+    folder: Path
+    """The folder into which prompts taken from held-out chats are written."""
+
+    @cached_property
+    def target(self) -> Target:
+        """The recipe's target, loaded once for all trials."""
+        return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the recipe's target."""
+        return load_tokenizer(self.recipe.target)
+
+    @cached_property
+    def params(self) -> SamplingParams:
+        """Greedy sampling of at most `max_tokens` tokens."""
+        return SamplingParams(max_tokens=self.config.max_tokens)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """The prompt files; if none are configured, one is written from held-out chats."""
+        if self.config.prompt_files:
+            return list(dict.fromkeys(self.config.prompt_files))
+        path = self.folder / "held_out.jsonl"
+        write_prompts(path, held_out_rows(self.recipe, self.tokenizer), self.config.prompts)
+        return [path]
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The prompts as batches, one task for each prompt file."""
+        return read_tasks(self.files, self.config.batch_size, self.config.prompts)
+
+    @cached_property
+    def prompts(self) -> dict[str, str]:
+        """Task name -> SHA-256 of its prompt file."""
+        return {task.name: file_hash(path) for task, path in zip(self.tasks, self.files, strict=True)}
+
+    @cached_property
+    def key(self) -> str:
+        """A hash of everything except the drafter that a score depends on."""
+        settings = self.config.model_dump(mode="json", exclude={"prompt_files"})
+        text = json.dumps([settings, self.recipe.target, self.prompts], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def score(self, trial: Trial, until: int | None = None) -> dict[str, float]:
+        """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed.
+
+        That at the step `until` is in a file of its own, which stays when training has gone on.
+        """
+        path = trial.folder / ("score.json" if until is None else f"score-{until}.json")
+        weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")
+        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        past = until is not None and (trial.steps or 0) > until
+        if known.get("key") == self.key and (past or known.get("weights") == weights):
+            return {name: float(value) for name, value in known["tasks"].items()}
+        found = {task.name: self._decode(trial.drafter, task).accept_length for task in self.tasks}
+        content = {"key": self.key, "weights": weights, "tasks": found, "mean": fmean(found.values())}
+        write_json(path, content)
+        return found
+
+    def _decode(self, drafter: Path, task: Task) -> Stats:
+        loaded = load_drafter(drafter, self.target)
+        spec = tree_for(loaded, None if self.config.tree is None else parse_tree(self.config.tree))
+        engine = Engine(self.target, self.tokenizer, Speculation(loaded, spec), batch_size=self.config.batch_size)
+        pooled = Stats()
+        for group in task.groups:
+            run = run_group(engine, group, self.params)
+            pooled.merge(run.stats)
+            task.errors += [error for error in run.errors if error not in task.errors]
+        return pooled
+
+
+def held_out_rows(recipe: DrafterTrainConfig, tokenizer: Any) -> Sequence[TokenRow]:
+    """The rows of the validation split of the recipe's store or chats; DataError if the recipe has neither."""
+    if recipe.store is not None:
+        return FeatureStore.open(recipe.store).rows("validation")
+    if recipe.chats is None:
+        raise DataError("the recipe has neither a store nor chats, so there are no held-out prompts")
+    share = HELD_OUT_SHARE if recipe.held_out_share is None else recipe.held_out_share
+    return [tokenize_chat(tokenizer, chat) for chat in splits(recipe.chats, share)["validation"]]
+
 
 POLL_SECONDS = 0.2
 """The interval at which training processes are checked."""
@@ -191,3 +303,69 @@ class Sweep:
         if self.config.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.config.devices[slot]
         return environment
+
+
+class TrialWorker:
+    """Trains trials with the cores and devices that its process has."""
+
+    identity: dict[str, Any] = {}  # noqa: RUF012  # an attribute of the protocol; recipes say what trials depend on
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+
+    def work(self, take: Take) -> Iterator[UnitReport]:
+        """Train trials; the report on one has the reason for a failure, or None."""
+        while units := take(1):
+            key, (trial, until) = units[0]
+            process = TrainProcess(trial, self._environment, until)
+            try:
+                while not process.ended():
+                    yield UnitReport(key, None, done=False)
+                    time.sleep(POLL_SECONDS)
+            except GeneratorExit:  # the run was stopped: the trial goes on from its last state when it is run again
+                process.stop()
+                raise
+            yield UnitReport(key, process.finish())
+
+
+@dataclass(frozen=True)
+class TrialWorkerMaker:
+    """What a worker is made of, on its machine."""
+
+    folder: Path
+    """The sweep's trials, by their absolute path."""
+    environment: dict[str, str]
+    """Environment variables of training processes."""
+
+    def __call__(self) -> TrialWorker:
+        """Raises UsageError if the sweep's folder isn't shared with this machine."""
+        if not self.folder.is_dir():
+            raise UsageError(f"{self.folder} isn't here: output must be a folder that all machines share")
+        return TrialWorker(self.environment)
+
+
+def train_on(executor: Executor, sweep: Sweep, workers: int) -> None:
+    """Have workers train all trials that are left, and score each when it is trained."""
+    search = sweep.begin()
+    first = sweep.next_trial(search)
+    if first is None:
+        return
+    waiting, begun = deque([first]), dict[Key, tuple[Trial, int | None]]()
+
+    def take(room: int) -> list[Unit]:
+        units: list[Unit] = []
+        while len(units) < room and (trial := waiting.popleft() if waiting else sweep.next_trial(search)) is not None:
+            sweep.announce(trial, search.until)
+            unit = Unit(f"{trial.name}/{search.until}", (trial, search.until))
+            begun[unit.key] = unit.content
+            units.append(unit)
+        return units
+
+    sweep.trials.folder.mkdir(parents=True, exist_ok=True)
+    threads = {} if sweep.config.threads is None else {"OMP_NUM_THREADS": str(sweep.config.threads)}
+    make = TrialWorkerMaker(sweep.trials.folder.absolute(), {"OMP_WAIT_POLICY": "PASSIVE", **threads})
+    with Crew(executor, make, workers=workers, ahead=1) as crew:
+        for report in crew.run(take):
+            if report.done:
+                trial, until = begun[report.key]
+                sweep.ended(search, trial, report.value, until)

@@ -20,13 +20,12 @@ from typing import Any
 
 import yaml
 
-from eyas.bench.offline.checkpoints import TrainingRun
+from eyas.bench.offline.trees import TrainingRun
 from eyas.config import assign, validated
 from eyas.errors import ConfigError, DataError
 from eyas.files import FileLock, write_json, write_text
 from eyas.recipes import read_recipe
-from eyas.sweep.config import Knob, SweepConfig
-from eyas.sweep.search import FixedSearch, Halving, Search, Tpe, Values, draws, grid
+from eyas.sweep.search import FixedSearch, Halving, Knob, Search, SweepConfig, Tpe, Values, draws, grid
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.recipe import Recipe
 

@@ -181,7 +181,7 @@ class TreeSpec(ABC):
     method: str | None = None
     """The method whose drafter alone makes such trees; None = every drafter grows them."""
 
-    # what a plan of one round adds to a shape (`eyas.tree.shared.TreePlan`)
+    # what a plan of one round adds to a shape (`eyas.tree.shared.PlannedTree`)
     values: ValueTable | None = None
     """What steps are worth; None = their probability."""
     groups: tuple[int, ...] | None = None

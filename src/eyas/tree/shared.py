@@ -5,7 +5,7 @@ rows together are kept, so a row whose drafter is sure gets many nodes and a dou
 its probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than
 its child and comes before it, so ties can't part them.
 
-A `TreePlan` chooses the nodes of one round by more than a budget: by prices, and by what steps turned out to be worth.
+A `PlannedTree` chooses the nodes of one round by more than a budget: by prices, and by what steps proved to be worth.
 On a CPU trees are grown with numpy, whose operations take a fraction of PyTorch's time at such sizes. What an
 accelerator can't do without waiting for it is done there: drafting ends as soon as no row has a node that is worth
 going on from, the nodes that are kept are counted, and prices may choose them.
@@ -81,7 +81,7 @@ class SharedTree(TreeSpec):
         return rows + self.budget
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
-        return TreePlan(self).start(batch, device, drafting)
+        return PlannedTree(self).start(batch, device, drafting)
 
     def takes_all(self, counts: Sequence[int]) -> bool:
         return self.threshold == 0.0 and sum(counts) <= self.budget and max(counts) <= self.max_nodes
@@ -106,7 +106,7 @@ class SharedTree(TreeSpec):
 
 
 @dataclass(frozen=True)
-class TreePlan(TreeSpec):
+class PlannedTree(TreeSpec):
     """One round's trees of a `shape`, and what chooses their nodes.
 
     On a CPU `prices` [budget] may do so: drafting ends as the shape says, and the nodes are kept whose values together
@@ -171,7 +171,7 @@ class TreePlan(TreeSpec):
 class SharedGrowth(BeamGrowth):
     """Grows a batch of trees that share a node budget, on an accelerator: without a question to it."""
 
-    def __init__(self, plan: TreePlan, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
+    def __init__(self, plan: PlannedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(plan.depth, plan.max_fanout, batch, device)
         self._plan, self._batch, self._device = plan, batch, device
         if plan.prices is not None:
@@ -219,7 +219,7 @@ class SharedGrowth(BeamGrowth):
 class HostGrowth:
     """Grows a batch of trees that share a node budget, on the host."""
 
-    def __init__(self, plan: TreePlan, batch: int, drafting: Sequence[bool] | None) -> None:
+    def __init__(self, plan: PlannedTree, batch: int, drafting: Sequence[bool] | None) -> None:
         """Rows that aren't `drafting` [B] get no nodes; None = all are."""
         self._plan, self._batch = plan, batch
         self._rows = np.arange(batch)[:, None]  # beside columns, an index of as many of each row

@@ -4,9 +4,8 @@ from eyas.verify.constraint import LegalTree, grammar_of
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_literal, lark_marker
 from eyas.verify.logprobs import EmittedLogprobs, prompt_logprobs
 from eyas.verify.path import PathState, gumbel
-from eyas.verify.rejection import IndependentDraws, RejectionWalk
 from eyas.verify.sampler import Coupling, Sampler, check_request
-from eyas.verify.walk import SeededWalk, TypicalWalk, Walk, WalkRule
+from eyas.verify.walk import IndependentDraws, RejectionWalk, SeededWalk, TypicalWalk, Walk, WalkRule
 
 __all__ = [
     "WHITESPACE",

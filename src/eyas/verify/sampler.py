@@ -20,10 +20,9 @@ from torch import Tensor
 from eyas.errors import RequestError
 from eyas.tree import DraftTree
 from eyas.types import SamplingParams
-from eyas.verify.bad_words import appended
 from eyas.verify.constraint import Constraint, LegalTokens, LegalTree, end_tokens, legal_roots
 from eyas.verify.grammar import Grammar
-from eyas.verify.path import TOP_P_OFF, Needs, PathState, SamplingState, gumbel
+from eyas.verify.path import TOP_P_OFF, Needs, PathState, SamplingState, appended, gumbel
 
 
 class Sampler:

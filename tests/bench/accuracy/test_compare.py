@@ -15,11 +15,15 @@ from eyas.bench.accuracy.compare import (
     AnswerSheet,
     MethodAccuracy,
     TextDifference,
+    accuracy_line,
+    accuracy_report,
+    accuracy_rows,
     engine_answers,
     measure_accuracy,
+    share_of,
     text_difference,
+    verdict,
 )
-from eyas.bench.accuracy.report import accuracy_line, accuracy_report, accuracy_rows, share_of, verdict
 from eyas.bench.accuracy.tasks import AccuracyTask, ProblemRow
 from eyas.bench.offline.certificate import Divergence
 from eyas.bench.offline.runner import PLAIN, Advance

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.accuracy.gsm8k import FLEXIBLE, INVALID, STRICT, GradeSchoolMaths, flexible, strict
+from eyas.bench.accuracy.tasks import FLEXIBLE, INVALID, STRICT, GradeSchoolMaths, flexible, strict
 from eyas.errors import DataError
 
 from ...pairs import write_rows

@@ -23,7 +23,7 @@ from eyas.bench.offline.certificate import (
     promise,
     scores_after,
 )
-from eyas.bench.offline.transformers_baseline import TransformersBaseline
+from eyas.bench.offline.external import TransformersBaseline
 from eyas.engine import Engine
 from eyas.targets import Target, load_target
 from eyas.targets.native.decoder import NativeDecoder

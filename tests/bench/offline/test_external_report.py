@@ -10,9 +10,8 @@ import pytest
 from eyas.bench.offline.external import external_errors, external_lines, measure_external
 from eyas.bench.offline.report import line_dict, means, table_of
 from eyas.bench.offline.runner import Plan, Task
-from eyas.bench.serving.answer import TimedAnswer
-from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import SpeculationCounts
+from eyas.bench.serving.client import LoadRun, TimedAnswer
+from eyas.bench.serving.servers import SpeculationCounts
 from eyas.text.prompts import PromptRow
 
 TASK = Task("t", [[PromptRow("a", "f:1", prompt="x")], [PromptRow("b", "f:2", prompt="x")]])

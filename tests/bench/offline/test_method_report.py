@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from eyas.bench.offline.method_report import COMPARISON, MethodComparison, Quartiles, compared, training_words
 from eyas.bench.offline.methods import MethodChoice, OpenedMethod, Skipped
-from eyas.bench.offline.report import impossible
+from eyas.bench.offline.report import COMPARISON, MethodComparison, Quartiles, compared, impossible, training_words
 from eyas.bench.offline.runner import MethodResult
 from eyas.bench.report.figures import methods_figure
 from eyas.types import Stats

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.bench.offline.checkpoints import TrainingRun
+from eyas.bench.offline.trees import TrainingRun
 from eyas.errors import DataError
 
 from ...pairs import write_rows

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from eyas.bench.offline.external import TransformersBaseline
 from eyas.bench.offline.runner import read_task, run_group
-from eyas.bench.offline.transformers_baseline import TransformersBaseline
 from eyas.engine import load
 from eyas.errors import UsageError
 from eyas.types import SamplingParams

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from eyas.bench.report.figures import canvas, check_plot, label, seconds_axis, svg
 from eyas.bench.report.page import DataTable, Image, Json, Section, Text, cell, pairs, render
-from eyas.bench.report.plots import canvas, check_plot, label, seconds_axis, svg
 from eyas.errors import UsageError
 from eyas.files import write_bytes
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.bench.serving.answer import RawStream, TimedAnswer
+from eyas.bench.serving.client import RawStream, TimedAnswer
 
 from .fake_server import event, stream
 

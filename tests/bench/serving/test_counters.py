@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from eyas.bench.serving.counters import SpeculationCounts, read_metrics, read_server_info
+from eyas.bench.serving.servers import SpeculationCounts, read_metrics, read_server_info
 from eyas.errors import UsageError
 
 VLLM = """

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from eyas.bench.serving.load import Load, arrivals, run_load
+from eyas.bench.serving.client import Load, arrivals, run_load
 
 
 @pytest.mark.parametrize(("clients", "count", "most"), [(1, 5, 1), (3, 10, 3), (8, 4, 4)])

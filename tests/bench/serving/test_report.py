@@ -7,11 +7,9 @@ import json
 import pytest
 
 from eyas.bench.report.figures import serve_figure
-from eyas.bench.serving.answer import TimedAnswer
-from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import SpeculationCounts
-from eyas.bench.serving.load import Load
+from eyas.bench.serving.client import Load, LoadRun, TimedAnswer
 from eyas.bench.serving.report import COLUMNS, ServeReport, lines_of, markdown_of
+from eyas.bench.serving.servers import SpeculationCounts
 
 ONE, FOUR, NINE = Load("closed", 1), Load("closed", 4), Load("closed", 9)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eyas.bench.serving.load import Item, Load, read_items
+from eyas.bench.serving.client import Item, Load, read_items
 from eyas.bench.serving.run import Results, ServePlan, measure_sides
 from eyas.bench.serving.servers import Side
 from eyas.errors import DataError, EndpointError

@@ -161,7 +161,7 @@ def test_a_server_that_fails(run: Run, maths: Path) -> None:
 
 
 def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path) -> None:
-    from eyas.bench.accuracy.report import accuracy_section
+    from eyas.bench.accuracy.compare import accuracy_section
     from eyas.bench.report.page import render
 
     result = run("bench", "accuracy", pair.model, "--method", "ngram", "--task", f"gsm8k={maths}", *FEW, "--json")

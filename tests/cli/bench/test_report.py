@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.bench.report.page import render
-from eyas.bench.report.sections import headline
+from eyas.bench.report.page import headline, render
 from eyas.files import write_json
 
 from ...bench.offline.candidates import candidate

@@ -13,8 +13,8 @@ import pytest
 from eyas.cli.common import display
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.data import answerers
-from eyas.data.regenerate.in_process import EngineAnswerer
+from eyas.cli.data import regenerate as answerers
+from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
 
 from ...cluster.fake import FakeExecutor

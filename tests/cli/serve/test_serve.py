@@ -12,8 +12,7 @@ import pytest
 from click.testing import Result
 
 from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.serve.elsewhere import EngineOptions
-from eyas.cli.serve.serve import CapacityOptions, ServerOptions, _load
+from eyas.cli.serve.serve import CapacityOptions, EngineOptions, ServerOptions, _load
 from eyas.errors import UsageError
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET

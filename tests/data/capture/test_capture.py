@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eyas.data.capture.capture import Capture
-from eyas.data.capture.rows import read_rows
+from eyas.data.capture.shard import read_rows
 from eyas.data.store import FeatureStore
 from eyas.errors import DataError, RequestError, StoreError
 from eyas.text.chats import Chat, Message, exchange, write_chats

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.data.chats.candidates import rank, take_turns
+from eyas.data.chats.prepare import rank, take_turns
 
 
 def turns(counts: list[int], weights: list[float], total: int | None, strict: bool) -> list[int]:

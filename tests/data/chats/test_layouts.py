@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.chats.layouts import detect_layout, read_layout
+from eyas.data.chats.sources import detect_layout, read_layout
 from eyas.errors import RowError
 from eyas.text.chats import Message
 

@@ -177,7 +177,7 @@ def test_a_target_s_rendering(tmp_path: Path, model: str, two: tuple[str, str]) 
 
 
 def test_a_model_s_generation_config_counts(model: str) -> None:
-    from eyas.data.chats.candidates import ChatFitter
+    from eyas.data.chats.prepare import ChatFitter
 
     before = ChatFitter(model, None, False, 0).identity
     (Path(model) / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 1]}))
@@ -188,7 +188,7 @@ def test_demo_is_the_embedded_target_for_the_generation_config_too(monkeypatch: 
     """The Hub is not asked for a model called `demo`."""
     from transformers import GenerationConfig
 
-    from eyas.data.chats.candidates import ChatFitter
+    from eyas.data.chats.prepare import ChatFitter
 
     from ...toy import TOY_TARGET
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.data.regenerate import BatchAnswerer, CompletionSettings, RewriteRule, regenerate, write_requests
-from eyas.data.regenerate.batch_files import write_batch
+from eyas.data.regenerate.endpoint import write_batch
 from eyas.data.regenerate.rewrite import Rewrite
 from eyas.errors import DataError, UsageError
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats

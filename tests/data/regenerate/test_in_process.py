@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from eyas.data.regenerate import RewriteRule, regenerate
-from eyas.data.regenerate.in_process import EngineAnswerer
 from eyas.data.regenerate.rewrite import Rewrite
+from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.data.tokens.tokenize import tokenize_chat
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.data.regenerate.entries import Answer, AnswerTokens, Question, Unanswered
-from eyas.data.regenerate.journal import Journal
+from eyas.data.regenerate.journal import Answer, AnswerTokens, Journal, Question, Unanswered
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.text.chats import Message
 

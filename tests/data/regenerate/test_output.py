@@ -11,7 +11,7 @@ import pytest
 
 from eyas.data.chats.folder import read_report, splits, write_report
 from eyas.data.regenerate import Answer, Question, Reply, RewriteRule, regenerate
-from eyas.data.regenerate.entries import Take, unanswered
+from eyas.data.regenerate.journal import Take, unanswered
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import TEMPORARY
 from eyas.text.chats import Message, exchange, read_chats, write_chats

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eyas.data.regenerate.entries import Answer, AnswerTokens
+from eyas.data.regenerate.journal import Answer, AnswerTokens
 from eyas.data.regenerate.rewrite import Rewrite, RewriteRule
 from eyas.text.chats import Chat, Message
 

@@ -11,7 +11,7 @@ import pytest
 from eyas.cluster import worker
 from eyas.cluster.crew import Crew
 from eyas.data.regenerate import Answer, Reply, RewriteRule, regenerate
-from eyas.data.regenerate.entries import Take, unanswered
+from eyas.data.regenerate.journal import Take, unanswered
 from eyas.data.regenerate.workers import AnswererWorker, CrewAnswerer
 from eyas.text.chats import Chat, Message, write_chats
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from eyas.data.capture.capture import Capture, CaptureConfig
-from eyas.data.capture.rows import CaptureRows
+from eyas.data.capture.shard import CaptureRows
 from eyas.data.store import FeatureStore
 from eyas.data.tokens.batches import cut_row
 from eyas.data.tokens.tokenize import TokenRow

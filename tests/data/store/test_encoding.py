@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.data.store.encoding import decode_states, encode_states, pack_mask, unpack_mask
+from eyas.data.store.layout import decode_states, encode_states, pack_mask, unpack_mask
 from eyas.errors import StoreError
 
 

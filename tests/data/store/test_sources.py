@@ -10,7 +10,7 @@ import torch
 
 from eyas.data.features import FeatureBatch, OnlineSource, taught
 from eyas.data.store import FeatureStore, HybridSource, StoreSource
-from eyas.data.store.encoding import encode_states
+from eyas.data.store.layout import encode_states
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import RequestError, StoreError

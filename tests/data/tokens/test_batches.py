@@ -11,7 +11,7 @@ import torch
 from eyas.data.tokens.batches import ChatBatches, cut_row, padded
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import DataError
-from eyas.train.lm.corpus import Mixture
+from eyas.train.lm.lm import Mixture
 
 
 def row(length: int, token: int, answer_from: int = 2) -> TokenRow:

@@ -14,7 +14,7 @@ from eyas.data.tokens.tokenize import pack, tokenize_chat, tokenize_document
 from eyas.errors import DataError, ModelError, RowError
 from eyas.text.chats import Chat, Message, exchange
 from eyas.text.template import encode_chat
-from eyas.train.lm.corpus import CHAT_TEMPLATE
+from eyas.train.lm.lm import CHAT_TEMPLATE
 
 UNMARKED = CHAT_TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
 WRITTEN = "message['content'] or ''"

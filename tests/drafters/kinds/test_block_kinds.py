@@ -21,9 +21,9 @@ from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
-from eyas.interop.inspect.drafter_report import report_drafter
+from eyas.interop.inspect.report import report_drafter
 from eyas.tree import DraftTree, parse_tree
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import BIN_CENTRES, BINS, ValueTable
 from eyas.types import Limits, Request, SamplingParams
 from eyas.verify import Sampler
@@ -296,7 +296,7 @@ def test_a_confident_drafter_gets_deeper_trees() -> None:
         sampler = Sampler(2, tiny.VOCAB, CPU)
         for slot in range(2):
             sampler.admit(slot, SamplingParams(), [3] * 8, ())
-        spec = TreePlan(SharedTree(5, 4, 40, threshold=0.01), values=taken_at_its_word())
+        spec = PlannedTree(SharedTree(5, 4, 40, threshold=0.01), values=taken_at_its_word())
         weighed = drafter.draft(range(2), spec, sampler.coupling(range(2), True))
         fixed = draft(drafter, "dynamic:5,4,12")
         found.append((int(weighed.depth.max()), fixed))
@@ -317,6 +317,6 @@ def test_confidence_leaves_the_output_as_it_is(temperature: float) -> None:
         for seed, prompt in enumerate(tiny.prompts(4, 9, 6))
     ]
     plain = [done.token_ids for done in Engine(target, batch_size=3).generate(requests)]
-    spec = TreePlan(SharedTree(5, 3, 20), values=taken_at_its_word())
+    spec = PlannedTree(SharedTree(5, 3, 20), values=taken_at_its_word())
     engine = Engine(target, None, Speculation(BlockDrafter(build("vanilla"), TAPS), spec), batch_size=3)
     assert [done.token_ids for done in engine.generate(requests)] == plain

@@ -18,7 +18,7 @@ from eyas.drafters.small_lm.vocabulary import SharedVocabulary, token_bytes
 from eyas.engine import Engine, Speculation, load
 from eyas.errors import DrafterMismatchError, UsageError
 from eyas.targets import Target, load_tokenizer
-from eyas.train.lm.corpus import train_tokenizer
+from eyas.train.lm.lm import train_tokenizer
 from eyas.tree import parse_tree
 from eyas.types import Limits, Request, SamplingParams
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.controller import Controller
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 
 from ... import tiny
 from .simulation import Machine, Simulation, Text, best_fixed, controller, mixed
@@ -224,7 +224,7 @@ def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[SharedTree]
     simulation, specs = Simulation(MACHINE, mixed(rows)), []
     for _ in range(rounds):
         spec = made.plan(rows, simulation.current_lengths())
-        assert spec is None or isinstance(spec, TreePlan)
+        assert spec is None or isinstance(spec, PlannedTree)
         specs += [] if spec is None else [spec]
         made.learn(simulation.round(spec))
     return specs
@@ -246,7 +246,7 @@ def test_the_context_s_end_is_not_passed() -> None:
     run_specs(made, 1)
     for left in range(12, 1, -1):
         spec = made.plan(1, [209 - left])
-        assert isinstance(spec, TreePlan)
+        assert isinstance(spec, PlannedTree)
         assert spec.depth <= left
     assert made.plan(1, [209]) is None
     assert made.plan(0, []) is None
@@ -256,7 +256,7 @@ def test_sampled_rows_are_a_group_of_their_own() -> None:
     made = controller(MACHINE)
     run_specs(made, 2)
     spec = made.plan(2, [200, 200], [True, False])
-    assert isinstance(spec, TreePlan)
+    assert isinstance(spec, PlannedTree)
     assert spec.groups == (1, 0)
 
 

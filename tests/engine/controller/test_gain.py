@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 
 from .simulation import Machine, Simulation, Text, mixed
 
@@ -21,7 +21,7 @@ def trained(text: Text, rounds: int = 300) -> GainModel:
     rows = len(text.sharpness)
     for _ in range(rounds):
         gain.settle()
-        spec = TreePlan(SharedTree(4, WIDTHS[-1], 30 * rows), values=gain.values, keeps_candidates=True)
+        spec = PlannedTree(SharedTree(4, WIDTHS[-1], 30 * rows), values=gain.values, keeps_candidates=True)
         draft = simulation.round(spec).draft
         assert draft is not None
         gain.learn(draft, np.zeros(rows, dtype=np.int64), None)
@@ -35,7 +35,7 @@ def test_one_shape_s_drafts_forecast_every_smaller_one(rows: int) -> None:
     forecast = gain.forecast((rows, 0))
     for width, depth, threshold in ((1, 3, 8), (2, 2, 5), (4, 4, 3), (4, 4, 14)):
         shape = SharedTree(depth, WIDTHS[width // 2], 1000, threshold=float(THRESHOLDS[threshold]))
-        spec = TreePlan(shape, values=gain.values)
+        spec = PlannedTree(shape, values=gain.values)
         rounds = 500 // rows + 100
         simulation = Simulation(Machine(), mixed(rows, seed=1))
         simulation.run(spec, rounds)
@@ -55,7 +55,7 @@ def test_levels_are_drafted_while_some_row_goes_on() -> None:
         assert (forecast[0] == 1.0).all()
         assert (np.diff(forecast, axis=0) >= 0).all()
         for threshold in (6, 12):
-            spec = TreePlan(SharedTree(4, 4, 1000, threshold=float(THRESHOLDS[threshold])), values=gain.values)
+            spec = PlannedTree(SharedTree(4, 4, 1000, threshold=float(THRESHOLDS[threshold])), values=gain.values)
             levels = [text.draft(spec)[1] for _ in range(400)]
             assert forecast[3, threshold] == pytest.approx(np.mean(levels), rel=0.12)
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from eyas.engine.controller.supply import Supply
 from eyas.tree.draft_tree import BeamCandidates
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import BINS, bins
 
 WIDTHS = (1, 2, 3, 5)
 
 
-def grow(spec: TreePlan, seed: int, rows: int) -> tuple[BeamCandidates, list[set[tuple[int, ...]]]]:
+def grow(spec: PlannedTree, seed: int, rows: int) -> tuple[BeamCandidates, list[set[tuple[int, ...]]]]:
     """Candidates and each level's frontier as paths of ranks; a path's children are the same in every spec."""
     growth = spec.start(rows, torch.device("cpu"))
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(rows)]
@@ -53,8 +53,8 @@ def learnt(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.nda
 @given(st.integers(0, 5000), st.sampled_from([1, 2, 3]), st.integers(1, 3))
 @settings(max_examples=60)
 def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows: int) -> None:
-    wide, wide_frontiers = grow(TreePlan(SharedTree(4, 5, 1), keeps_candidates=True), seed, rows)
-    own, frontiers = grow(TreePlan(SharedTree(4, narrow, 1), keeps_candidates=True), seed, rows)
+    wide, wide_frontiers = grow(PlannedTree(SharedTree(4, 5, 1), keeps_candidates=True), seed, rows)
+    own, frontiers = grow(PlannedTree(SharedTree(4, narrow, 1), keeps_candidates=True), seed, rows)
     assume(all(mine <= other for mine, other in zip(frontiers, wide_frontiers, strict=True)))
     groups = [row % 2 for row in range(rows)]
     rates = learnt(Supply(WIDTHS, 6), wide, groups)
@@ -66,7 +66,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
 
 
 def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> None:
-    offered, _ = grow(TreePlan(SharedTree(2, 3, 1), keeps_candidates=True), 1, 1)
+    offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 1, 1)
     supply = Supply((1, 3, 5), 4)
     supply._sums[:], supply._weights[:] = 7.0, 1.0  # more than the next narrower beam
     supply.learn(offered, np.array([0]))
@@ -80,7 +80,7 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
 
 
 def test_rows_that_draft_nothing_and_rows_beyond_the_sample_are_left_out() -> None:
-    offered, _ = grow(TreePlan(SharedTree(2, 3, 1), keeps_candidates=True), 3, 4)
+    offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 3, 4)
     whole = learnt(Supply(WIDTHS, 2), offered, [0, 0, 0, 0])
     one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
     first = Supply(WIDTHS, 2)
@@ -104,7 +104,7 @@ def test_the_prior_is_a_draft_of_a_plausible_text() -> None:
 
 def test_of_many_rows_others_are_looked_at_each_time() -> None:
     """Every other row is sure; looking at the same half again and again would take all rows for those."""
-    growth = TreePlan(SharedTree(1, 1, 1), keeps_candidates=True).start(32, torch.device("cpu"))
+    growth = PlannedTree(SharedTree(1, 1, 1), keeps_candidates=True).start(32, torch.device("cpu"))
     steps = torch.tensor([-0.005, -4.0] * 16).view(32, 1, 1)
     growth.expand(steps, torch.zeros(32, 1, 1, dtype=torch.int64))
     offered = growth.tree().candidates

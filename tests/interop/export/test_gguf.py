@@ -16,8 +16,7 @@ from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.network import Rotary
 from eyas.errors import ExportError, EyasError, UsageError
 from eyas.interop.export.drafter import ServedTarget
-from eyas.interop.export.export import export
-from eyas.interop.export.gguf import llama3_factors, tokenizer_keys
+from eyas.interop.export.export import export, llama3_factors, tokenizer_keys
 
 from ... import tiny
 from ...pairs import tokenizer

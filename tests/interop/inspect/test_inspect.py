@@ -14,8 +14,7 @@ from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import Headers, TensorInfo, read_headers, read_json
 from eyas.drafters.formats.vocabulary import ABSOLUTE
 from eyas.errors import CheckpointError, ModelError
-from eyas.interop.inspect.drafter_report import DrafterReport, TargetProfile, report_drafter
-from eyas.interop.inspect.locate import detect, locate
+from eyas.interop.inspect.report import DrafterReport, TargetProfile, detect, locate, report_drafter
 
 from ... import tiny
 from ...pairs import save_drafter

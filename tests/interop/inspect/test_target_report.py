@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from eyas.cli.app import app
 from eyas.drafters.files import read_headers
 from eyas.errors import ModelError
-from eyas.interop.inspect.target_report import TargetReport, report_target
+from eyas.interop.inspect.report import TargetReport, report_target
 
 from ... import quantized, tiny
 from ...drafters.in_target import checkpoints

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions
-from eyas.cli.serve.elsewhere import OWN_OPTIONS
-from eyas.cli.serve.serve import CapacityOptions, ServerOptions
+from eyas.cli.serve.serve import OWN_OPTIONS, CapacityOptions, ServerOptions
 from eyas.errors import UsageError
 from eyas.interop.export.drafter import TreePlan
 from eyas.interop.serving.commands import ServedDrafter
-from eyas.interop.serving.engines import ENGINES, serve_command
-from eyas.interop.serving.options import translated
+from eyas.interop.serving.engines import ENGINES, serve_command, translated
 
 REFUSED = None
 # option -> its value, and what vLLM, SGLang and llama.cpp are told

@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eyas.serve.api.schema.chat import ChatCompletionResponse
-from eyas.serve.api.schema.completions import CompletionChunk, CompletionResponse
+from eyas.serve.api.schema.chat import ChatCompletionResponse, CompletionChunk, CompletionResponse
 from eyas.text.template import encode_text
 
 from ...pairs import Pair, tokenizer

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from eyas.serve.api.trace import RoundTrace, draft_fields
+from eyas.serve.api.response import RoundTrace, draft_fields
 from eyas.types import Chunk, Completion, DraftRound, Stats
 
 from ...pairs import tokenizer

@@ -69,7 +69,7 @@ def test_all_text_of_a_chat_counts_before_it_is_cut_into_tokens(where: str) -> N
 
 
 def test_the_time_of_a_request_counts_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.serve.api.completions.completion_prompt", lambda *_: time.sleep(3))
+    monkeypatch.setattr("eyas.serve.api.chat.completion_prompt", lambda *_: time.sleep(3))
     answer = run(post(FakeEngine(), "/v1/completions", ASKED, request_seconds=0.2))
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from eyas.serve.observe.stderr import DurableStream, JsonLineStream
+from eyas.serve.observe.logs import DurableStream, JsonLineStream
 
 
 def test_every_line_is_json_whoever_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:

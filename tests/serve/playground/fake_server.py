@@ -15,8 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from eyas.serve.playground.gauges import Gauges
-from eyas.serve.playground.page import playground
+from eyas.serve.playground.page import Gauges, playground
 from eyas.types import EngineState
 
 WORDS = ["The", " eagle", " sees", " its", " prey", " from", " afar", ",", " and", " dives", ".\n", "```", "py", "\nx"]

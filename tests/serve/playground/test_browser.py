@@ -13,7 +13,7 @@ pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 from eyas.engine.controller import ControllerState
-from eyas.serve.playground import gauges
+from eyas.serve.playground import page as gauges
 
 from .fake_server import HOSTILE, WORDS, FakeServer, engine_state, serving
 

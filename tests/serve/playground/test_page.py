@@ -13,8 +13,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 import eyas.serve.playground as room
-from eyas.serve.playground.gauges import Gauges
-from eyas.serve.playground.page import page, playground
+from eyas.serve.playground.page import Gauges, page, playground
 
 HERE = Path(room.__file__).parent
 SCRIPTS = sorted((HERE / "script").glob("*.js"))

@@ -17,7 +17,7 @@ from eyas.engine import load
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.app import create_app
-from eyas.serve.playground.gauges import Gauges
+from eyas.serve.playground.page import Gauges
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 from .fake_server import serving

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eyas.engine.controller import ControllerState
-from eyas.serve.playground import gauges
-from eyas.serve.playground.gauges import Gauges
+from eyas.serve.playground import page as gauges
+from eyas.serve.playground.page import Gauges
 
 from .fake_server import engine_state
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eyas.data.capture.capture import Capture, CaptureConfig
-from eyas.data.capture.rows import read_rows
+from eyas.data.capture.shard import read_rows
 from eyas.errors import ConfigError, StoreError
 from eyas.targets import load_target, load_tokenizer
 from eyas.train.drafter import train

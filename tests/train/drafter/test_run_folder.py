@@ -10,7 +10,7 @@ import pytest
 
 from eyas.errors import CheckpointError
 from eyas.files import writing_folder
-from eyas.train.drafter.run import RunFolder, score
+from eyas.train.drafter.train import RunFolder, score
 
 
 def drafter(value: float, by: str = "decoded_accept_length") -> Callable[[Path], None]:

@@ -15,14 +15,12 @@ import yaml
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError
-from eyas.train.drafter import resolve
+from eyas.train.drafter import settings as resolve
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.drafter.data import CutOff
-from eyas.train.drafter.resolve import resolved_dtype, sized
-from eyas.train.drafter.settings import Outlook, announce
+from eyas.train.drafter.data import CutOff, DraftVocabulary
+from eyas.train.drafter.settings import Outlook, announce, resolved_dtype, sized
 from eyas.train.drafter.shape import fresh_network
 from eyas.train.drafter.train import train_drafter
-from eyas.train.drafter.vocab_map import DraftVocabulary
 from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.loop import resolved
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from eyas.data.capture.rows import read_rows
+from eyas.data.capture.shard import read_rows
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import load
 from eyas.errors import CheckpointError, ConfigError
-from eyas.train.drafter import run
+from eyas.train.drafter import train as run
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
 from eyas.train.drafter.validation import choose_prompts

@@ -9,7 +9,7 @@ import torch
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.errors import ConfigError
-from eyas.train.drafter.vocab_map import choose_draft_vocabulary, count_answer_tokens
+from eyas.train.drafter.data import choose_draft_vocabulary, count_answer_tokens
 
 
 def test_only_answer_tokens_count() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.text.chats import exchange, held_out, write_chats
-from eyas.train.lm.corpus import split_chats
+from eyas.train.lm.lm import split_chats
 
 FUNCTION = '''def double_{0}(number):
     """Return twice the number that is given, as a number of the same type as it."""

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from eyas.data.chats.stdlib import library_modules
 from eyas.errors import ConfigError
 from eyas.targets.fingerprint import fingerprint
-from eyas.train.lm import corpus
+from eyas.train.lm import lm as corpus
 from eyas.train.lm.lm import (
     LmConfig,
     LmModelConfig,

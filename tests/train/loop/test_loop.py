@@ -18,8 +18,8 @@ from eyas.errors import CheckpointError, StoppedError
 from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import ProcessGroup
+from eyas.train.loop.log import MicroBatchLoss
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
-from eyas.train.loop.metrics import MicroBatchLoss
 from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, schedule_factor
 
 ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")

@@ -18,8 +18,7 @@ from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.errors import ConfigError
-from eyas.train.loss.block import blocks_at, guessed, read_context, sampled_anchors
-from eyas.train.loss.block_attention import Anchors, BlockAttention
+from eyas.train.loss.block import Anchors, BlockAttention, blocks_at, guessed, read_context, sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss, DraftObjective
 
@@ -59,7 +58,7 @@ def batch(seed: int = 0) -> FeatureBatch:
 
 @pytest.mark.parametrize("rows", [4, 256])
 def test_attention_is_a_masked_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.train.loss.block_attention.ROWS", rows)
+    monkeypatch.setattr("eyas.train.loss.block.ROWS", rows)
     chats, positions, width = [0, 0, 0, 2, 2], [0, 3, 6, 1, 5], 7
     anchors = Anchors(torch.tensor(chats) * width + torch.tensor(positions), chats, positions)
     torch.manual_seed(0)
@@ -194,7 +193,7 @@ def test_gradients_are_those_of_finite_differences(name: str, token: str, monkey
     given = given._replace(taps=given.taps.double(), final=given.final.double() if given.final is not None else None)
     head = torch.randn(tiny.HIDDEN, tiny.VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 0.3
     loss = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(token=token, unroll=4))  # type: ignore[arg-type]
-    monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", 20)  # several groups, one of which has both chats' blocks
+    monkeypatch.setattr("eyas.train.loss.block.SLOTS", 20)  # several groups, one of which has both chats' blocks
     check_gradients(network, loss, given, "confidence_head.")  # its targets are constants, so only its own are exact
     loss._config = loss._config.model_copy(update={"confidence_weight": 0.0})
     check_gradients(network, loss, given, "")
@@ -226,7 +225,7 @@ def test_groups_add_up_to_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) 
     """Loss, metrics and gradients with the embedding's are the same however many blocks run together."""
     made = []
     for slots in (10, 1000):
-        monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", slots)
+        monkeypatch.setattr("eyas.train.loss.block.SLOTS", slots)
         network = build(name).double()
         given = batch()
         assert given.final is not None
@@ -276,7 +275,7 @@ def test_settings_of_other_drafters_are_refused(kind: str, settings: dict[str, A
 
 
 def test_bfloat16_autocast_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.train.loss.block_loss.SLOTS", 20)
+    monkeypatch.setattr("eyas.train.loss.block.SLOTS", 20)
     network, head = build("vanilla"), torch.eye(tiny.HIDDEN, tiny.VOCAB)
     found = []
     for enabled in (False, True):

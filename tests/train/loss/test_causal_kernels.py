@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from eyas.drafters.window.window import Window
-from eyas.train.loss import causal_kernels
-from eyas.train.loss.causal_kernels import (
+from eyas.train.loss import chain_attention as causal_kernels
+from eyas.train.loss.chain_attention import (
     AttentionOutput,
     Blocked,
     CausalKernel,

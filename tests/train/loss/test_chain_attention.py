@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.train.loss.causal_kernels import Blocked, CausalKernel, CpuFlash
-from eyas.train.loss.chain_attention import ChainAttention
+from eyas.train.loss.chain_attention import Blocked, CausalKernel, ChainAttention, CpuFlash
 
 B, S, HEADS = 2, 9, 4
 COUNTS = (7, 7, 4, 1)  # rows of steps 1..4: fewer and fewer, and a step without change

@@ -13,8 +13,7 @@ from eyas.data.features import FeatureBatch, TopTokens
 from eyas.errors import DataError
 from eyas.train.loss import draft_loss
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.draft_loss import TokenLoss, TokenScores, accept_lengths, draft_metrics
-from eyas.train.loss.token_loss import teacher_of
+from eyas.train.loss.draft_loss import TokenLoss, TokenScores, accept_lengths, draft_metrics, teacher_of
 from eyas.train.loss.ttt import ChainRows, chain_rows
 
 B, S, H, V, STEPS = 2, 9, 5, 12, 3

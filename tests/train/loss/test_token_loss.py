@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.token_loss import TeacherOutput, score_guesses
+from eyas.train.loss.draft_loss import TeacherOutput, score_guesses
 
 M, K, VD = 5, 3, 7
 IDS = torch.tensor([1, 3, 4, 7, 8, 11, 12])

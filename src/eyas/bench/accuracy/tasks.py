@@ -1,12 +1,23 @@
-"""Tasks with right answers: files of problems, the prompts made of them, and metrics that score an answer.
+"""Tasks with right answers: files of problems, prompts and metrics; GSM8K and HumanEval.
 
 Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, where a problem is the
 only one of `turns` and its right answer the first `reference`; and chats of a question and its answer.
+
+GSM8K: grade school maths. Prompts and metrics are those of lm-evaluation-harness's task `gsm8k`.
+
+The right answer is the number after `####` in the reference. Strict-match looks for `#### N` in the answer, flexible-
+extract takes the last number of the text; commas, dollar signs and a final full stop don't count.
+
+HumanEval: functions to be written, and unit tests that they pass or fail (pass@1).
+
+Code is run only in a `Sandbox`; without one answers are compared, and nothing is scored. A program is the problem's own
+code, which has imports and helper functions, then the answer, then the tests.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
-from eyas.errors import DataError
+from eyas.bench.accuracy.sandbox import ProgramOutcome, Sandbox
+from eyas.errors import DataError, UsageError
 from eyas.text.prompts import PromptRow
 
 
@@ -104,3 +116,161 @@ class AccuracyTask(ABC):
     def settings(self) -> dict[str, Any]:
         """How the task was set up, for reports."""
         return {"problems": len(self.rows)}
+
+
+STRICT, FLEXIBLE = "strict-match", "flexible-extract"
+_STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
+_FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
+_IGNORED = tuple(map(re.compile, (",", r"\$", r"(?s).*#### ", r"\.$")))
+"""What exact match takes out of answer and reference, one after the other."""
+_NEXT_QUESTION = "Question:"
+"""A base model goes on with a question of its own: the harness stops there."""
+INVALID = "[invalid]"
+"""What is found where there is no number."""
+
+
+class GradeSchoolMaths(AccuracyTask):
+    """GSM8K with examples ahead of every question, or none."""
+
+    name: ClassVar[str] = "gsm8k"
+    metrics = (STRICT, FLEXIBLE)
+
+    def __init__(self, path: Path, limit: int | None = None, shots: int = 0, shots_file: Path | None = None) -> None:
+        """The first `shots` rows of `shots_file` are the examples. Raises DataError."""
+        super().__init__(read_problems(path, limit))
+        examples = [] if shots_file is None else read_problems(shots_file, shots)
+        if len(examples) < shots:
+            raise DataError(f"{shots_file} has {len(examples)} rows: {shots} examples were asked for")
+        for row in self.rows:  # what is missing is said before anything runs
+            _question(row)
+            _right_answer(row)
+        self._examples = "".join(f"{_harness_prompt(row)} {_reference(row)}\n\n" for row in examples)
+        self._shots = shots
+
+    def prompt(self, row: ProblemRow, *, chat: bool) -> str:
+        """The harness's text; with no examples, a prompt file's question is sent to models of chats as it stands."""
+        as_it_stands = chat and not self._examples and "turns" in row.fields
+        return _question(row) if as_it_stands else self._examples + _harness_prompt(row)
+
+    def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
+        """Both metrics of an answer."""
+        right = _right_answer(row)
+        text = answer.partition(_NEXT_QUESTION)[0]
+        return {STRICT: _plain(strict(text)) == right, FLEXIBLE: _plain(flexible(text)) == right}
+
+    def settings(self) -> dict[str, Any]:
+        """Problems and examples."""
+        return super().settings() | {"shots": self._shots}
+
+
+def strict(text: str) -> str:
+    """The first number after `####`."""
+    found = _STRICT.search(text)
+    return INVALID if found is None else found[1].strip()
+
+
+def flexible(text: str) -> str:
+    """The last number of a text."""
+    found: Sequence[tuple[str, str]] = _FLEXIBLE.findall(text)
+    return (found[-1][0] or found[-1][1]).strip() if found else INVALID
+
+
+def _plain(number: str) -> str:
+    for ignored in _IGNORED:
+        number = ignored.sub("", number)
+    return number.lower()
+
+
+def _harness_prompt(row: ProblemRow) -> str:
+    return f"Question: {_question(row)}\nAnswer:"
+
+
+def _question(row: ProblemRow) -> str:
+    meaning = "`question` and `answer`, or `turns` and `reference`"
+    return row.text("turns" if "turns" in row.fields else "question", meaning=meaning)
+
+
+def _reference(row: ProblemRow) -> str:
+    key = "reference" if "turns" in row.fields else "answer"
+    return row.text(key, meaning="the right answer, which ends with `#### N`")
+
+
+def _right_answer(row: ProblemRow) -> str:
+    reference = _reference(row)
+    if "#### " not in reference:
+        raise DataError(f"{row.where}: the right answer doesn't say `#### N`, so nothing can be compared with it")
+    return _plain(reference)
+
+
+PASS_AT_1 = "pass@1"
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_GOES_ON = re.compile(r"\n(?=class|def|#|if|print)")
+"""Where a continued function is over, by the task's authors: at the next statement that isn't indented."""
+_ASK = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```\n"
+"""lm-evaluation-harness's words for models of chats."""
+
+
+class FunctionWriting(AccuracyTask):
+    """HumanEval; each distinct program is run once, so that equal answers always have equal scores."""
+
+    name: ClassVar[str] = "humaneval"
+
+    def __init__(self, path: Path, limit: int | None = None, sandbox: Sandbox | None = None) -> None:
+        """Raises DataError for bad rows, UsageError if code shall be run and the file has no unit tests."""
+        super().__init__(read_problems(path, limit))
+        self.metrics = () if sandbox is None else (PASS_AT_1,)
+        self._sandbox = sandbox
+        self._outcomes: dict[str, ProgramOutcome] = {}
+        for row in self.rows:
+            self.prompt(row, chat=True)
+            if sandbox is not None and (row.maybe_text("test") is None or row.maybe_text("entry_point") is None):
+                raise UsageError(
+                    f"{row.where}: no `test` and `entry_point`, so there is nothing to execute: give the data set's "
+                    "own file (task_id, prompt, test, entry_point), or leave out --execute to compare answers only"
+                )
+
+    def prompt(self, row: ProblemRow, *, chat: bool) -> str:
+        """The function's head; models of chats are asked in a sentence, or as a prompt file's row asks."""
+        if "turns" in row.fields:
+            return row.text("turns", meaning="a prompt")
+        code = row.text("prompt", meaning="`prompt`, a function's head, or `turns`")
+        return _ASK.format(code) if chat else code
+
+    def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
+        """Whether the program made of an answer passes the tests; nothing without a sandbox."""
+        if self._sandbox is None:
+            return {}
+        program = program_of(row, answer)
+        if program not in self._outcomes:
+            self._outcomes[program] = self._sandbox.run(program)
+        return {PASS_AT_1: self._outcomes[program].passed}
+
+    def settings(self) -> dict[str, Any]:
+        """Problems, and what became of the programs."""
+        found = [one.outcome for one in self._outcomes.values()]
+        ran = {} if self._sandbox is None else {"programs": {name: found.count(name) for name in sorted(set(found))}}
+        return super().settings() | {"executed": self._sandbox is not None} | ran
+
+
+def program_of(row: ProblemRow, answer: str) -> str:
+    """The program that tests an answer.
+
+    The answer's code is its first fenced block that defines the function, else its first block, else all of it. Code
+    that doesn't define the function continues the problem's own, up to where its body ends.
+    """
+    name = row.text("entry_point", meaning="`entry_point`, the function's name")
+    test = row.text("test", meaning="`test`, the unit tests")
+    blocks = _FENCED.findall(answer) or [answer]
+    defines = re.compile(rf"^(async )?def {re.escape(name)}\b", re.MULTILINE)
+    whole = next((block for block in blocks if defines.search(block)), None)
+    given = _given_code(row)
+    code = f"{given}\n\n{whole}" if whole is not None else given + _GOES_ON.split(blocks[0])[0]
+    return f"{code}\n{test}\ncheck({name})\n"
+
+
+def _given_code(row: ProblemRow) -> str:
+    """The function's head; what stands before its code in a prompt file is a sentence."""
+    if "turns" not in row.fields:
+        return row.text("prompt", meaning="`prompt`, a function's head")
+    _, _, code = row.text("turns", meaning="a prompt").partition("\n")
+    return code

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.bench.offline.transformers_baseline import TransformersBaseline
+from eyas.bench.offline.external import TransformersBaseline
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
 from eyas.hub import find_target

@@ -1,16 +1,34 @@
-"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing."""
+"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing.
+
+The sections of a report on a training run, each made from files that verbs have written.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from statistics import fmean
+from typing import Any, ClassVar, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import eyas
+from eyas.bench.offline.candidates import Candidate, doubt
+from eyas.bench.offline.report import MEAN, training_words
+from eyas.bench.offline.trees import METRICS, TrainingRun
+from eyas.bench.report.figures import (
+    checkpoint_figure,
+    learning_figure,
+    methods_figure,
+    serve_figure,
+    training_figure,
+    tree_figure,
+)
+from eyas.runtime import busy
 
 
 @dataclass(frozen=True)
@@ -125,3 +143,356 @@ def cell(value: Any) -> str:
 
 def _number(text: str) -> bool:
     return text == "" or text[0].isdigit() or (text[0] == "-" and text[1:2].isdigit())
+
+
+Report = Mapping[str, Any]
+
+
+class Learnt(NamedTuple):
+    """A checkpoint: what it was trained on, and its accept length on real tasks."""
+
+    chats: int
+    step: int
+    tokens: int
+    accept_length: float
+
+    @staticmethod
+    def of(made: Report, accept_length: float) -> Learnt:
+        """By the provenance in its config.json."""
+        step = made["steps"]
+        return Learnt(made["rows"], step, step * made["loop"]["accumulate"] * made["batch_tokens"], accept_length)
+
+
+def headline(
+    checkpoints: Report | None, trees: Report | None, methods: Report | None, target: str, drafter: Path
+) -> list[Block]:
+    """What the report comes to: one verdict, its figures, and the command that serves what was measured.
+
+    All of it speaks of one measurement: the comparison of methods, else the best draft tree's, or the best checkpoint's
+    where no trees were compared.
+    """
+    if methods is not None:
+        return _fastest(methods, target)
+    report = checkpoints if trees is None else trees
+    if report is None:
+        return [Text("Nothing was measured on real tasks yet: run `eyas bench checkpoints`.")]
+    best = Candidate.from_dict(report["ranked"][0])
+    doubted = doubt(best)
+    name = checkpoints["pick"] if checkpoints is not None else Path(report["drafter"]).name
+    tree = "" if trees is None else f" with the draft tree {best.name}"
+    role = "is the drafter to serve" if doubted is None else "is not one to serve yet"
+    speedup, length = best.mean("speedup"), best.mean("accept_length")
+    answers = sum(score.answers for score in best.tasks.values())
+    same = sum(score.same for score in best.tasks.values())
+    tiles = (
+        ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
+        ("Accept length", f"{length:.2f}", "tokens a pass of the target"),
+        ("Tokens/s", f"{best.mean('tokens_per_second'):.1f}", f"on {', '.join(best.tasks)}"),
+        ("Lossless", f"{same} of {answers}", "answers equal to plain decoding's"),
+    )
+    command = ["eyas", "serve", target]
+    if doubted is None:
+        command += ["--draft-model", str(drafter), *(("--tree", best.name) if trees is not None else ())]
+    return [
+        Text(
+            f"{name}{tree} {role}: {length:.2f} tokens a pass and {speedup:.2f} times the speed of plain decoding, "
+            f"mean over {', '.join(best.tasks)}."
+        ),
+        Tiles(tiles),
+        *([] if doubted is None else [Text(f"{doubted}.")]),
+        Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
+        ShellCommand(shlex.join(command)),
+    ]
+
+
+def _fastest(methods: Report, target: str) -> list[Block]:
+    """The verdict of a comparison of methods, the figures of the fastest, and how to serve it."""
+    lines = [line for line in methods["lines"] if line["method"] == methods["fastest"] and line["task"] != MEAN]
+    tasks = ", ".join(dict.fromkeys(line["task"] for line in lines))
+
+    def mean(name: str) -> float:
+        return fmean(line[name] or 0.0 for line in lines)
+
+    answers = [line for line in methods["lines"] if line["task"] != MEAN]
+    same, total = (sum(line[name] for line in answers) for name in ("same", "answers"))
+    tiles = (
+        ("Speedup", f"{mean('speedup'):.2f}x", "of plain decoding, interleaved with it"),
+        ("Accept length", f"{mean('accept_length') or 1.0:.2f}", "tokens a pass of the target"),
+        ("Tokens/s", f"{mean('tokens_per_second'):.1f}", f"on {tasks}"),
+        ("Lossless", f"{same} of {total}", "answers of all methods equal to plain decoding's"),
+    )
+    command = shlex.join(["eyas", "serve", target, *methods["serve"]])
+    return [Text(methods["verdict"]), Tiles(tiles), Text("Serve it:"), ShellCommand(command)]
+
+
+def trained_section(run: TrainingRun, drafter: Report) -> Section:
+    """What was trained on what, by the recipe and the drafter's config.json."""
+    made = drafter.get("eyas", {})
+    sizes = {
+        "layers": drafter.get("num_hidden_layers"),
+        "hidden size": drafter.get("hidden_size"),
+        "intermediate size": drafter.get("intermediate_size"),
+        "draft vocabulary": f"{cell(drafter.get('draft_vocab_size'))} of {cell(drafter.get('vocab_size'))}",
+    }
+    facts = {
+        "target": made.get("target") or run.recipe.get("target"),
+        "kind": (made.get("shape") or {}).get("kind") or (run.recipe.get("shape") or {}).get("kind"),
+        **sizes,
+        "taps": made.get("taps") or drafter.get("eagle_aux_hidden_state_layer_ids"),
+        "answer tokens the draft vocabulary covers": f"{made['covered']:.2%}" if "covered" in made else None,
+        "warm start": made.get("warm_start"),
+        "data": made.get("data"),
+        "chats trained on": made.get("rows"),
+        "source": run.recipe.get("source"),
+        "loss": made.get("loss"),
+        "steps": made.get("steps"),
+        "training seconds": made.get("seconds"),
+    }
+    return Section("What was trained on what", [pairs(facts)])
+
+
+def data_section(reports: Sequence[tuple[str, Report]]) -> Section:
+    """Chat folders: what was read, dropped and written. `reports`: (the folder's name, its report.json)."""
+    blocks: list[Block] = []
+    for name, report in reports:
+        blocks.append(Text(f"{name}, made by {report.get('made_by', 'an unknown tool')}"))
+        if "sources" in report:
+            blocks += _prepared(report)
+        else:
+            counts = {key: value for key, value in report.items() if isinstance(value, (int, float)) and value}
+            blocks.append(pairs(counts))
+        blocks.append(Json("the whole report", report))
+    return Section("Data", blocks)
+
+
+def _prepared(report: Report) -> list[Block]:
+    sources = [
+        (source["name"], cell(source["rows"]), cell(source["chats"]), f"{source['share']:.0%}")
+        for source in report["sources"]
+    ]
+    splits = []
+    for name, split in report["splits"].items():
+        lengths = split["length"]["quantiles"]
+        share = f"{split['answer_share']:.0%}" if "answer_share" in split else ""
+        middle = " / ".join(cell(lengths.get(key, 0)) for key in ("0.05", "0.5", "0.95"))
+        splits.append((name, cell(split["chats"]), cell(split["length"]["total"]), middle, share))
+    dropped = [
+        (source["name"], reason, cell(found["count"]))
+        for source in report["sources"]
+        for reason, found in source["dropped"].items()
+    ]
+    unit = "tokens" if report["settings"].get("model") else "characters"
+    blocks: list[Block] = [
+        DataTable(("source", "rows read", "chats taken", "share"), sources),
+        DataTable(("split", "chats", unit, "length 5% / 50% / 95%", "answers' share"), splits),
+    ]
+    return [*blocks, DataTable(("source", "dropped because", "rows"), dropped)] if dropped else blocks
+
+
+def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: int, ours: str) -> Section:
+    """The store: bytes planned and bytes on disk. `planned`: (layout, bytes), the classic one first."""
+    splits = manifest["settings"]["splits"]
+    tokens = sum(split["tokens"] for split in splits.values())
+    classic = planned[0][1]
+    rows = [
+        (name, f"{total:,}", f"{total / tokens:,.0f}", f"{total / classic:.2f}")
+        for name, total in (*planned, (f"on disk: {ours}", actual))
+    ]
+    columns = ("rows", "tokens", "taught", "dropped")
+    counts = [(name, *(cell(split[key]) for key in columns)) for name, split in splits.items()]
+    return Section(
+        "Store: plan and reality",
+        [
+            DataTable(("split", *columns), counts),
+            DataTable(
+                ("layout", "bytes", "bytes a token", "of classic"),
+                rows,
+                marked=[i for i, row in enumerate(rows) if ours in row[0]],
+            ),
+            Text(
+                "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are "
+                "those of `eyas plan` for so many chats of their mean length.",
+                faint=True,
+            ),
+        ],
+    )
+
+
+def training_section(run: TrainingRun) -> Section:
+    """The curves of the run's log over training time."""
+    words = "Loss, share of right best guesses at every draft step, and accept length, over the time spent training."
+    return Section("Training", [Image(training_figure(run), words), Text(words, faint=True)])
+
+
+def checkpoint_section(run: TrainingRun, report: Report) -> Section:
+    """Every checkpoint on real tasks, and the one that was chosen."""
+    ranked = {candidate["name"]: candidate for candidate in report["ranked"]}
+    tasks = list(report["ranked"][0]["tasks"])
+    shown = [metric for metric in METRICS if any(metric in row["training"] for row in report["checkpoints"])]
+    rows = []
+    for row in report["checkpoints"]:
+        candidate = ranked[row["name"]]
+        figures = [
+            f"{candidate['tasks'][task]['accept_length']:.2f} / {candidate['tasks'][task]['speedup']:.2f}x"
+            for task in tasks
+        ]
+        metrics = [f"{row['training'][metric]:.3f}" if metric in row["training"] else "" for metric in shown]
+        mean = f"{candidate['mean']['accept_length']:.3f} / {candidate['mean']['speedup']:.2f}x"
+        rows.append((row["name"], *metrics, *figures, mean))
+    chosen = [row["name"] for row in report["checkpoints"]].index(report["pick"])
+    headers = ("checkpoint", *(metric.replace("_", " ") for metric in shown), *tasks, "mean")
+    return Section(
+        "Checkpoints on real tasks",
+        [
+            Text(f"Pick: {report['reason']}"),
+            Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
+            DataTable(headers, rows, caption="accept length / speedup over plain decoding", marked=[chosen]),
+            *_warning(report),
+        ],
+    )
+
+
+def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
+    """Accept length on real tasks by the data that drafters have read. `runs`: (a name, its checkpoints by step)."""
+    rows = [
+        (name, cell(one.chats), cell(one.step), cell(one.tokens), f"{one.accept_length:.3f}")
+        for name, checkpoints in runs
+        for one in checkpoints
+    ]
+    words = "Accept length on real tasks by the tokens that a drafter was trained on so far, a line for each run."
+    points = [(name, [(one.tokens, one.accept_length) for one in found]) for name, found in runs]
+    return Section(
+        "Accept length by data",
+        [
+            Image(learning_figure(points), words),
+            DataTable(("run", "chats", "step", "tokens read", "accept length"), rows),
+            Text(
+                "Tokens read are those of full micro-batches, with every epoch counted. Where a line still rises, more "
+                "epochs help; where a run of more chats lies above, more data does.",
+                faint=True,
+            ),
+        ],
+    )
+
+
+def tree_section(report: Report) -> Section:
+    """The heat map of draft trees and its finalists."""
+    rows = [
+        (
+            candidate["name"],
+            f"{candidate['mean']['tokens_per_second']:.1f}",
+            f"{candidate['mean']['speedup']:.2f}x",
+            f"{candidate['mean']['accept_length']:.2f}",
+        )
+        for candidate in report["ranked"]
+    ]
+    return Section(
+        "Draft trees",
+        [
+            Text(f"Pick: {report['reason']}"),
+            Image(tree_figure(report), "Heat map of speedup and accept length by depth, beam and nodes."),
+            Text(
+                "The map shows every tree's last pass; framed trees reached the last of all (prompts a file: "
+                f"{report['passes'][-1]['prompts']}), only their figures compare. The star is the pick.",
+                faint=True,
+            ),
+            *_warning(report),
+            DataTable(("finalist", "tokens/s", "speedup", "accept length"), rows, marked=[0]),
+        ],
+    )
+
+
+def methods_section(report: Report) -> Section:
+    """The methods compared: speedup, accept length, and how often each position of a draft was accepted."""
+    rows = [
+        (
+            line["method"], line["task"], f"{line['temperature']:g}", f"{line['speedup']:.2f}x",
+            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+            " / ".join(f"{rate:.0%}" for rate in line["by_position"]),
+        )
+        for line in report["lines"]
+        if line["speedup"] is not None
+    ]  # fmt: skip
+    headers = ("method", "prompts", "T", "speedup", "accept length", "accepted by position")
+    return Section(
+        "Methods and acceptance by position",
+        [
+            Image(methods_figure(report), "Speedup, accept length and acceptance by draft position of each method."),
+            DataTable(headers, rows, caption="speedup over plain decoding; share of drafts accepted at each position"),
+            _costs(report),
+            *_warning(report),
+        ],
+    )
+
+
+def _costs(report: Report) -> DataTable:
+    """What each method costs apart from the time of a pass."""
+    shares = {
+        method["method"]: [line["draft_share"] for line in report["lines"] if line["method"] == method["method"]]
+        for method in report["methods"]
+    }
+    rows = [
+        (
+            method["method"], method["tree"], f"{method['weights_bytes'] / 1e6:.1f}",
+            f"{method['cache_bytes'] / 1e6:.1f}", f"{fmean(shares[method['method']]):.0%}",
+            training_words(method["training"]),
+        )
+        for method in report["methods"]
+    ]  # fmt: skip
+    headers = ("method", "tree", "weights, MB", "cache, MB", "time spent drafting", "training")
+    return DataTable(headers, rows, caption="what each method costs")
+
+
+def sample_section(samples: Sequence[Report]) -> Section:
+    """A prompt of each file and the target's answer, which is the same whatever drafts."""
+    blocks: list[Block] = []
+    for sample in samples:
+        blocks.append(Text(f"{sample['task']}: {sample['prompt'] or '(token ids)'}", faint=True))
+        blocks.append(Text(sample["answer"]))
+    return Section("Sample answers", blocks)
+
+
+def concurrency_section(report: Report) -> Section:
+    """The served drafter under load: throughput and waiting by the number of clients."""
+    rows = [
+        (
+            f"{line['load']['level']:g}", line["side"], f"{line['tokens_per_second_median']:.1f}",
+            f"{line['ratio_median']:.2f}x",
+            f"{line['ttft_ms']['p50']:.0f}" if line["ttft_ms"] else "",
+            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+        )
+        for line in report["lines"]
+    ]  # fmt: skip
+    load = "clients at once" if report["lines"][0]["load"]["kind"] == "closed" else "requests a second"
+    headers = (load, "side", "tokens/s", f"ratio to {report['baseline']}", "first token p50 (ms)", "accept length")
+    return Section(
+        "Concurrency",
+        [
+            Image(serve_figure(report), "Throughput, ratios, latencies and accept length by load."),
+            DataTable(headers, rows, caption="medians of the rounds"),
+            *_warning(report),
+        ],
+    )
+
+
+def _warning(report: Report) -> list[Block]:
+    warning = busy(report["machine"])
+    return [] if warning is None else [Text(f"Beware: {warning}.")]
+
+
+def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Section:
+    """The machine of the measurements, the drafter's provenance and the recipe."""
+    blocks: list[Block] = [pairs({name: value for name, value in machine.items() if name != "load_average"})]
+    if "eyas" in drafter:
+        blocks.append(Json("the drafter's provenance", drafter["eyas"]))
+    return Section("Machine and provenance", [*blocks, Json("the recipe", recipe)])
+
+
+WORDS = Section(
+    "Words",
+    [
+        Text("accept length: tokens a pass of the target, the target's own token counted."),
+        Text("speedup: tokens/s over those of plain decoding by the same code, interleaved with it in one run."),
+        Text("simulated: from teacher-forced validation; decoded: from really answering prompts."),
+    ],
+)

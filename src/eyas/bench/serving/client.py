@@ -1,19 +1,269 @@
-"""The client of a side: sends the requests of a load, records the streams, and reads the server's counters."""
+"""The client of a benchmark: makes requests of prompt files, sends them, and parses the streams that come back.
+
+The load: requests made of prompt files, sent by clients that wait for their answers, or at random moments.
+
+A streamed answer: bytes with the times they came, parsed after the load is over so that parsing doesn't slow it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import httpx
 
-from eyas.bench.serving.answer import RawStream, TimedAnswer
-from eyas.bench.serving.counters import SpeculationCounts, read_metrics, read_server_info
-from eyas.bench.serving.load import TEXT, Item, Load, run_load
-from eyas.bench.serving.servers import Side
-from eyas.errors import EndpointError
+from eyas.bench.serving.servers import Side, SpeculationCounts, read_metrics, read_server_info
+from eyas.data.regenerate.endpoint import as_sent, sampling_fields
+from eyas.errors import DataError, EndpointError
+from eyas.text.chats import Message
+from eyas.text.prompts import BadRow, PromptRow, read_prompts
+from eyas.text.template import encode_chat, encode_text, has_chat_template
 from eyas.types import SamplingParams
+
+AnswerT = TypeVar("AnswerT")
+Send = Callable[[int], Awaitable[AnswerT]]
+"""Sends request number `i` of the load and waits for its answer."""
+CHAT, TEXT = "/chat/completions", "/completions"
+"""The routes of chats and of texts or token ids."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A level of load: clients at once (closed loop) or requests per second (open loop)."""
+
+    kind: Literal["closed", "open"]
+    level: float
+    """Clients at once, or requests a second."""
+
+    def __str__(self) -> str:
+        return f"{self.level:g} at once" if self.kind == "closed" else f"{self.level:g} requests/s"
+
+    @property
+    def clients(self) -> int:
+        """Clients at once; 1 for an open loop."""
+        return int(self.level) if self.kind == "closed" else 1
+
+    def requests(self, least: int, per_client: float) -> int:
+        """Requests of a run: at least `least`, and in a closed loop `per_client` for each client."""
+        return max(least, math.ceil(per_client * self.clients)) if self.kind == "closed" else least
+
+
+async def run_load(load: Load, send: Send[AnswerT], count: int, seed: int) -> list[AnswerT]:
+    """Send `count` requests under a load; returns the answers in the order of the requests."""
+    if load.kind == "closed":
+        return await _closed(send, count, load.clients)
+    return await _open(send, arrivals(load.level, count, seed))
+
+
+def arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """Arrival times in seconds: a Poisson process that begins with a request at 0; a seed always gives the same."""
+    chance = random.Random(seed)
+    moments = [0.0]
+    while len(moments) < count:
+        moments.append(moments[-1] + chance.expovariate(rate))
+    return moments[:count]
+
+
+async def _closed(send: Send[AnswerT], count: int, clients: int) -> list[AnswerT]:
+    """Each client sends its next request when it has its answer."""
+    answers: dict[int, AnswerT] = {}
+    waiting = iter(range(count))
+
+    async def client() -> None:
+        for number in waiting:
+            answers[number] = await send(number)
+
+    await asyncio.gather(*(client() for _ in range(min(clients, count))))
+    return [answers[number] for number in range(count)]
+
+
+async def _open(send: Send[AnswerT], moments: Sequence[float]) -> list[AnswerT]:
+    """Requests are sent at their times, whether or not earlier ones are answered."""
+    began = asyncio.get_running_loop().time()
+
+    async def arriving(number: int, moment: float) -> AnswerT:
+        await asyncio.sleep(max(0.0, began + moment - asyncio.get_running_loop().time()))
+        return await send(number)
+
+    return list(await asyncio.gather(*(arriving(number, moment) for number, moment in enumerate(moments))))
+
+
+@dataclass(frozen=True)
+class Item:
+    """A row of a prompt file as a request of the OpenAI API."""
+
+    id: str
+    path: str
+    """`/chat/completions` or `/completions`."""
+    prompt: dict[str, Any]
+    """The body's `messages` or `prompt`, and what else belongs to it."""
+    tokens: int | None = None
+    """Most tokens of the answer; None = what the sampling parameters say."""
+
+    def body(self, model: str, params: SamplingParams, number: int) -> dict[str, Any]:
+        """The JSON body of the request, streamed; its seed is that of the parameters plus `number`."""
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        most = {} if self.tokens is None else {"max_tokens": self.tokens}
+        return {"model": model, **self.prompt, **sampling_fields(params, params.seed + number), **most, **streamed}
+
+
+def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: Any = None) -> list[Item]:
+    """All rows of all files in one shuffled order; of a row with `turns` the first one.
+
+    With a tokenizer its chat template is applied here and every prompt is sent as token ids, so that servers which
+    render chats differently still get the same prompt. Raises DataError for a row that can't be read.
+    """
+    items = []
+    for path in dict.fromkeys(paths):
+        for row in read_prompts(path, limit):
+            if isinstance(row, BadRow):
+                raise DataError(row.error)
+            items.append(item_of(row, f"{path.stem}:{row.id}", tokenizer))
+    random.Random(seed).shuffle(items)
+    return items
+
+
+def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = ()) -> Item:
+    """The request of a row's next turn, given the answers to earlier ones. RequestError if the template refuses it."""
+    if row.token_ids is not None:
+        return Item(name, TEXT, {"prompt": list(row.token_ids)})
+    if row.prompt is not None and (row.raw or (tokenizer is not None and not has_chat_template(tokenizer))):
+        text = row.prompt if tokenizer is None else list(encode_text(tokenizer, row.prompt))
+        return Item(name, TEXT, {"prompt": text})
+    messages = list(row.messages or ())
+    messages += [] if row.prompt is None else [Message(role="user", content=row.prompt)]
+    for number, turn in enumerate((row.turns or ())[: len(answers) + 1]):
+        messages += [Message(role="assistant", content=answers[number - 1])] if number else []
+        messages.append(Message(role="user", content=turn))
+    if tokenizer is not None:
+        prompt: dict[str, Any] = {"prompt": list(encode_chat(tokenizer, messages))}
+        from eyas.targets.tokenizers import turn_end_ids  # with torch: wrong loads are refused without it
+
+        eos_ids = turn_end_ids(tokenizer)  # that it is a chat can't be seen from its ids
+        return Item(name, TEXT, prompt | {"stop_token_ids": list(eos_ids)} if eos_ids else prompt)
+    return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})
+
+
+@dataclass(frozen=True)
+class TimedAnswer:
+    """The outcome of one request. Seconds are wall time since it was sent."""
+
+    item: int
+    """The number of the request in its load."""
+    started: float
+    """When it was sent, in seconds since the load began."""
+    seconds: float
+    first_seconds: float | None = None
+    """Until the first text; None if there was no text."""
+    tokens: int = 0
+    """Output tokens as the server's `usage` counts them."""
+    prompt_tokens: int = 0
+    text: str = ""
+    passes: float = 0.0
+    """Target passes behind the answer; 0 if the server doesn't report them."""
+    accepted: float = 0.0
+    """Draft tokens accepted in those passes."""
+    error: str | None = None
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Seconds per token after the first (TPOT); None for fewer than two tokens."""
+        if self.first_seconds is None or self.tokens < 2:
+            return None
+        return (self.seconds - self.first_seconds) / (self.tokens - 1)
+
+
+@dataclass(frozen=True)
+class RawStream:
+    """The bytes of a streamed answer, with the times they came."""
+
+    item: int
+    started: float
+    pieces: Sequence[tuple[float, bytes]]
+    """(seconds since the request was sent, bytes)."""
+    seconds: float
+    error: str | None = None
+
+    def read(self) -> TimedAnswer:
+        """Parse the server-sent events into an answer, whose `error` says what is wrong with them."""
+        if self.error is not None:
+            return TimedAnswer(self.item, self.started, self.seconds, error=self.error)
+        texts: list[str] = []
+        usage: dict[str, Any] = {}
+        timings: dict[str, Any] = {}
+        first = None
+        for seconds, event in _events(self.pieces):
+            if event == "[DONE]":
+                continue
+            try:
+                data = json.loads(event)
+            except ValueError:
+                return self._broken(f"an event is no JSON: {event[:80]!r}")
+            if not isinstance(data, dict) or "error" in data:
+                return self._broken(f"an error in the stream: {event[:200]}")
+            usage, timings = data.get("usage") or usage, data.get("timings") or timings
+            for choice in data.get("choices") or ():
+                text = _text(choice)
+                if text:
+                    first = seconds if first is None else first
+                    texts.append(text)
+        if "completion_tokens" not in usage:
+            return self._broken("no `usage` came, so tokens can't be counted: the server ignores stream_options")
+        tokens = int(usage["completion_tokens"])
+        return TimedAnswer(
+            self.item,
+            self.started,
+            self.seconds,
+            first,
+            tokens,
+            int(usage.get("prompt_tokens") or 0),
+            "".join(texts),
+            *_speculation(tokens, usage, timings),
+        )
+
+    def _broken(self, error: str) -> TimedAnswer:
+        return TimedAnswer(self.item, self.started, self.seconds, error=error)
+
+
+def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
+    """The time and the data of every event; the time is when its last byte came."""
+    found, rest = [], b""
+    for seconds, piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                found.append((seconds, line[5:].strip().decode("utf-8", "replace")))
+    return found
+
+
+def _text(choice: dict[str, Any]) -> str:
+    """The text, reasoning or tool calls that a choice of an event adds: any of it ends the wait for the first token."""
+    delta = choice.get("delta") or {}
+    text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+    return str(text or (json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""))
+
+
+def _speculation(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) -> tuple[float, float]:
+    """Target passes and accepted draft tokens, by eyas's `usage` or llama.cpp's `timings`; (0, 0) if neither is there.
+
+    With llama.cpp every token that wasn't drafted took a pass.
+    """
+    statistics = usage.get("eyas")
+    if isinstance(statistics, dict):
+        passes = float(statistics.get("target_passes") or 0)
+        return passes, passes * (float(statistics.get("accept_length") or 1.0) - 1.0)
+    if "draft_n_accepted" in timings:
+        accepted = float(timings["draft_n_accepted"])
+        return tokens - accepted, accepted
+    return 0.0, 0.0
+
 
 _NO_IDS = frozenset({400, 404, 405, 415, 422, 501})
 """Status codes with which servers refuse a prompt of token ids."""

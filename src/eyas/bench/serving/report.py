@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from eyas.bench.serving.answer import TimedAnswer
-from eyas.bench.serving.client import LoadRun
-from eyas.bench.serving.counters import SpeculationCounts
-from eyas.bench.serving.load import Load
+from eyas.bench.serving.client import Load, LoadRun, TimedAnswer
 from eyas.bench.serving.run import Results
+from eyas.bench.serving.servers import SpeculationCounts
 
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 ACCEPT_LENGTH = (

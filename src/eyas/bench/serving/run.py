@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 
 from eyas.bench.offline.runner import rotated
-from eyas.bench.serving.client import Client, LoadRun
-from eyas.bench.serving.load import Item, Load
+from eyas.bench.serving.client import Client, Item, Load, LoadRun
 from eyas.bench.serving.servers import Side
 from eyas.types import SamplingParams
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from eyas.cli.bench.endpoint import (
+from eyas.cli.bench.bench import (
     BASELINE,
     MeasuredEndpointOptions,
     check_endpoints,
@@ -102,8 +102,17 @@ def accuracy(
         check_drafter(draft_model, files)
     elif files != LoadedDrafterOptions():
         raise UsageError("how a drafter is loaded is about a drafter: give --draft-model")
-    from eyas.bench.accuracy.compare import AnswerProblems, engine_answers, measure_accuracy, server_answers
-    from eyas.bench.accuracy.report import DEFINITIONS, accuracy_report, accuracy_table, describe_difference, verdict
+    from eyas.bench.accuracy.compare import (
+        DEFINITIONS,
+        AnswerProblems,
+        accuracy_report,
+        accuracy_table,
+        describe_difference,
+        engine_answers,
+        measure_accuracy,
+        server_answers,
+        verdict,
+    )
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN
     from eyas.drafters.loading import open_drafter
@@ -207,8 +216,7 @@ def _tasks(
     texts: Sequence[str], limit: int | None, shots: int, shots_file: Path | None, sandbox: Sandbox | None
 ) -> list[AccuracyTask]:
     """The tasks that `NAME=FILE` texts name. Raises UsageError and DataError."""
-    from eyas.bench.accuracy.gsm8k import GradeSchoolMaths
-    from eyas.bench.accuracy.humaneval import FunctionWriting
+    from eyas.bench.accuracy.tasks import FunctionWriting, GradeSchoolMaths
 
     if shots and shots_file is None:
         raise UsageError(f"--shots {shots} needs examples: give --shots-file, such as GSM8K's train split")

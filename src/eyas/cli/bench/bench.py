@@ -1,14 +1,22 @@
-"""`eyas bench measure`: drafters and trees, or a server, against plain decoding."""
+"""`eyas bench measure`: drafters and trees, or a server, against plain decoding.
+
+`eyas bench --endpoint`: a server measured as an engine in this process is.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from eyas.cli.bench.endpoint import MeasuredEndpointOptions, check_endpoints, measure_endpoints
+from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
-from eyas.cli.common.display import output, row_bar, show_table
+from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     check_output,
     engines_for,
@@ -25,6 +33,7 @@ from eyas.cli.common.options import (
     MaybeTargetOptions,
     MeasureOptions,
     ReportFile,
+    RuntimeOptions,
     SamplingOptions,
     Trees,
 )
@@ -32,8 +41,14 @@ from eyas.cli.common.verb import Given
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from eyas.bench.offline.external import Endpoint, Method
+    from eyas.bench.offline.runner import Plan, Task
+    from eyas.bench.serving.servers import Side
     from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
+    from eyas.types import SamplingParams
 
 
 def bench(
@@ -134,3 +149,122 @@ def _mean_shape(name: str, state: ControllerState) -> str:
         f"{name} chose on average: depth {state.mean_depth:.1f}, width {state.mean_width:.1f}, "
         f"{state.mean_nodes:.1f} nodes a round; {plain:.0%} of the rounds plain"
     )
+
+
+_GROUPS = (RuntimeOptions, LoadedDrafterOptions)
+_OURS = ("draft_model", "method", "tree", "coupled", *(each.name for group in _GROUPS for each in fields(group)))
+"""Options about an engine in this process."""
+ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
+
+
+@dataclass(frozen=True)
+class MeasuredEndpointOptions:
+    """The server that is measured, and the one it is compared with."""
+
+    PANEL: ClassVar = "Endpoint"
+    endpoint: Annotated[
+        str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
+    ] = None
+    baseline_endpoint: Annotated[
+        str | None,
+        Option(help="The server it is compared with, written alike (default: our plain engine, with --model)."),
+    ] = None
+    tokenizer: Annotated[
+        str | None,
+        Option(help="Render prompts here and send token ids to servers that take them (default: --model's)."),
+    ] = None
+    api_key: Annotated[str | None, Option(envvar=_KEY, show_envvar=True, help="Sent to servers as their key.")] = None
+    timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
+
+
+def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: Given) -> None:
+    """Raise UsageError for options that would be ignored, and for a missing target."""
+    if options.endpoint is None:
+        about = sorted(given & {"baseline_endpoint", "tokenizer", "timeout"})
+        about += ["api_key"] if options.api_key != os.environ.get(_KEY) else []  # the variable may be for other verbs
+        if about:
+            raise UsageError(f"{_flags(about)}: about a server; give --endpoint")
+        if model is None:
+            raise UsageError("give --model, or --endpoint for a server that runs already")
+        return
+    if model is None and (ours := [name for name in _OURS if name in given]):
+        raise UsageError(f"{_flags(ours)}: about an engine here, not the server; give --model or leave it out")
+    if model is not None and options.baseline_endpoint is not None:
+        raise UsageError(
+            "--baseline-endpoint and --model are two baselines: give one of them (--tokenizer MODEL is enough for "
+            "prompts as token ids)"
+        )
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join(map(option_name, names))
+
+
+def endpoint_sides(options: MeasuredEndpointOptions) -> dict[str, Side]:
+    """The servers that were given, by name, the baseline first. Raises UsageError."""
+    from eyas.bench.serving.servers import parse_side
+
+    urls = {BASELINE: options.baseline_endpoint, ENDPOINT: options.endpoint}
+    return {name: parse_side(url, name) for name, url in urls.items() if url is not None}
+
+
+@contextmanager
+def open_endpoints(
+    options: MeasuredEndpointOptions, sides: Mapping[str, Side], params: SamplingParams, tokenizer: Any
+) -> Iterator[dict[str, Endpoint]]:
+    """The servers, connected; with a tokenizer they are sent token ids if they take them. Raises EndpointError."""
+    from eyas.bench.offline.external import Endpoint
+
+    with ExitStack() as stack:
+        servers: dict[str, Endpoint] = {}
+        for name, side in sides.items():
+            servers[name] = stack.enter_context(Endpoint(side, params, options.timeout, options.api_key, tokenizer))
+            if tokenizer is not None and not servers[name].sends_ids:
+                note(f"note: {side.url} takes no token ids: it is sent text, and applies its own chat template")
+        yield servers
+
+
+def measure_endpoints(
+    options: MeasuredEndpointOptions,
+    engines: Mapping[str, Engine],
+    tasks: Sequence[Task],
+    params: SamplingParams,
+    plan: Plan,
+    settings: Mapping[str, Any],
+    what: str,
+) -> tuple[dict[str, Any], Table]:
+    """Measure the server beside its baseline and the engines here: the report and its table. Raises EndpointError."""
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.external import (
+        DEFINITIONS,
+        external_errors,
+        external_lines,
+        measure_external,
+        run_engine_as_client,
+    )
+    from eyas.bench.offline.report import document, means, table_of
+    from eyas.bench.offline.runner import PLAIN
+    from eyas.targets import load_tokenizer
+
+    sides = endpoint_sides(options)
+    tokenizer = load_tokenizer(options.tokenizer) if options.tokenizer is not None else None
+    if tokenizer is None and engines:
+        tokenizer = engines[PLAIN].tokenizer
+    baseline = PLAIN if engines else next((name for name in sides if name == BASELINE), None)
+    results = {}
+    with open_endpoints(options, sides, params, tokenizer) as servers:
+        methods: dict[str, Method] = {
+            name: partial(run_engine_as_client, one, params=params) for name, one in engines.items()
+        }
+        methods |= {name: server.run for name, server in servers.items()}
+        with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(methods)) as advance:
+            for task in tasks:
+                results[task.name] = measure_external(task, methods, baseline, plan, advance)
+        sent = {name: server.sends_ids for name, server in servers.items()}
+    lines = [line for task, found in results.items() for line in external_lines(task, found, baseline)]
+    kept = {**settings, "baseline": baseline, "token_ids": sent}
+    kept |= {"servers": {name: side.settings() for name, side in sides.items()}}
+    counts = {task: {name: one.as_dict() for name, one in found.items()} for task, found in results.items()}
+    errors = [*(error for task in tasks for error in task.errors), *external_errors(results)]
+    report = document(describe_machine(), kept, DEFINITIONS, lines, counts, errors)
+    return report, table_of([*lines, *means(lines)], f"{sides[ENDPOINT].url}, {what}")

@@ -31,9 +31,8 @@ from eyas.errors import UsageError
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
-    from eyas.bench.offline.checkpoints import TrainingRun
     from eyas.bench.offline.drafters import DrafterBench
-    from eyas.bench.offline.trees import TreeReport
+    from eyas.bench.offline.trees import TrainingRun, TreeReport
 
 
 def checkpoints(
@@ -78,13 +77,11 @@ def checkpoints(
     check_device(None if shared else runtime.device)
     if model is not None:
         check_target(model, runtime_here(runtime, shared))
-    from eyas.bench.ledger import Ledger
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.candidates import choose
-    from eyas.bench.offline.checkpoints import CheckpointReport, TrainingRun
-    from eyas.bench.offline.drafters import DrafterBench
+    from eyas.bench.offline.drafters import DrafterBench, Ledger
     from eyas.bench.offline.runner import Plan, read_tasks
-    from eyas.bench.offline.trees import tree_to_keep, write_default_tree
+    from eyas.bench.offline.trees import CheckpointReport, TrainingRun, tree_to_keep, write_default_tree
     from eyas.bench.report.figures import checkpoint_figure
     from eyas.errors import DataError
     from eyas.files import copy_folder, file_hash, write_bytes, write_json

@@ -72,7 +72,7 @@ def methods(
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
     every temperature, in turns, under one counter; every answer is compared with plain decoding's.
     """
-    from eyas.bench.report.plots import check_plot
+    from eyas.bench.report.figures import check_plot
 
     heats = read_temperatures(temperature, "--temperature")
     params = sampling_params(
@@ -93,7 +93,7 @@ def methods(
     trees = dict(_named_tree(text) for text in tree)
     check_target(target.model, target)
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.method_report import COMPARISON, MethodComparison
+    from eyas.bench.offline.external import TransformersBaseline
     from eyas.bench.offline.methods import (
         MethodOpener,
         all_choices,
@@ -102,8 +102,8 @@ def methods(
         with_trees,
         without_drafter,
     )
+    from eyas.bench.offline.report import COMPARISON, MethodComparison
     from eyas.bench.offline.runner import PLAIN, Plan, answerer, measure_answerers, read_tasks
-    from eyas.bench.offline.transformers_baseline import TransformersBaseline
     from eyas.bench.report.figures import methods_figure
     from eyas.files import write_bytes
     from eyas.targets import load_tokenizer

@@ -13,9 +13,8 @@ from eyas.cli.common.measuring import check_output
 from eyas.errors import DataError
 
 if TYPE_CHECKING:
-    from eyas.bench.offline.checkpoints import TrainingRun
-    from eyas.bench.report.page import Section
-    from eyas.bench.report.sections import Learnt
+    from eyas.bench.offline.trees import TrainingRun
+    from eyas.bench.report.page import Learnt, Section
 
 
 def report(
@@ -53,9 +52,8 @@ def report(
     folder = _drafter(run)
     drafter = _read(folder / "config.json")
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.checkpoints import TrainingRun
-    from eyas.bench.report.page import render
-    from eyas.bench.report.sections import (
+    from eyas.bench.offline.trees import TrainingRun
+    from eyas.bench.report.page import (
         WORDS,
         checkpoint_section,
         concurrency_section,
@@ -64,6 +62,7 @@ def report(
         learning_section,
         methods_section,
         provenance_section,
+        render,
         sample_section,
         trained_section,
         training_section,
@@ -100,7 +99,7 @@ def report(
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
     if accuracy is not None:
-        from eyas.bench.accuracy.report import accuracy_section
+        from eyas.bench.accuracy.compare import accuracy_section
 
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
@@ -114,7 +113,7 @@ def report(
 
 def _learnt(run: Path) -> list[Learnt]:
     """The checkpoints of a run that were measured on real tasks and say what they were trained on, by step."""
-    from eyas.bench.report.sections import Learnt
+    from eyas.bench.report.page import Learnt
 
     measured = _optional(run / "bench" / "checkpoints.json")
     lengths = {} if measured is None else {each["name"]: each["mean"]["accept_length"] for each in measured["ranked"]}
@@ -140,7 +139,7 @@ def _drafter(run: Path) -> Path:
 
 def _store(folder: Path) -> list[Section]:
     """The section on the store; empty if the store is gone."""
-    from eyas.bench.report.sections import store_section
+    from eyas.bench.report.page import store_section
     from eyas.data.plan import Workload, storage
     from eyas.data.store.manifest import MANIFEST, read_manifest
 

@@ -16,7 +16,7 @@ from eyas.cli.common.options import Json, Limit, PromptFiles, ReportFile, Sampli
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
-    from eyas.bench.serving.load import Load
+    from eyas.bench.serving.client import Load
     from eyas.bench.serving.servers import ServerProcess, Side
 
 
@@ -82,7 +82,7 @@ def serve(
     """
     import asyncio
 
-    from eyas.bench.report.plots import check_plot
+    from eyas.bench.report.figures import check_plot
 
     if json and markdown:
         raise UsageError("--json and --markdown are two forms of the report: give one of them")
@@ -93,7 +93,7 @@ def serve(
     running, servers = _running(sides), _servers(sides)
     from eyas.bench.machine import describe_machine
     from eyas.bench.report.figures import serve_figure
-    from eyas.bench.serving.load import read_items
+    from eyas.bench.serving.client import read_items
     from eyas.bench.serving.report import DEFINITIONS, ServeReport, lines_of, markdown_of, table_of
     from eyas.bench.serving.run import ServePlan, measure_sides
     from eyas.bench.serving.servers import IdleMeter, check_names
@@ -162,7 +162,7 @@ def _levels(options: LoadOptions) -> list[Load]:
         raise UsageError("say how requests arrive: --concurrency 1,4,16 for clients at once, or --rate 0.5,2 a second")
     clients = whole_numbers(options.concurrency, "--concurrency")
     rates = numbers(options.rate, "--rate")
-    from eyas.bench.serving.load import Load
+    from eyas.bench.serving.client import Load
 
     levels = [*(Load("closed", n) for n in clients), *(Load("open", r) for r in rates)]
     return list(dict.fromkeys(levels))

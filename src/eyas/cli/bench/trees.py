@@ -64,7 +64,7 @@ def trees(
     is interleaved with plain decoding. Figures of the finalists come from the last pass alone. With --on ray each group
     of prompts is answered with all trees in turn by one worker.
     """
-    from eyas.bench.report.plots import check_plot
+    from eyas.bench.report.figures import check_plot
 
     params = sampling_params(sampling)
     check_output(output_)

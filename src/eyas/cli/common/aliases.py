@@ -1,6 +1,6 @@
 """Options in the words of vLLM and SGLang: what they mean here, and which have no counterpart.
 
-The reverse, our options in the words of other engines, is `eyas.interop.serving.options`. `docs/options.md` lists both.
+The reverse, our options in the words of other engines, is `eyas.interop.serving.engines`. `docs/options.md` lists both.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class ClusterOptions:
 
         `folders` are those that all machines read and write.
         """
-        from eyas.cluster.executor import parse_on
+        from eyas.cluster.crew import parse_on
 
         given = [option_name(name) for name, value in vars(self).items() if value is not None and name != "on"]
         if self.on is None:
@@ -59,7 +59,7 @@ class ClusterOptions:
 
     def executor(self) -> AbstractContextManager[RayExecutor]:
         """The workers' executor, connected to the cluster."""
-        from eyas.cluster.executor import ClusterConfig, parse_on
+        from eyas.cluster.crew import ClusterConfig, parse_on
         from eyas.cluster.on_ray import RayExecutor
 
         assert self.on is not None

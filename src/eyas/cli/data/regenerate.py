@@ -1,38 +1,53 @@
-"""`eyas data regenerate`: the target answers the chats itself."""
+"""`eyas data regenerate`: the target answers the chats itself.
+
+Options of `eyas data regenerate` about who answers: the engine here, an endpoint, or batch files.
+"""
 
 from __future__ import annotations
 
+import json
 import json as jsonlib
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from typer import Option
 
+from eyas.cli.common.aliases import option_name
+from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, next_step, note
 from eyas.cli.common.display import output as screen
-from eyas.cli.common.options import DraftOptions, Json, TargetOptions, readable
-from eyas.cli.common.verb import FAILURE, keeping
-from eyas.cli.data.answerers import (
-    AnswererOptions,
-    AnswerSamplingOptions,
-    BatchFileOptions,
-    EndpointOptions,
-    RequestOptions,
-    SlotOptions,
-    WorkerEngineOptions,
-    engine_worker,
+from eyas.cli.common.engine_program import EngineProgram
+from eyas.cli.common.options import (
+    DraftOptions,
+    EngineArguments,
+    EngineCommand,
+    Json,
+    SamplingOptions,
+    TargetOptions,
+    readable,
 )
+from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
 from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:
-    from eyas.data.regenerate import Answerer, RegenerationProgress, RegenerationSummary, RewriteRule
+    from eyas.data.regenerate import (
+        Answerer,
+        CompletionSettings,
+        RegenerationProgress,
+        RegenerationSummary,
+        RewriteRule,
+    )
+    from eyas.data.regenerate.workers import AnswererWorker
 
 
 def regenerate(
@@ -228,3 +243,221 @@ def _speed(tally: RegenerationProgress | None) -> dict[str, Any]:
     if tally.stats.drafted_depth:
         speed["accept_length"] = round(tally.stats.accept_length, 3)
     return speed
+
+
+MAX_LENGTH = 2048
+"""Most tokens of an answered chat where no option says otherwise: what `eyas data capture` reads of one."""
+
+
+@dataclass(frozen=True)
+class AnswerSamplingOptions(SamplingOptions):
+    """How tokens of answers are chosen: as long as there is room, unless a limit is given."""
+
+    max_new_tokens: Annotated[
+        int | None, Option(min=1, help="Most tokens of one answer (default: what --max-length or the endpoint allows).")
+    ] = None  # type: ignore[assignment]  # only here may there be no limit
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """How many sequences the engine in this process decodes at once, and how long they get."""
+
+    PANEL: ClassVar = "Answering here"
+    batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
+    max_length: Annotated[
+        int | None,
+        Option(min=2, help=f"Most tokens of a chat, answers included (default: {MAX_LENGTH}, or --max-new-tokens)."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """The endpoint that answers, and how it is asked."""
+
+    PANEL: ClassVar = "Answers of a server"
+    endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
+    api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
+    concurrency: Annotated[int, Option(min=1, help="Requests sent at once.")] = 16
+    timeout: Annotated[float, Option(min=0.001, help="Seconds that an answer may take.")] = 600.0
+    max_attempts: Annotated[int, Option(min=1, help="Attempts at a chat before it is given up.")] = 6
+
+
+@dataclass(frozen=True)
+class BatchFileOptions:
+    """OpenAI Batch files in place of an endpoint."""
+
+    PANEL: ClassVar = "Batch files"
+    batch_write: Annotated[Path | None, Option(dir_okay=False, help="Write the requests to this file.")] = None
+    batch_read: Annotated[
+        list[Path], Option(exists=True, dir_okay=False, help="Read results from this file; may be repeated.")
+    ] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What requests to an endpoint, or of a batch, say."""
+
+    PANEL: ClassVar = "Answers of a server"
+    tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
+    reasoning: Annotated[Literal["keep", "drop"], Option(help="What to do with the reasoning of answers.")] = "keep"
+    extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
+
+
+@dataclass(frozen=True)
+class WorkerEngineOptions:
+    """Which engine the workers of a cluster answer with."""
+
+    PANEL: ClassVar = "Another engine"
+    engine: Annotated[
+        Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start a server of vLLM's for itself.")
+    ] = "eyas"
+    engine_command: EngineCommand = None
+    engine_option: EngineArguments = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AnswererOptions:
+    """All options about who answers, and the answerer that they describe."""
+
+    target: TargetOptions
+    draft: DraftOptions
+    slots: SlotOptions
+    endpoint: EndpointOptions
+    files: BatchFileOptions
+    request: RequestOptions
+    sampling: AnswerSamplingOptions
+    workers: WorkerEngineOptions = WorkerEngineOptions()
+
+    def check(self, *, shared: bool = False) -> None:
+        """Raise UsageError for options that contradict each other or would be ignored; `shared`: with --on."""
+        if self.workers.engine != "eyas":
+            if not shared:
+                raise UsageError(
+                    f"--engine {self.workers.engine} is for the workers of a cluster: give --on ray, or start the "
+                    "server yourself and give --endpoint"
+                )
+            if self.elsewhere:
+                raise UsageError("--engine starts servers on the workers: leave it out, or --endpoint and batch files")
+            _refuse("servers on the workers", [self.target, self.draft, self.slots])
+            return
+        _refuse("eyas itself: --engine says who else", [self.workers])
+        ways = {
+            "--endpoint": self.endpoint.endpoint is not None,
+            "--batch-write": self.files.batch_write is not None,
+            "--batch-read": bool(self.files.batch_read),
+        }
+        chosen = [name for name, given in ways.items() if given]
+        if len(chosen) > 1:
+            raise UsageError(f"{' and '.join(chosen)} are different ways to get answers: give one of them")
+        way = chosen[0] if chosen else "the engine in this process"
+        here = [self.target, self.draft, self.slots]
+        if chosen:
+            _refuse(way, [*here, *([] if way == "--endpoint" else [self.endpoint])])
+        else:
+            _refuse(f"{way} (no --endpoint and no batch file is given)", [self.endpoint, self.request])
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether an endpoint or a batch answers, not an engine."""
+        files = self.files
+        return self.endpoint.endpoint is not None or files.batch_write is not None or bool(files.batch_read)
+
+    def completions(self) -> CompletionSettings:
+        """The settings of requests to an endpoint or of a batch."""
+        from eyas.data.regenerate import CompletionSettings
+
+        unlimited = {"max_tokens": None} if self.sampling.max_new_tokens is None else {}
+        return CompletionSettings(
+            model=self.target.model,
+            sampling=sampling_params(self.sampling),
+            keep_reasoning=self.request.reasoning == "keep",
+            tool_choice=self.request.tool_choice,
+            extra_body=unlimited | _extra(self.request.extra_body),
+        )
+
+    def answerer(self) -> Answerer:
+        """The answerer; loads the model if it is the engine in this process."""
+        if self.endpoint.endpoint is not None:
+            return self._endpoint(self.endpoint.endpoint)
+        if self.files.batch_read:
+            from eyas.data.regenerate import BatchAnswerer
+
+            return BatchAnswerer(self.files.batch_read, self.completions())
+        return self._engine()
+
+    @property
+    def ahead(self) -> int:
+        """Questions that are with a worker at once: a slot that gets free finds the next one there."""
+        together = self.slots.batch_size if self.workers.engine == "eyas" else self.endpoint.concurrency
+        return together * 5 // 4 + 1
+
+    def server(self) -> Answerer:
+        """An answerer whose server is started here, for this process alone."""
+        from eyas.data.regenerate.workers import ServerAnswerer
+
+        options = self.workers
+        program = EngineProgram(options.engine, options.engine_command, tuple(options.engine_option))
+        server = program.server(self.target.model)
+        server.__enter__()
+        return ServerAnswerer(options.engine, self._endpoint(server.url), server.__exit__)
+
+    def _endpoint(self, url: str) -> Answerer:
+        from eyas.data.regenerate import Connection, EndpointAnswerer
+        from eyas.data.regenerate.endpoint import RetryPolicy
+
+        options, key = self.endpoint, None
+        if options.api_key_env is not None:
+            key = os.environ.get(options.api_key_env)
+            if not key:
+                raise UsageError(f"--api-key-env {options.api_key_env}: there is no such environment variable")
+        retry = RetryPolicy(attempts=options.max_attempts)
+        connection = Connection(concurrency=options.concurrency, timeout=options.timeout, retry=retry)
+        return EndpointAnswerer(url, self.completions(), connection, key)
+
+    def _engine(self) -> Answerer:
+        max_length, limit = self.slots.max_length, self.sampling.max_new_tokens
+        if max_length is None and limit is None:
+            max_length = MAX_LENGTH
+        params = sampling_params(replace(self.sampling, max_new_tokens=limit or max_length))
+        engine = open_engine(self.target, self.draft, self.slots.batch_size)
+        from eyas.data.regenerate.workers import EngineAnswerer
+        from eyas.types import Request
+
+        engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
+        return EngineAnswerer(engine, params, max_length)
+
+
+def engine_worker(answering: AnswererOptions) -> AnswererWorker:
+    """A worker of a cluster that answers with an engine, or an engine's server, of its own."""
+    from eyas.data.regenerate.workers import AnswererWorker
+
+    return AnswererWorker(answering.answerer() if answering.workers.engine == "eyas" else answering.server())
+
+
+def _refuse(way: str, groups: Sequence[Any]) -> None:
+    given = [
+        option_name(option.name)
+        for group in groups
+        for option in fields(group)
+        if _default(option) is not MISSING and getattr(group, option.name) != _default(option)
+    ]
+    if given:
+        raise UsageError(f"{', '.join(given)} would be ignored: the answers come from {way}")
+
+
+def _default(option: Any) -> Any:
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _extra(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        extra = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--extra-body is no JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise UsageError(
+            '--extra-body must be a JSON object, e.g. \'{"chat_template_kwargs": {"enable_thinking": false}}\''
+        )
+    return extra

@@ -81,7 +81,7 @@ def synthesize(
         near_duplicates=None if filters.near_duplicates == "off" else _share(filters.near_duplicates),
     )
     engine, params = open_engine(target, draft, batch_size), sampling_params(sampling)
-    from eyas.data.regenerate.in_process import EngineAnswerer
+    from eyas.data.regenerate.workers import EngineAnswerer
     from eyas.types import Request
 
     engine.check(Request((0,), params))  # what is wrong with every message is wrong with the options

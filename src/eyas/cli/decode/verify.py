@@ -85,7 +85,7 @@ def verify(
     if draft_model is not None:
         check_drafter(draft_model, files)
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
-    from eyas.bench.offline.transformers_baseline import TransformersBaseline
+    from eyas.bench.offline.external import TransformersBaseline
     from eyas.drafters.loading import open_drafter
     from eyas.engine import Engine
     from eyas.targets import load_tokenizer

@@ -43,8 +43,7 @@ def doctor(
         refuse_used(fix)
     check_target(target.model, target)
     check_drafter(draft_model, files)
-    from eyas.doctor.diagnosis import Doctor
-    from eyas.doctor.report import report
+    from eyas.doctor.diagnosis import Doctor, report
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.drafters.loading import local_directory
     from eyas.targets import load_tokenizer

@@ -19,8 +19,7 @@ from eyas.errors import UsageError
 from eyas.hub import find_target
 
 if TYPE_CHECKING:
-    from eyas.interop.inspect.drafter_report import DrafterReport
-    from eyas.interop.inspect.target_report import TargetReport
+    from eyas.interop.inspect.report import DrafterReport, TargetReport
 
 
 def inspect(
@@ -47,9 +46,7 @@ def inspect(
 
 def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
     from eyas.drafters.files import Headers, read_headers
-    from eyas.interop.inspect.drafter_report import report_drafter
-    from eyas.interop.inspect.locate import detect, locate
-    from eyas.interop.inspect.target_report import report_target
+    from eyas.interop.inspect.report import detect, locate, report_drafter, report_target
 
     found = locate(source)
     if found.path is None or found.path.is_dir():

@@ -85,15 +85,14 @@ def plan(
     find_target(model)
     quiet()
     from eyas.data import plan as plans
-    from eyas.data.block_plan import BlockPlan, BlockShape, PEaglePlan
     from eyas.data.devices import PRICES, cluster_of
-    from eyas.data.plan import model_size
+    from eyas.data.plan import BlockPlan, BlockShape, PEaglePlan, model_size
     from eyas.data.store.layout import ShardLayout
     from eyas.drafters.block.network import spread_taps
     from eyas.targets.architecture import context_limit
     from eyas.targets.loading import read_config
     from eyas.targets.taps import choose_taps, why_taps
-    from eyas.train.drafter.resolve import CHATS, LENGTH
+    from eyas.train.drafter.settings import CHATS, LENGTH
 
     config = read_config(model)
     size = model_size(config)
@@ -234,7 +233,7 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
 
 def _connector() -> str:
     """Which versions of vLLM have the connector, and whether the one that is installed here does."""
-    from eyas.interop.serving.hidden_states import SINCE, installed_connector
+    from eyas.interop.serving.commands import SINCE, installed_connector
 
     found = installed_connector()
     if found is None:

@@ -38,7 +38,7 @@ def sweep(
     """
     from eyas.config import load_config
     from eyas.recipes import SWEEPS, find_recipe
-    from eyas.sweep.config import SweepConfig
+    from eyas.sweep.search import SweepConfig
 
     config = load_config(SweepConfig, find_recipe(file, SWEEPS), overrides or ())
     find_recipe(config.recipe)
@@ -62,7 +62,7 @@ def sweep(
         if executor is None:
             run.train()
         else:
-            from eyas.sweep.workers import train_on
+            from eyas.sweep.sweep import train_on
 
             train_on(executor, run, config.parallel)
         choice = run.time(row_bar)

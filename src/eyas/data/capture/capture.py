@@ -18,11 +18,17 @@ from pathlib import Path
 from pydantic import Field
 
 from eyas.config import StrictModel
-from eyas.data.capture.rows import CaptureRows, ShardPlan, cut_shards
-from eyas.data.capture.shard import StateSource, length_groups, shard_tensors, traced_rows
+from eyas.data.capture.shard import (
+    CaptureRows,
+    ShardPlan,
+    StateSource,
+    cut_shards,
+    length_groups,
+    shard_tensors,
+    traced_rows,
+)
 from eyas.data.plan import variants
-from eyas.data.store.encoding import StateEncoding
-from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, size_of
+from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, StateEncoding, size_of
 from eyas.data.store.manifest import (
     MANIFEST,
     SETTINGS,
@@ -33,13 +39,15 @@ from eyas.data.store.manifest import (
     StoredShard,
     StoredSplit,
     changed_settings,
+    data_digest,
     lock_store,
     read_manifest,
     read_settings,
     rows_hash,
+    shard_digest,
     write_model,
+    write_shard,
 )
-from eyas.data.store.shard import data_digest, shard_digest, write_shard
 from eyas.data.tokens.batches import padded
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from eyas.cluster.crew import Crew
-from eyas.cluster.executor import Executor
+from eyas.cluster.crew import Crew, Executor
 from eyas.cluster.worker import Key, Take, Unit, UnitReport, Worker
 from eyas.data.capture.capture import Capture, captured_target, make_shard
 from eyas.data.capture.shard import StateSource

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from eyas.data.regenerate.batch_files import BatchAnswerer, BatchFile
-from eyas.data.regenerate.completions import CompletionSettings
-from eyas.data.regenerate.endpoint import Connection, EndpointAnswerer
-from eyas.data.regenerate.entries import Answer, Answerer, Question, Reply, Unanswered
-from eyas.data.regenerate.output import RegenerationSummary
+from eyas.data.regenerate.endpoint import BatchAnswerer, BatchFile, CompletionSettings, Connection, EndpointAnswerer
+from eyas.data.regenerate.journal import Answer, Answerer, Question, Reply, Unanswered
 from eyas.data.regenerate.rewrite import RewriteRule
-from eyas.data.regenerate.run import RegenerationProgress, regenerate, write_requests
+from eyas.data.regenerate.run import RegenerationProgress, RegenerationSummary, regenerate, write_requests
 
 __all__ = [
     "Answer",

@@ -1,21 +1,169 @@
-"""Answers questions at any OpenAI-compatible endpoint: concurrent requests, retries with backoff, reported failures."""
+"""Answers from other engines: any OpenAI-compatible endpoint, or OpenAI Batch files.
+
+OpenAI chat completions: converts questions into request bodies, and response bodies into answers.
+
+OpenAI Batch files: writes requests to upload and reads back results in any order.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eyas.config import StrictModel
-from eyas.data.regenerate.completions import CompletionSettings, GarbageError
-from eyas.data.regenerate.entries import Question, Reply, Take, unanswered
-from eyas.errors import UsageError
+from eyas.data.regenerate.journal import Answer, Question, Reply, Take, unanswered
+from eyas.errors import DataError, OutputError, UsageError
+from eyas.files import StagedFiles
+from eyas.text.chats import FunctionCall, Message, ToolCall
+from eyas.types import SamplingParams
+
+_DEFAULTS = SamplingParams()
+
+
+class GarbageError(Exception):
+    """A response that is not a chat completion. Answerers handle it: they retry, or give up the chat."""
+
+
+class CompletionSettings(StrictModel):
+    """The model, sampling and other request fields that are the same for all questions."""
+
+    model: str
+    sampling: SamplingParams
+    keep_reasoning: bool = True
+    tool_choice: str | None = None
+    """`auto`, `none` or `required`; sent with chats that have tools."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Fields merged into every request body, overriding others; null removes a field."""
+
+    def body(self, question: Question) -> dict[str, Any]:
+        """The JSON body of the request for a question."""
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [as_sent(message) for message in question.messages],
+            **sampling_fields(self.sampling, question.seed(self.sampling.seed)),
+        }
+        if question.tools:
+            body["tools"] = list(question.tools)
+            if self.tool_choice is not None:
+                body["tool_choice"] = self.tool_choice
+        return {name: value for name, value in (body | self.extra_body).items() if value is not None}
+
+    def answer(self, question: Question, body: Any) -> Answer:
+        """The answer in a response body. Raises GarbageError if it is not a chat completion, or is empty."""
+        try:
+            response = _Response.model_validate(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "body"
+            raise GarbageError(f"the response is not a chat completion: {where}: {first['msg']}") from error
+        if not response.choices:
+            raise GarbageError("the response has no choices")
+        choice = response.choices[0]
+        said = choice.message
+        if said.content is None and not said.tool_calls and said.refusal is None and said.thoughts is None:
+            raise GarbageError("the response's message is empty")
+        calls = tuple(call.kept() for call in said.tool_calls or ()) or None
+        content = said.refusal if said.content is None else said.content
+        message = Message(
+            role="assistant",
+            content="" if content is None and calls is None else content,
+            reasoning_content=said.thoughts if self.keep_reasoning else None,
+            tool_calls=calls,
+        )
+        return Answer(
+            id=question.id,
+            turn=question.turn,
+            asked=question.digest,
+            message=message,
+            finish_reason=choice.finish_reason or "stop",
+            refused=said.refusal is not None,
+            count=response.usage.completion_tokens if response.usage is not None else 0,
+        )
+
+
+class _Read(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Function(_Read):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class _Call(_Read):
+    id: str | None = None
+    function: _Function
+
+    def kept(self) -> ToolCall:
+        arguments = self.function.arguments
+        if isinstance(arguments, str):
+            try:
+                parsed = json.loads(arguments or "{}")
+            except ValueError:
+                parsed = None
+            arguments = parsed if isinstance(parsed, dict) else arguments
+        return ToolCall(id=self.id, function=FunctionCall(name=self.function.name, arguments=arguments))
+
+
+class _Said(_Read):
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """The reasoning text, which servers send under different names; None if there is none."""
+        return self.reasoning_content if self.reasoning_content is not None else self.reasoning
+
+
+class _Choice(_Read):
+    message: _Said
+    finish_reason: str | None = None
+
+
+class _Usage(_Read):
+    completion_tokens: int = 0
+
+
+class _Response(_Read):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+def as_sent(message: Message) -> dict[str, Any]:
+    """A message in the API's form, in which arguments of tool calls are JSON text."""
+    sent = message.for_template()
+    for call in sent.get("tool_calls", ()):
+        if not isinstance(call["function"]["arguments"], str):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    if message.role == "assistant":
+        sent.setdefault("content", None)
+    return sent
+
+
+def sampling_fields(params: SamplingParams, seed: int) -> dict[str, Any]:
+    """Sampling parameters in the API's form.
+
+    Parameters that OpenAI's API doesn't have are sent under the names that vLLM and SGLang use, and only if they differ
+    from the defaults.
+    """
+    fields: dict[str, Any] = {"max_tokens": params.max_tokens, "temperature": params.temperature, "seed": seed}
+    defaults = _DEFAULTS.model_dump(mode="json")
+    return fields | {
+        name: v for name, v in params.model_dump(mode="json").items() if name not in fields and v != defaults[name]
+    }
+
 
 PATH = "/chat/completions"
 TRY_AGAIN = frozenset({408, 409, 425, 429})
@@ -158,3 +306,144 @@ def _message(response: httpx.Response) -> str:
     error = body.get("error", body) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
     return " ".join(str(text or response.text or response.reason_phrase).split())[:200]
+
+
+REQUESTS, BYTES = 50_000, 200_000_000
+"""OpenAI's limits for one batch file: requests and bytes."""
+URL = "/v1/chat/completions"
+
+
+def custom_id(question: Question) -> str:
+    """The `custom_id` of a question's request: `chat#turn`."""
+    return f"{question.id}#{question.turn}"
+
+
+def batch_settings(completions: CompletionSettings) -> dict[str, Any]:
+    """The settings on which the answers of a batch depend, for the journal."""
+    return {"answered_by": "batch", **completions.model_dump(mode="json")}
+
+
+class BatchFile(NamedTuple):
+    """A file to upload and the number of requests in it."""
+
+    path: Path
+    requests: int
+
+
+def write_batch(
+    path: Path,
+    questions: Iterable[Question],
+    completions: CompletionSettings,
+    most_requests: int = REQUESTS,
+    most_bytes: int = BYTES,
+) -> list[BatchFile]:
+    """Write requests to `path` and, once it is full, to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
+
+    All files appear together when they are complete. Raises UsageError if one exists already, since it may have been
+    uploaded; DataError for a request that is larger than a file may be; OutputError if writing fails.
+    """
+    written: list[BatchFile] = []
+    size = 0  # bytes in the last file
+    try:
+        with StagedFiles() as staged:
+            for question in questions:
+                line = _request_line(question, completions)
+                if len(line) > most_bytes:
+                    raise DataError(
+                        f"chat {question.id}: its request has {len(line)} bytes, more than a batch file's {most_bytes}"
+                    )
+                if not written or written[-1].requests == most_requests or size + len(line) > most_bytes:
+                    written.append(BatchFile(_unused(path, len(written) + 1), 0))
+                    file, size = staged.open(written[-1].path, "wb"), 0
+                file.write(line)
+                size += len(line)
+                written[-1] = BatchFile(written[-1].path, written[-1].requests + 1)
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror}. No file was written") from error
+    return written
+
+
+class BatchAnswerer:
+    """Answers questions from the result files and error files of a batch, given in any order.
+
+    If a request has several results, the first successful one counts.
+    """
+
+    def __init__(self, paths: Sequence[Path], completions: CompletionSettings) -> None:
+        """Index the files by `custom_id`; DataError if one can't be read."""
+        self._completions = completions
+        self._lines: dict[str, tuple[Path, int]] = {}  # custom_id -> file, byte offset
+        self.unreadable = 0
+        """The number of lines that are not results."""
+        self._good: set[str] = set()
+        for path in paths:
+            self._index(path)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the requests; see `Answerer.settings`."""
+        return batch_settings(self._completions)
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Yield replies to the questions that have a result, in the order of the questions."""
+        while questions := take(1):
+            question = questions[0]
+            line_start = self._lines.get(custom_id(question))
+            if line_start is not None:
+                yield self._reply(question, *line_start)
+
+    def _index(self, path: Path) -> None:
+        try:
+            with path.open("rb") as lines:
+                offset = 0
+                for line in lines:
+                    self._note(line, path, offset)
+                    offset += len(line)
+        except OSError as error:
+            raise DataError(f"can't read the results {path}: {error.strerror}") from error
+
+    def _note(self, line: bytes, path: Path, offset: int) -> None:
+        if line.isspace():
+            return
+        try:
+            result = json.loads(line)
+            name = result["custom_id"]
+            good = result.get("error") is None and result["response"]["status_code"] == 200
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.unreadable += 1
+            return
+        if name not in self._lines or (good and name not in self._good):
+            self._lines[name] = (path, offset)
+        if good:
+            self._good.add(name)
+
+    def _reply(self, question: Question, path: Path, offset: int) -> Reply:
+        with path.open("rb") as lines:
+            lines.seek(offset)
+            result = json.loads(lines.readline())
+        response = result.get("response") or {}
+        if result.get("error") is not None or response.get("status_code") != 200:
+            problem = result.get("error") or response.get("body") or response
+            return unanswered(question, f"the batch says {json.dumps(problem, ensure_ascii=False)[:200]}")
+        try:
+            return Reply(self._completions.answer(question, response.get("body")))
+        except GarbageError as error:
+            return unanswered(question, f"the batch's result: {error}")
+
+
+def _unused(path: Path, number: int) -> Path:
+    """The path of file `number`, counted from 1; UsageError if it exists."""
+    numbered = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+    if numbered.exists():
+        raise UsageError(f"{numbered} exists and may have been uploaded: choose another name, or remove the file")
+    return numbered
+
+
+def _request_line(question: Question, completions: CompletionSettings) -> bytes:
+    request = {
+        "custom_id": custom_id(question),
+        "method": "POST",
+        "url": URL,
+        "body": completions.body(question),
+    }
+    return (json.dumps(request, ensure_ascii=False) + "\n").encode()

@@ -2,8 +2,7 @@
 
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, size_of
 from eyas.data.store.manifest import Manifest
-from eyas.data.store.reader import FeatureStore
-from eyas.data.store.sources import HybridSource, StoreSource
+from eyas.data.store.reader import FeatureStore, HybridSource, StoreSource
 
 __all__ = [
     "FeatureStore",

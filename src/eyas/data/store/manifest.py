@@ -1,24 +1,190 @@
-"""The manifest of a store: what was captured, with which settings, and which shards hold it.
+"""The files of a store: shards, and the manifest that says what was captured and which shards hold it.
 
 It is written last; a folder without a manifest is an unfinished store and is refused.
+
+Shard files: written atomically, read by memory map, with a checksum for every row.
+
+Rows are stored end to end, without padding. Legend as in layout.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from eyas.config import StrictModel, differences
-from eyas.data.store.layout import RowTotals, ShardLayout
+from eyas.data.store.layout import (
+    METADATA_KEY,
+    EncodedStates,
+    RowTotals,
+    ShardLayout,
+    header,
+    in_file_order,
+    pack_mask,
+    unpack_mask,
+)
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import LockedError, StoreError
-from eyas.files import FileLock, write_text
+from eyas.files import FileLock, write_text, writing
 from eyas.urls import AnyPath
+
+RECAPTURE = "delete the file and run `eyas data capture` again, which makes only what is missing"
+
+
+class StoredRow(NamedTuple):
+    """The stored features of one row, as views of the memory-mapped file: T tokens, F final positions."""
+
+    tokens: Tensor  # [T] int32
+    taps: EncodedStates | None  # [T, A, Ht]
+    final: EncodedStates | None  # [F, Ht]
+    top: tuple[Tensor, Tensor, Tensor] | None  # ids [F, k], logprobs [F, k] float16, tail [F] float32
+
+    def after(self, tokens: int, finals: int) -> StoredRow:
+        """The row without its first `tokens` tokens and its first `finals` final positions."""
+        ids, logprobs, tail = self.top or (None, None, None)
+        top = (
+            None
+            if ids is None or logprobs is None or tail is None
+            else (ids[finals:], logprobs[finals:], tail[finals:])
+        )
+        taps, final = (
+            part and EncodedStates(part.values[first:], None if part.exponents is None else part.exponents[first:])
+            for part, first in ((self.taps, tokens), (self.final, finals))
+        )
+        return StoredRow(self.tokens[tokens:], taps, final, top)
+
+
+def write_shard(
+    path: AnyPath, layout: ShardLayout, size: RowTotals, tensors: Mapping[str, Tensor], identity: str
+) -> None:
+    """Write the tensors of a shard. Raises StoreError if that fails, and leaves no file behind."""
+    specs = layout.tensors(size)
+    names = in_file_order(specs)
+    data = [_bytes(tensors[name]) for name in names]
+    digest = hashlib.sha256()
+    for part in data:
+        digest.update(part)
+    try:
+        with writing(path, "wb") as out:
+            out.write(header(specs, f"{identity}:{digest.hexdigest()}"))
+            for part in data:
+                out.write(part)
+    except OSError as error:
+        raise StoreError(
+            f"can't write {path} ({layout.shard_bytes(size):,} bytes): {error.strerror}. Earlier shards are "
+            "complete; free some space and run the same command again to resume"
+        ) from error
+
+
+def shard_digest(path: AnyPath, size_in_bytes: int, identity: str) -> str | None:
+    """The SHA-256 that a finished shard declares for its data; None if the file isn't a shard of this capture."""
+    try:
+        if path.stat().st_size != size_in_bytes:
+            return None
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            described = json.loads(file.read(min(length, size_in_bytes)))
+        owner, _, digest = described["__metadata__"][METADATA_KEY].partition(":")
+    except (OSError, ValueError, KeyError):
+        return None
+    return digest if owner == identity else None
+
+
+def data_digest(path: Path) -> str:
+    """The SHA-256 computed from the data of a shard file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+class Shard:
+    """An open, memory-mapped shard; features are read only when `row` is called."""
+
+    def __init__(self, path: Path, layout: ShardLayout, size: RowTotals) -> None:
+        expected = layout.shard_bytes(size)
+        try:
+            found = path.stat().st_size
+            if found != expected:
+                raise StoreError(f"{path} has {found:,} bytes, not {expected:,}: it is truncated; {RECAPTURE}")
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
+        except FileNotFoundError:
+            raise StoreError(f"{path} is missing, though the manifest names it; {RECAPTURE}") from None
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"can't read {path}: {error}; {RECAPTURE}") from error
+        wanted = {name: spec.shape for name, spec in layout.tensors(size).items()}
+        if {name: tuple(t.shape) for name, t in tensors.items()} != wanted:
+            raise StoreError(f"the tensors in {path} differ from those in the manifest; {RECAPTURE}")
+        self.path, self._tensors, self._layout = path, tensors, layout
+        lengths = tensors["lengths"].numpy()
+        if int(lengths.sum()) != size.tokens:
+            raise StoreError(f"{path} is damaged: its lengths don't add up to {size.tokens:,} tokens; {RECAPTURE}")
+        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._mask = unpack_mask(tensors["loss_mask"].numpy(), size.tokens)
+        self._final_starts = self._starts if layout.final == "all" else _taught_before(self._mask, self._starts)
+
+    def token_rows(self) -> list[TokenRow]:
+        """The tokens and the loss mask of every row, without ids."""
+        tokens = self._tensors["tokens"].numpy()
+        spans = zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)
+        return [TokenRow(tokens[a:b].astype(np.int64), self._mask[a:b]) for a, b in spans]
+
+    def row(self, index: int) -> StoredRow:
+        """The features of the row at `index` in this shard. Raises StoreError if its checksum doesn't match."""
+        start, stop = self._starts[index : index + 2].tolist()
+        first, last = self._final_starts[index : index + 2].tolist()
+        found = self._tensors
+
+        def states(name: str, a: int, b: int) -> EncodedStates | None:
+            if name not in found:
+                return None
+            exponents = found.get(f"{name}_exponents")
+            return EncodedStates(found[name][a:b], None if exponents is None else exponents[a:b])
+
+        top = None
+        if self._layout.final == "top":
+            top = (found["top_ids"][first:last], found["top_logprobs"][first:last], found["tail"][first:last])
+        row = StoredRow(found["tokens"][start:stop], states("taps", start, stop), states("final", first, last), top)
+        if row_checksum(row, self._mask[start:stop]) != int(found["checksums"][index]):
+            raise StoreError(f"{self.path} is damaged: the checksum of row {index} doesn't match; {RECAPTURE}")
+        return row
+
+
+def row_checksum(row: StoredRow, mask: NDArray[np.bool_]) -> int:
+    """CRC-32 over the tokens, the mask and all features of a row."""
+    total = zlib.crc32(_bytes(row.tokens), zlib.crc32(pack_mask(mask).data))
+    for part in (row.taps, row.final, row.top):
+        for tensor in part or ():
+            if tensor is not None:
+                total = zlib.crc32(_bytes(tensor), total)
+    return total
+
+
+def _taught_before(mask: NDArray[np.bool_], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N + 1] number of teaching positions before each row: those whose next token in the row is an answer token."""
+    taught = np.append(mask[1:], False)
+    taught[starts[1:] - 1] = False
+    return np.concatenate([[0], np.cumsum(taught)])[starts]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data
+
 
 MANIFEST = "manifest.json"
 SETTINGS = "capture.json"

@@ -21,7 +21,7 @@ from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
@@ -264,7 +264,7 @@ class Controller:
         rate = (rows + shape.accepted * drift) / shape.seconds
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> TreePlan:
+    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> PlannedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
@@ -279,7 +279,7 @@ class Controller:
             rate = self._rate(prospect.rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
-        return TreePlan(
+        return PlannedTree(
             SharedTree(
                 depth=shape.depth + 1,
                 width=self._widths[shape.width],
@@ -294,12 +294,12 @@ class Controller:
             keeps_candidates=self._probe is not None or self._analysing.due(),
         )
 
-    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> TreePlan:
+    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> PlannedTree:
         """The tree of a round in which the drafter only looks up: of what it finds, whatever pays."""
         assert self._prospects is not None
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
         rate = self._rate(0.0)
-        return TreePlan(
+        return PlannedTree(
             SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
             prices=self._prospects.prices(rate, nodes),
             padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),

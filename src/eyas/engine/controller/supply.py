@@ -17,7 +17,7 @@ import torch
 
 from eyas.tree.acceptance import GROUPS, Array, Indices
 from eyas.tree.draft_tree import BeamCandidates
-from eyas.tree.shared import SharedTree, TreePlan
+from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import BINS, bins
 
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
@@ -124,7 +124,7 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
 
 def _prior(width: int, depth: int) -> BeamCandidates:
     """A draft in which every node has the same children, counted before any real one."""
-    spec = TreePlan(SharedTree(depth, width, 1), keeps_candidates=True)
+    spec = PlannedTree(SharedTree(depth, width, 1), keeps_candidates=True)
     growth = spec.start(1, torch.device("cpu"))
     steps = torch.tensor(_PRIOR_CHILDREN[:width]).log()
     count = 1

@@ -13,7 +13,7 @@ from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE
 from eyas.interop.export import forms
 from eyas.interop.export.drafter import DrafterToExport
-from eyas.interop.export.rules import (
+from eyas.interop.export.forms import (
     BLOCK,
     EAGLES,
     EVERY,

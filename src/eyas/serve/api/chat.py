@@ -1,4 +1,7 @@
-"""The route `POST /v1/chat/completions`: a chat is encoded, handed to the engine, and answered as it is generated."""
+"""The routes `POST /v1/chat/completions` and `POST /v1/completions`.
+
+The route `POST /v1/completions`: prompts are encoded, handed to the engine, and continued as text is generated.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,25 @@ from eyas.serve.api.encode import (
     characters_in,
     chat_prompt,
     check_size,
+    completion_prompt,
     encode_request,
     template_settings,
 )
-from eyas.serve.api.response import ChatResponseWriter
-from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionRequest, ChatCompletionResponse
+from eyas.serve.api.logprobs import Echo
+from eyas.serve.api.response import ChatResponseWriter, CompletionResponseWriter
+from eyas.serve.api.schema.chat import (
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionChunk,
+    CompletionRequest,
+    CompletionResponse,
+)
 from eyas.serve.api.schema.messages import tool_schemas
 from eyas.serve.api.schema.request import GenerationRequest, ignored_fields
 from eyas.serve.api.schema.response import generation_responses
-from eyas.serve.choice_output import ChoiceOutput
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.generation import Generation
+from eyas.serve.generation import ChoiceOutput, Generation
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
@@ -124,3 +135,56 @@ async def read_chat(
         characters=size_of(body, context),
         info=info,
     )
+
+
+COMPLETIONS_PATH = "/v1/completions"
+DEFAULT_TOKENS = 16
+"""OpenAI's default for `max_tokens` of completions; chats may use the rest of the context."""
+
+
+@router.post(COMPLETIONS_PATH, responses=generation_responses(CompletionResponse, CompletionChunk))
+async def create_completion(body: CompletionRequest, context: Context, info: Info) -> Response:
+    """Continue one prompt or several, all at once or as a stream."""
+    context.check_model(body.model)
+    context.log_ignored(ignored_fields(body))
+    tokenizer = context.engine.tokenizer
+    if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
+        required(tokenizer)
+    grammar = requested_grammar(body)
+    await context.check_grammar(grammar, info.client)
+    prompts = []
+    for prompt in body.prompts:
+        size = len(prompt) if isinstance(prompt, str) else 0
+        check_size(tokenizer, size, context.max_model_len)
+        prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size, info=info))
+    bad_words = await read_bad_words(body, context, info)
+    request = encode_request(
+        body,
+        prompts,
+        request_id=info.id,
+        context=context.max_model_len,
+        max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.scored_alternatives,
+        bad_words=bad_words,
+        default_seed=context.settings.seed,
+        grammar=grammar,
+    )
+    echoes: list[Echo] = []
+    score_all = bool(body.echo) and body.logprobs is not None
+    for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
+        echo = await context.in_worker(
+            Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens), info=info
+        )
+        echoes += [echo] * request.n
+    generation = await Generation.start(
+        context,
+        request,
+        lambda: ChoiceOutput(tokenizer, body, score_all=score_all),
+        endpoint=COMPLETIONS_PATH,
+        stream=bool(body.stream),
+        queue_key=info.queue_key(body.user),
+        received=info.received,
+    )
+    writer = CompletionResponseWriter(context, body, generation, f"cmpl-{info.id}", echoes)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

@@ -1,14 +1,19 @@
-"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as one."""
+"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as one.
+
+An answer as the content blocks of Anthropic's Messages API: text and tool use, whole or as events.
+"""
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from fastapi import APIRouter
+from jiter import from_json
 from starlette.responses import Response
 
-from eyas.serve.api.blocks import BlocksWriter
 from eyas.serve.api.chat import read_chat, size_of, start_chat
+from eyas.serve.api.response import ChatResponseWriter, Json
 from eyas.serve.api.schema.anthropic import (
     AnthropicConversation,
     AnthropicErrorBody,
@@ -19,12 +24,143 @@ from eyas.serve.api.schema.anthropic import (
 )
 from eyas.serve.api.schema.request import ignored_fields
 from eyas.serve.api.schema.response import WITH_BODY, error_responses, generation_responses
-from eyas.serve.context import Context, Info
-from eyas.serve.http.errors import ANTHROPIC, ApiError
+from eyas.serve.context import Context, Info, ServerContext
+from eyas.serve.generation import Generation
+from eyas.serve.http.errors import ANTHROPIC, ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
-from eyas.serve.tools.calling import tool_calling
+from eyas.serve.tools.calling import Calling, tool_calling
+from eyas.serve.tools.parser import CallPiece, TextPiece
 from eyas.text.template import required
+
+
+class BlocksWriter(ChatResponseWriter):
+    """Writes text and tool calls as blocks, one after the other."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        body: MessagesRequest,
+        generation: Generation,
+        response_id: str,
+        tools: Calling | None,
+    ) -> None:
+        super().__init__(context, body.as_chat(), generation, response_id, tools)
+        self._max_tokens = body.max_tokens
+        self._blocks: list[Json] = []
+        self._written = ""  # the text, or the arguments, of the last block
+        self._open = False  # whether it is still growing
+
+    async def full(self) -> Json:
+        """Generate everything and return the message."""
+        try:
+            async for _ in self._generate():
+                pass
+        finally:
+            self.generation.close()
+        return self._message() | {"content": self._blocks, "usage": self._usage(), **self._ending()}
+
+    async def events(self) -> AsyncGenerator[Json, None]:
+        """Yield the events of a stream as they are generated; a failure is an event, too."""
+        try:
+            usage = {"input_tokens": self.generation.request.prompt_tokens, "output_tokens": 0}
+            yield {"type": "message_start", "message": self._message() | {"usage": usage}}
+            yield {"type": "ping"}
+            async for event in self._generate():
+                yield event
+            yield {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
+            yield {"type": "message_stop"}
+        except Exception as error:  # noqa: BLE001  # the status is sent already
+            yield as_api_error(error).anthropic_body
+        finally:
+            self.generation.close()
+
+    async def _generate(self) -> AsyncGenerator[Json, None]:
+        """Yield the events of the blocks."""
+        async for part in self.shown_parts():
+            for event in self._text(part) if isinstance(part, TextPiece) else self._call(part):
+                yield event
+        for event in self._close():
+            yield event
+
+    def _text(self, piece: TextPiece) -> Iterator[Json]:
+        if not (self._open and self._blocks[-1]["type"] == "text"):
+            yield from self._begin({"type": "text", "text": ""})
+        self._written += piece.text
+        yield self._delta({"type": "text_delta", "text": piece.text})
+
+    def _call(self, piece: CallPiece) -> Iterator[Json]:
+        """Begin a call, or add to the input of the open one."""
+        if piece.name is not None:
+            yield from self._begin({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+        if piece.arguments:
+            self._written += piece.arguments
+            yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+
+    def _begin(self, block: Json) -> Iterator[Json]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._written, self._open = "", True
+        yield {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": dict(block)}
+
+    def _close(self) -> Iterator[Json]:
+        """End the open block, if there is one."""
+        if not self._open:
+            return
+        block, self._open = self._blocks[-1], False
+        if block["type"] == "text":
+            block["text"] = self._written
+        else:
+            block["input"] = _as_object(self._written)
+        yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
+
+    def _delta(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
+
+    def _message(self) -> Json:
+        """The message as it begins."""
+        return {
+            "id": self._head["id"],
+            "type": "message",
+            "role": "assistant",
+            "model": self._head["model"],
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "eyas": {"seed": self.generation.request.seed},
+        }
+
+    def _ending(self) -> Json:
+        output = self.generation.outputs[0]
+        reason = {"tool_calls": "tool_use", "stop": "end_turn", "length": "max_tokens"}[
+            self._finish_reason(0) or "stop"
+        ]
+        if reason == "max_tokens" and len(output.token_ids) < self._max_tokens:
+            reason = "model_context_window_exceeded"
+        if output.stop_string is not None:
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": output.stop_string}
+
+    def _usage(self) -> Json:
+        usage: Json = self.generation.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+            "eyas": usage["eyas"],
+        }
+
+
+def _as_object(arguments: str) -> Json:
+    """A call's input; of one that was cut off, what there is of it, as Anthropic's client reads it."""
+    try:
+        parsed = from_json(arguments.encode(), partial_mode="trailing-strings")
+    except ValueError:
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {}
+
 
 router = APIRouter(route_class=JsonRoute)
 

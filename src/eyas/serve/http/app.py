@@ -22,17 +22,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
 from eyas.errors import EyasError
-from eyas.serve.api import chat, completions, messages, responses, service
+from eyas.serve.api import chat, messages, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.http.errors import ApiError, as_api_error, error_code, handle
 from eyas.serve.http.request import BodyLimitMiddleware
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
-from eyas.serve.playground.gauges import Gauges
-from eyas.serve.playground.page import playground
+from eyas.serve.playground.page import Gauges, playground
 
-_ROUTERS = (chat.router, completions.router, responses.router, messages.router, service.router)
+_ROUTERS = (chat.router, responses.router, messages.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """The paths of the API: the only ones that become labels of metrics."""
 OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})

@@ -29,8 +29,7 @@ from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingErro
 from eyas.runtime import SpareCores, keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
-from eyas.train.loop.log import RunLog, check_trackers, writers
-from eyas.train.loop.metrics import Means, MicroBatchLoss
+from eyas.train.loop.log import Means, MicroBatchLoss, RunLog, check_trackers, writers
 from eyas.train.loop.optimizer import (
     OptimizerConfig,
     ScheduleConfig,

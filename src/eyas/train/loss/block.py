@@ -1,24 +1,49 @@
-"""Blocks for training: anchors sampled in the answers, each with the slots that decoding would run after it.
+"""Blocks for training: anchors sampled in the answers, their attention, and their loss.
 
 Row i of a batch is the pair (state at i, token i + 1), as in the training-time test; its block begins with token
 i + 1, the anchor, and sees the states up to i. Guess j of the block predicts token i + 2 + j. A guess counts only if
 all tokens from the anchor's successor up to its own are answer tokens, as DSpark's trainer has it.
 
+Attention of blocks: each block sees the target's states before its anchor, and its own slots in both directions.
+
+Neighbouring blocks of a chat are computed together, as many as `ROWS` queries hold: one product with the context that
+the last of them sees and with all of their own slots, under a mask of that size. So there is no mask of all blocks, no
+copy of the context for each of them, and few products are made of what is hidden. The context's gradients are added to
+one buffer a layer, since slices of it that autograd adds up would cost a whole context each.
+
+The loss of block drafters, forward and backward for some blocks at a time.
+
+Blocks depend on each other only through the context's keys and values. These are made once; then groups of blocks run
+through layers, head and loss, and back, before the next group begins. So the memory of states and logits doesn't grow
+with the number of blocks, and nothing is computed twice. Gradients are added to one buffer for each parameter and each
+layer's context; the backward pass only scales them, as in `draft_loss`.
+
 Shapes: C chats, S positions, A taps, Ht target hidden, H draft hidden, n anchors, B slots, K guesses of a block, M
 answer tokens.
+
+Shapes: n blocks of B slots, C chats, S positions, D / Dv head size of keys / values, heads = kv * G; c blocks that are
+computed together, stop = the positions that the last of them sees.
+
+Shapes: n blocks of B slots, K guesses of a block, C chats, S positions, A taps, Ht target hidden, H draft hidden, M
+answer tokens, g blocks of a group.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 from torch.nn import functional as F
 
+from eyas.data.features import FeatureBatch
 from eyas.drafters.block.network import BlockConfig, BlockNetwork, Store
-from eyas.train.loss.block_attention import Anchors, BlockAttention
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, teacher_of
 from eyas.train.loss.ttt import ChainRows
 
 
@@ -112,3 +137,232 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
     steps_of = torch.arange(steps, device=at.device).unsqueeze(1).expand_as(found)
     counted = alive[found.clamp(min=0), steps_of] & (found >= 0) if count else found >= 0
     return ChainRows(at, [total, *[count] * (steps - 1)], answers, found.where(counted, -1))
+
+
+ROWS = 64
+"""Slots that are computed together: with more, more of a product is hidden; with fewer, products are small."""
+
+
+class Anchors(NamedTuple):
+    """Blocks of a batch, ordered by chat and position."""
+
+    rows: Tensor  # [n] int64: the last pair before each block, as an index into C * S; the anchor is that pair's token
+    chats: list[int]
+    positions: list[int]
+    """The position of each row within its chat: the last one that the block sees."""
+
+    def part(self, blocks: slice) -> Anchors:
+        """Some of the blocks, all of the same batch."""
+        return Anchors(self.rows[blocks], self.chats[blocks], self.positions[blocks])
+
+
+class BlockAttention:
+    """The `attend` function of a pass over blocks, and the `store` function of the context before it."""
+
+    def __init__(self, anchors: Anchors) -> None:
+        self._anchors = anchors
+        self._context: dict[int, tuple[tuple[Tensor, Tensor | None], ...]] = {}
+        self._parts: list[_Part] | None = None
+
+    def store(
+        self, layer: int, keys: Tensor, values: Tensor, buffers: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> None:
+        """Keep a layer's keys and values [C, kv, S, .] of the context.
+
+        Their gradients are added to `buffers` of the same shapes; where there are none autograd gets them.
+        """
+        self._context[layer] = tuple(zip((keys, values), buffers, strict=True))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [n, heads, B, D], k [n, kv, B, D], v [n, kv, B, Dv] -> [n, heads, B, Dv]."""
+        kind, count = q.device.type, q.shape[2]
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+        if self._parts is None:  # the same in all layers
+            self._parts = list(_parts(self._anchors, count, q.shape[1] // k.shape[1], q.device))
+        mixed = [v.new_empty(0, count, q.shape[1], v.shape[-1], dtype=dtype)]  # [., B, heads, Dv]
+        for part in self._parts:
+            keys, values = (
+                _joined(own[part.blocks].to(dtype), context, buffer, part)
+                for own, (context, buffer) in zip((k, v), self._context[layer], strict=True)
+            )
+            queries = q[part.blocks].to(dtype).transpose(0, 1)  # [heads, c, B, D]
+            folded = queries.reshape(1, k.shape[1], -1, q.shape[-1])  # [1, kv, G * c * B, D]
+            out = F.scaled_dot_product_attention(folded, keys, values, part.seen)
+            mixed.append(out.view(*queries.shape[:3], -1).permute(1, 2, 0, 3))
+        return torch.cat(mixed).transpose(1, 2)
+
+
+class _Part(NamedTuple):
+    """Blocks that are computed together: c blocks of one chat."""
+
+    blocks: slice
+    chat: int
+    stop: int
+    seen: Tensor  # [G * c * B, stop + c * B] bool
+
+
+def _parts(anchors: Anchors, slots: int, groups: int, device: torch.device) -> Iterator[_Part]:
+    most, start = max(1, ROWS // slots), 0
+    while start < len(anchors.chats):
+        chat, end = anchors.chats[start], start
+        while end < len(anchors.chats) and anchors.chats[end] == chat and end - start < most:
+            end += 1
+        stop = anchors.positions[end - 1] + 1
+        last, block = (
+            torch.tensor(each, device=device).repeat_interleave(slots)
+            for each in (anchors.positions[start:end], range(end - start))
+        )
+        context = torch.arange(stop, device=device) <= last.unsqueeze(1)
+        seen = torch.cat((context, block.unsqueeze(1) == block), dim=1)
+        yield _Part(slice(start, end), chat, stop, seen.repeat(groups, 1))
+        start = end
+
+
+def _joined(own: Tensor, context: Tensor, buffer: Tensor | None, part: _Part) -> Tensor:
+    made: Tensor = _Joined.apply(own, context, buffer, part)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Joined(torch.autograd.Function):
+    """Keys or values of the context [C, kv, S, .] that a part sees, then its own [c, kv, B, .] -> [1, kv, ., .]."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, context: Tensor, buffer: Tensor | None, part: _Part) -> Tensor:
+        ctx.shape, ctx.own, ctx.buffer, ctx.part = context.shape, own.shape, buffer, part
+        seen = context[part.chat, :, : part.stop].to(own.dtype)
+        return torch.cat((seen, own.transpose(0, 1).flatten(1, 2)), dim=1).unsqueeze(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        part, grad = ctx.part, grad[0]
+        count, kv, slots, size = ctx.own
+        total = ctx.buffer
+        if total is None and ctx.needs_input_grad[1]:
+            total = grad.new_zeros(ctx.shape)
+        if total is not None:
+            total[part.chat, :, : part.stop] += grad[:, : part.stop]
+        own = grad[:, part.stop :].view(kv, count, slots, size).transpose(0, 1)
+        return own, total if ctx.buffer is None else None, None, None
+
+
+SLOTS = 256
+"""The least number of slots that a group has; in wide networks half as many as a layer's width, so that adding up the
+weights' gradients takes little time beside computing them."""
+
+
+def block_loss(
+    network: BlockNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig,
+    batch: FeatureBatch, taps: Tensor, anchors: Anchors, starts: Tensor | None = None,
+) -> tuple[TokenScores, ChainRows]:  # fmt: skip
+    """The summed loss of the blocks after `anchors`, and their guesses.
+
+    `head` is the target's; taps [C, S, A, Ht] are what the network reads, those of `batch` with or without noise;
+    `starts` [C] the positions at which it has the chats begin, None = 0.
+    """
+    blocks = blocks_at(network.config, batch.tokens, batch.loss_mask, anchors, config.unroll, starts)
+    context: list[Tensor] = []  # the keys and the values of each layer in turn
+    read_context(network, taps, lambda _, keys, values: context.extend((keys, values)), starts)
+    group = _Group(network, teacher_of(batch, head, network.target_ids, vocab_size), vocab_size, config)
+    hidden, trained = network.embed(blocks.masked), {n: p for n, p in group.named_parameters() if p.requires_grad}
+    tensors = (hidden, *context, *trained.values())
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        scores = TokenScores(*_Grouped.apply(group, blocks, list(trained), *tensors))  # type: ignore[no-untyped-call]
+    else:
+        scores = _total([group(blocks.part(part), hidden[part], context) for part in group.parts(blocks)])
+    return scores, blocks.rows()
+
+
+class _Group(nn.Module):
+    """The loss of some blocks, as a module so that it can be called with other tensors as its parameters."""
+
+    def __init__(self, network: BlockNetwork, teacher: Teacher, vocab_size: int, config: LossConfig) -> None:
+        super().__init__()
+        self.network = network
+        self._teacher, self._vocab_size, self._config = teacher, vocab_size, config
+
+    def parts(self, blocks: Blocks) -> list[slice]:
+        """The groups of a batch's blocks: at least one, since every process needs gradients of all parameters."""
+        config, count = self.network.config, len(blocks.masked)
+        most = max(1, max(SLOTS, config.hidden_size // 2) // config.block_size)
+        if self._config.kl_decay is not None:  # its loss depends on the mean over all guesses
+            most = max(1, count)
+        return [slice(start, start + most) for start in range(0, max(1, count), most)]
+
+    def forward(
+        self, blocks: Blocks, hidden: Tensor, context: list[Tensor], buffers: list[Tensor | None] | None = None
+    ) -> TokenScores:
+        """Scores over all answer tokens of the batch; hidden [g, B, H], and `buffers` for the context's gradients."""
+        network, config, rows = self.network, self._config, blocks.rows()
+        attention = BlockAttention(blocks.anchors)
+        for layer, at in enumerate(range(0, len(context), 2)):
+            keys, values = (None, None) if buffers is None else buffers[at : at + 2]
+            attention.store(layer, context[at], context[at + 1], (keys, values))
+        states = guessed(network, hidden, blocks, attention)
+        token_loss = TokenLoss(
+            self._teacher, network.joined_logits, network.joined_parameters(), network.target_ids, self._vocab_size,
+            config,
+        )  # fmt: skip
+        scores = token_loss(list(network.joined(states, blocks.before).unbind(1)), rows)
+        confidence = network.confidence(states, blocks.before)  # [g, K], None without such a head
+        weight = 1.0 if config.confidence_weight is None else config.confidence_weight
+        if confidence is None or not weight:
+            return scores
+        return scores._replace(loss=scores.loss + weight * _confidence_loss(confidence, scores, rows, config.decay))
+
+
+class _Grouped(torch.autograd.Function):
+    """Runs each group forward and backward; hidden [n, B, H], the context, and the trained parameters by name."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, group: _Group, blocks: Blocks, names: list[str], hidden: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        count = len(tensors) - len(names)
+        leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+        context, weights = leaves[:count], dict(zip(names, leaves[count:], strict=True))
+        buffers = [
+            torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32)) if x.requires_grad else None
+            for x in context
+        ]
+        given, found = [], []
+        for part in group.parts(blocks):
+            with torch.enable_grad():
+                own = hidden[part].detach().requires_grad_(hidden.requires_grad)
+                scores: TokenScores = functional_call(group, weights, (blocks.part(part), own, context, buffers))
+                scores.loss.backward()  # type: ignore[no-untyped-call]
+            given.append(own.grad)
+            found.append(scores._replace(loss=scores.loss.detach()))
+        embedded = torch.cat([x for x in given if x is not None]) if hidden.requires_grad else None
+        of_context = [None if x is None else x.to(like.dtype) for x, like in zip(buffers, context, strict=True)]
+        # every process of DDP and FSDP needs gradients of all parameters, even if it has no anchor
+        of_weights = (torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in weights.values())
+        ctx.found = [embedded, *of_context, *of_weights]
+        total = _total(found)
+        ctx.mark_non_differentiable(total.right, total.overlap, total.by_token)
+        return total.loss, total.right, total.overlap, total.by_token
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        found, ctx.found = ctx.found, []  # so that they can become the parameters' own without a copy
+        return None, None, None, *(None if x is None else x.mul_(grad) for x in found)
+
+
+def _total(found: list[TokenScores]) -> TokenScores:
+    """The scores of all groups together: each guess is in one of them."""
+    loss, right, overlap, by_token = found[0]
+    for more in found[1:]:
+        loss, right, overlap = loss + more.loss, right | more.right, overlap + more.overlap
+        by_token = by_token + more.by_token
+    return TokenScores(loss, right, overlap, by_token)
+
+
+def _confidence_loss(confidence: Tensor, scores: TokenScores, rows: ChainRows, decay: float) -> Tensor:
+    """Binary cross entropy of the confidences [g, K] with the rates at which sampled guesses are accepted."""
+    at = rows.guesses.T  # [M, K]
+    said = F.pad(confidence, (0, 0, 0, 1)).gather(0, at.clamp(min=0))  # there may be no blocks at all
+    said = said.to(torch.promote_types(said.dtype, torch.float32))
+    found = F.binary_cross_entropy_with_logits(said, scores.overlap.clamp(0, 1), reduction="none")
+    weights = decay ** torch.arange(at.shape[1], device=at.device) * (at >= 0)
+    return (found * weights).sum()

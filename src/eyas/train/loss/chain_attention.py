@@ -10,19 +10,252 @@ No mask and no score matrix is stored. The backward pass gives the merged `out` 
 returns the exact gradients of the true part, and adds those of the diagonals:
 ds_m = exp(s_m - total) * (dO v_m - sum(dO * out)).
 
+Causal attention that also returns its log-sum-exp, forward and backward, with the best kernel for the device.
+
+The backward pass takes `out` and `lse` from the caller. Given those of a softmax over *more* keys than the kernel has,
+it returns the exact gradients for its own keys: P = exp(S - lse) and dS = P * (dP - sum(dO * O)) need nothing else of
+the other keys.
+
 Shapes: B chats, S positions, R rows a later step computes, D / Dv head size of keys / values, J own keys,
 heads = kv * G.
+
+Shapes: B chats, S positions, D / Dv head size of keys / values, heads = kv * G.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from eyas.train.loss.causal_kernels import AttentionOutput, CausalKernel, choose_kernel
+from eyas.drafters.window.window import Window
+
+BLOCK = 64
+"""Query rows that `Blocked` processes together; keys after the block's end are skipped, which halves the work."""
+
+LONG = 1024
+"""Positions above which torch's CPU flash kernel is faster than `Blocked`."""
+
+
+class AttentionOutput(NamedTuple):
+    """The result of a forward pass: out [B, heads, S, Dv], lse [B, heads, S] (float32 or float64), kernel data."""
+
+    out: Tensor
+    lse: Tensor
+    extra: tuple[Any, ...] = ()
+
+
+class CausalKernel(Protocol):
+    """q [B, heads, S, D], k [B, kv, S, D], v [B, kv, S, Dv]; scores are scaled by D ** -0.5."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput: ...
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of q, k, v for `grad` [B, heads, S, Dv]."""
+
+
+def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
+    """The fastest kernel that takes these tensors.
+
+    On a CPU, blocked matmuls take 0.6 to 0.7 times as long as torch's flash kernel at 512 positions; at 2048, flash is
+    faster by a seventh (docs/lab/log.md).
+    """
+    size, width, same = q.shape[-1], q.shape[2], q.shape[-1] == v.shape[-1]
+    if not q.is_cuda:
+        return CpuFlash() if same and width > LONG else Blocked()
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    if half and same and size % 8 == 0 and size <= 256 and torch.cuda.get_device_capability(q.device)[0] >= 8:
+        return CudaFlash()
+    if (half or q.dtype == torch.float32) and size % 8 == 0 and v.shape[-1] % 8 == 0:
+        return CudaEfficient()
+    return Blocked()
+
+
+class CpuFlash:
+    """torch's CPU flash kernel, for keys and values of the same size."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
+        return AttentionOutput(*torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, done.out, done.lse, 0.0, True
+        )
+        return grads
+
+
+class CudaFlash:
+    """FlashAttention, for half precision and keys and values of the same size."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
+        out, lse, *extra = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False)
+        return AttentionOutput(out, lse, tuple(extra[:6]))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        cum_q, cum_k, max_q, max_k, seed, offset = done.extra
+        grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, done.out, done.lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
+        )
+        return grads
+
+
+class CudaEfficient:
+    """Memory-efficient attention, also for float32 and other value sizes; it repeats shared keys and pads lse."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
+        k, v = (_repeated(x, q.shape[1]) for x in (k, v))
+        out, lse, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True)
+        return AttentionOutput(out, lse.narrow(2, 0, q.shape[2]), (lse, seed, offset))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        padded, seed, offset = done.extra
+        width = q.shape[2]
+        padded = torch.cat((done.lse, padded.narrow(2, width, padded.shape[2] - width)), dim=2)
+        wide_k, wide_v = (_repeated(x, q.shape[1]) for x in (k, v))
+        dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grad, q, wide_k, wide_v, None, done.out, padded, seed, offset, 0.0, [True, True, True, False], True
+        )
+        return dq, *(torch.unflatten(g, 1, (k.shape[1], -1)).sum(2) for g in (dk, dv))
+
+
+class Seen(NamedTuple):
+    """The keys that a block of rows sees: those before `stop`; in a window the sinks, and those after the dropped."""
+
+    stop: int
+    sinks: int = 0
+    dropped: int = 0
+    turn: Callable[[Tensor, int], Tensor] = lambda keys, _: keys
+    """Rotates keys on by a number of positions."""
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Those of the keys [B*kv, S, D]; sinks stand right before the keys after the dropped ones."""
+        if not self.dropped:
+            return x[:, : self.stop]
+        return torch.cat((self.turn(x[:, : self.sinks], self.dropped), x[:, self.sinks + self.dropped : self.stop]), 1)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Those of the values [B*kv, S, Dv]."""
+        return self._replace(turn=lambda sinks, _: sinks).keys(x)
+
+    def add_keys(self, total: Tensor, part: Tensor) -> None:
+        """Add the gradient of `keys` to that of all keys."""
+        if not self.dropped:
+            total[:, : self.stop] += part
+            return
+        total[:, : self.sinks] += self.turn(part[:, : self.sinks], -self.dropped)
+        total[:, self.sinks + self.dropped : self.stop] += part[:, self.sinks :]
+
+    def add_values(self, total: Tensor, part: Tensor) -> None:
+        """Add the gradient of `values` to that of all values."""
+        self._replace(turn=lambda sinks, _: sinks).add_keys(total, part)
+
+
+class Blocked:
+    """Plain matmuls over blocks of rows, for any device, size and dtype; backward recomputes the scores.
+
+    Internally queries are [B*kv, S*G, D], so that queries with the same keys form one matrix, and a block of rows is a
+    view of it.
+    """
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionOutput:
+        kv, groups = k.shape[1], q.shape[1] // k.shape[1]
+        rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
+        out = rows.new_empty(*rows.shape[:2], v.shape[-1])
+        lse = rows.new_empty(*rows.shape[:2], 1, dtype=_precise(q.dtype))
+        for block, seen in self._blocks(q.shape[2], groups):
+            scores = (rows[:, block] @ seen.keys(keys).transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, K]
+            _hide_later(scores, groups)
+            peak = scores.amax(-1, keepdim=True)
+            weights = scores.sub_(peak).exp_()
+            total = weights.sum(-1, keepdim=True)
+            out[:, block] = (weights.to(v.dtype) @ seen.values(values)).div_(total)
+            lse[:, block] = total.log_().add_(peak)
+        return AttentionOutput(_unfolded(out, q), _unfolded(lse, q).squeeze(-1))
+
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        kv, groups, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+        rows, keys, values = _folded(q * scale, kv), k.flatten(0, 1), v.flatten(0, 1)
+        dout, lse = _folded(grad, kv), _folded(done.lse.unsqueeze(-1), kv)
+        delta = _folded((grad * done.out).sum(-1, keepdim=True, dtype=lse.dtype), kv)  # [B*kv, S*G, 1]
+        drows = torch.empty_like(rows)
+        dkeys, dvalues = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (keys, values))
+        for block, seen in self._blocks(q.shape[2], groups):
+            mine = seen.keys(keys)
+            weights = torch.sub(rows[:, block] @ mine.transpose(1, 2), lse[:, block]).exp_()
+            _hide_later(weights, groups, 0.0)
+            seen.add_values(dvalues, weights.to(v.dtype).transpose(1, 2) @ dout[:, block])
+            slope = torch.sub(dout[:, block] @ seen.values(values).transpose(1, 2), delta[:, block])
+            dscores = slope.mul_(weights).to(q.dtype)
+            drows[:, block] = dscores @ mine
+            seen.add_keys(dkeys, dscores.transpose(1, 2) @ rows[:, block])
+        return _unfolded(drows.mul_(scale), q), dkeys.view(k.shape).to(k.dtype), dvalues.view(v.shape).to(v.dtype)
+
+    def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
+        """The rows of each block as a slice of S*G, and what they see: the last keys are the rows' own."""
+        for start in range(0, width, BLOCK):
+            stop = min(start + BLOCK, width)
+            yield slice(start * groups, stop * groups), Seen(stop)
+
+
+class Windowed(Blocked):
+    """Attention in a drafter's window, as decoding has it: rows up to a step of the window see the same first pair.
+
+    Keys are rotated by their positions in the chat. What counts are differences of positions, so only the sinks are
+    turned, to stand right before the window. The work grows with the length, not with its square.
+    """
+
+    def __init__(self, window: Window, turn: Callable[[Tensor, int], Tensor]) -> None:
+        self._window, self._turn = window, turn
+
+    def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
+        start, window = 0, self._window
+        while start < width:
+            stop = min(start + BLOCK, width, window.next_step(start))
+            dropped = window.dropped(start + 1)
+            yield slice(start * groups, stop * groups), Seen(stop, window.sinks, dropped, self._turn)
+            start = stop
+
+
+def _hide_later(scores: Tensor, groups: int, value: float = float("-inf")) -> None:
+    """Overwrite the scores [B*kv, R*G, K] of keys after each row, which are among the last R keys."""
+    count = scores.shape[1] // groups
+    later = torch.ones(count, count, dtype=torch.bool, device=scores.device).triu_(1).unsqueeze(1)
+    torch.unflatten(scores, 1, (count, groups))[..., -count:].masked_fill_(later, value)
+
+
+def _folded(x: Tensor, kv: int) -> Tensor:
+    """[B, heads, S, D] -> [B*kv, S*G, D]."""
+    return torch.unflatten(x, 1, (kv, -1)).transpose(2, 3).flatten(2, 3).flatten(0, 1)
+
+
+def _unfolded(x: Tensor, like: Tensor) -> Tensor:
+    """[B*kv, S*G, D] -> [B, heads, S, D], with the heads of a position adjacent in memory for the next linear."""
+    batch, heads, width, _ = like.shape
+    split = x.view(batch, -1, width, heads // (x.shape[0] // batch), x.shape[-1])  # [B, kv, S, G, D]
+    return split.transpose(1, 2).flatten(2, 3).transpose(1, 2)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """[B, kv, S, D] -> [B, heads, S, D]."""
+    return x.unsqueeze(2).expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums are accumulated: float32 or wider."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class ChainAttention:

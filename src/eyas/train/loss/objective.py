@@ -20,13 +20,11 @@ from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.config import TransformerConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
-from eyas.train.loop.metrics import MicroBatchLoss
-from eyas.train.loss.block import sampled_anchors
-from eyas.train.loss.block_loss import block_loss
+from eyas.train.loop.log import MicroBatchLoss
+from eyas.train.loss.block import block_loss, sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
-from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_metrics, draft_metrics
-from eyas.train.loss.token_loss import teacher_of
+from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_metrics, draft_metrics, teacher_of
 from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
 
 

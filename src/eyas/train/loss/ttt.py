@@ -33,8 +33,7 @@ from torch.nn import functional as F
 from eyas.drafters.levels import HeadsNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import Window
-from eyas.train.loss.causal_kernels import Windowed
-from eyas.train.loss.chain_attention import ChainAttention
+from eyas.train.loss.chain_attention import ChainAttention, Windowed
 
 
 def unrolled(
