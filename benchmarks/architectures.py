@@ -16,6 +16,7 @@ import json
 import re
 import signal
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -75,6 +76,8 @@ class Row:
     """Number of tokens that speculation emitted."""
     accept_length: float = 0.0
     """Tokens for each pass of the target."""
+    version: str = ""
+    """The version of transformers that it was tried with, where that isn't the file's."""
 
 
 def tiny_config(kind: str) -> Any:
@@ -111,7 +114,9 @@ def build(config: Any, scale: float) -> Any:
     """A random model whose weights are scaled up, so that what it says wanders."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
+        if name.endswith("A_log"):  # scaled up, a recurrent state would forget all at once
+            continue
         if parameter.dim() > 1:
             parameter.mul_(scale)
         else:
@@ -223,21 +228,24 @@ def _quiet() -> Iterator[None]:
 
 def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> list[Row]:
     """The rows of all types, in the order of their names; those of `kinds` are tried, and written one by one."""
+    installed = transformers.__version__
+    version = installed if file is None or not file.exists() else version_of(file)
     for number, kind in enumerate(kinds, 1):
         with TemporaryDirectory() as folder:
             row = try_type(kind, Path(folder))
-            known[kind] = row = dataclasses.replace(row, reason=row.reason.replace(folder, "MODEL"))
+            reason, other = row.reason.replace(folder, "MODEL"), installed if installed != version else ""
+            known[kind] = row = dataclasses.replace(row, reason=reason, version=other)
         gc.collect()
         print(f"{number}/{len(kinds)} {kind}: {row.result} {row.reason[:200]}", flush=True)
         if file is not None:
-            write_json(file, report(known.values()))
+            write_json(file, report(known.values(), version))
     return sorted(known.values(), key=lambda row: row.kind)
 
 
-def report(rows: Any) -> dict[str, Any]:
-    """What the output file says."""
+def report(rows: Any, version: str) -> dict[str, Any]:
+    """What the output file says of rows that were tried with a version of transformers, most of them."""
     ordered = sorted(rows, key=lambda row: row.kind)
-    return {"transformers": transformers.__version__, "torch": torch.__version__, "rows": [asdict(r) for r in ordered]}
+    return {"transformers": version, "torch": torch.__version__, "rows": [asdict(r) for r in ordered]}
 
 
 def read_report(file: Path) -> dict[str, Row]:
@@ -255,7 +263,9 @@ def version_of(file: Path) -> str:
 
 def page_section(rows: Sequence[Row], version: str) -> str:
     """The Markdown between the page's marks: the types by result, those that don't work by reason, too."""
-    parts = [f"{len(rows)} model types of transformers {version}."]
+    others = Counter(row.version for row in rows if row.version)
+    tried = "".join(f", {count} of them tried with {other}" for other, count in sorted(others.items()))
+    parts = [f"{len(rows)} model types of transformers {version}{tried}."]
     for result, meaning in MEANINGS.items():
         found = [row for row in rows if row.result == result]
         by_reason: dict[str, list[str]] = {}
@@ -294,7 +304,8 @@ def main(
         raise UsageError(f"unknown model types: {', '.join(unknown)}")
     rows = try_all(kinds, known, output)
     if page is not None:
-        made = page_section(rows, transformers.__version__)
+        version = transformers.__version__ if output is None else version_of(output)
+        made = page_section(rows, version)
         write_text(page, insert(page.read_text(encoding="utf-8"), MARKS, made))
     return any(row.result == BROKEN for row in rows)
 

@@ -39,7 +39,7 @@ from eyas.targets import load_target
 def works_of(model: str) -> dict[str, Callable[[], object]]:
     """What is measured, by name."""
     target = load_target(model, dtype="float32")
-    tokens = torch.randint(100, 30000, (4, 192))
+    tokens = torch.randint(100, target.vocab_size, (4, 192))
     lengths = torch.full((4,), 192)
     network, sides = build(Case("eagle3", 2, 256, 0, False, True))
     return {

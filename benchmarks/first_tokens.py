@@ -70,6 +70,7 @@ def main(
     dtype: str = "bfloat16",
     output: Output = None,
 ) -> None:
+    vocabulary = json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     common = ["--model", str(model), "--dtype", dtype, "--prefix-tokens", "0"]
     plain = [*common, "--method", "none"]
     servers = {"plain": eyas_server("plain", plain)}
@@ -86,7 +87,7 @@ def main(
 
         def one() -> dict[str, float]:
             draw = random.Random(f"{size} {next(numbers)}")
-            prompts = [[draw.randrange(100, 30000) for _ in range(prompt)] for _ in range(size)]
+            prompts = [[draw.randrange(100, vocabulary) for _ in range(prompt)] for _ in range(size)]
             return asyncio.run(burst(server, prompts, tokens))
 
         return one

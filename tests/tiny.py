@@ -165,6 +165,49 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Further architectures for the tests of native passes."""
+_LINEAR = ["linear_attention", "full_attention"] * 2
+_DELTA = {
+    "layer_types": _LINEAR, "head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+_SSM = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3_5": ("Qwen3_5TextConfig", _DELTA),
+    "bamba": ("BambaConfig", {**_SSM, "attn_layer_indices": [1, 3]}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["full_attention", "conv"] * 2, "block_auto_adjust_ff_dim": False}),
+    "mamba2": ("Mamba2Config", {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2}),
+    "jamba": ("JambaConfig", {**_EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8}),
+}
+"""Architectures with recurrent layers."""
+SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {**_SSM, "layer_types": _LINEAR, "num_local_experts": 4, "shared_intermediate_size": 32},
+    ),
+    "falcon_h1": ("FalconH1Config", {**_SSM, "mamba_d_ssm": 64}),
+    "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            "layer_types": _LINEAR, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+            "v_head_dim": 8, "linear_head_dim": 8, "linear_num_heads": 8,
+        },
+    ),
+    "zamba2": (
+        "Zamba2Config",
+        {
+            "layers_block_type": ["linear_attention", "hybrid"] * 2, "n_mamba_heads": 4, "mamba_d_state": 8,
+            "mamba_ngroups": 2, "adapter_rank": 8,
+        },
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}),
+    "falcon_mamba": ("FalconMambaConfig", {"state_size": 8}),
+}  # fmt: skip
+"""Further ones, tried by slow tests."""
 _FITTING: dict[str, dict[str, int]] = {
     "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size, as do those of some below
     "deepseek3": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
@@ -181,12 +224,14 @@ def fitting(name: str) -> dict[str, int]:
 
 
 def build_model(name: str, scale: float = 14.0, seed: int = 0, **changes: Any) -> Any:
-    """A random float32 model of an architecture in `ARCHITECTURES`."""
-    class_name, settings = {**ARCHITECTURES, **NATIVE_ONLY}[name]
+    """A random float32 model of an architecture of these."""
+    class_name, settings = {**ARCHITECTURES, **NATIVE_ONLY, **RECURRENT, **SELDOM_RECURRENT}[name]
     torch.manual_seed(seed)
     config = getattr(tf, class_name)(**{**_COMMON, **settings, **changes})
     model = tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
+    for key, parameter in model.named_parameters():
+        if key.endswith("A_log"):  # scaled up, a state would forget all at once
+            continue
         if parameter.dim() > 1:
             parameter.mul_(scale)
         else:  # norms, biases, sinks: off their initial ones and zeros
@@ -210,7 +255,7 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
 
 @cache
 def target(name: str = "llama") -> Target:
-    """A shared target; whoever uses it resizes it first (an engine does). On a GPU its passes are recorded."""
+    """A shared target. On a GPU its passes are recorded."""
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else None
     return Target(build_model(name).to(DEVICE), record=record)
 

@@ -91,9 +91,9 @@ def test_targets_that_cannot_be_loaded(run: Run, tmp_path: Path) -> None:
 
     refused(generate("no/such-model"), 1, "no/such-model")
     refused(generate(tmp_path), 1, str(tmp_path), "model config")
-    mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 1}
-    (tmp_path / "config.json").write_text(json.dumps(mamba), encoding="utf-8")
-    refused(generate(tmp_path), 1, "mamba keeps a recurrent state", "use a model with a plain key-value cache")
+    xlstm = {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "hidden_size": 8, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(xlstm), encoding="utf-8")
+    refused(generate(tmp_path), 1, "xlstm keeps a recurrent state", "use a model with a key-value cache")
 
 
 @pytest.mark.parametrize(

@@ -231,9 +231,9 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
     prompts, widths = tiny.prompts(1, 2, 3, 5, 6, 7, 11), []
     whole = tiny.target().prefill_to_end
 
-    def seen(rows: range, tokens: Any, taps: Any) -> Any:
+    def seen(cache: Any, rows: range, tokens: Any, taps: Any) -> Any:
         widths.extend(map(len, tokens))
-        return whole(rows, tokens, taps)
+        return whole(cache, rows, tokens, taps)
 
     monkeypatch.setattr(tiny.target(), "prefill_to_end", seen)
     speculation = None if tree is None else Speculation(oracle("llama", 12, prompts), parse_tree(tree))
@@ -245,7 +245,9 @@ def test_first_tokens_of_prompts_around_a_chunk(chunk: int, tree: str | None, mo
 
 
 def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter, read = tiny.drafter("eagle3"), list[list[int]]()
+    read, speculation = list[list[int]](), Speculation(tiny.drafter("eagle3"), parse_tree("chain:3"))
+    run = Engine(tiny.target(), None, speculation, batch_size=2)
+    drafter: Any = run.speculation and run.speculation.drafter
     original = drafter._read
 
     def seen(*given: Any) -> None:
@@ -253,7 +255,6 @@ def test_no_first_token_waits_for_the_drafter_s_reading(monkeypatch: pytest.Monk
         original(*given)
 
     monkeypatch.setattr(drafter, "_read", seen)
-    run = Engine(tiny.target(), None, Speculation(drafter, parse_tree("chain:3")), batch_size=2)
     for request in requests(tiny.prompts(9, 4), max_tokens=6):
         run.submit(request)
     while not (chunks := run.step()):

@@ -223,7 +223,7 @@ def test_what_did_not_speculate_costs_a_drafter_nothing_and_misleads_nobody() ->
     caught = []
     inner = tiny.target().verify
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny.target(), "verify", lambda *args: caught.append(args[3]) or inner(*args))
+        patch.setattr(tiny.target(), "verify", lambda *args: caught.append(args[4]) or inner(*args))
         plain = run.generate([replace(ask, speculate=False)])[0]
     assert set(caught) == {()}  # not even taps
     first, second = (run.generate([ask])[0] for _ in range(2))

@@ -46,10 +46,8 @@ def test_dtype_and_attention_are_taken(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("MambaConfig", {}, "mamba keeps a recurrent state"),
-    ("Qwen3NextConfig", {}, "qwen3_next keeps a recurrent state"),
-    ("JambaConfig", {}, "jamba keeps a recurrent state"),
-    ("MiniMaxConfig", {}, "minimax has linear_attention layers"),
+    ("xLSTMConfig", {}, "xlstm keeps a recurrent state in a way of its own"),
+    ("RwkvConfig", {}, "rwkv has no key-value cache"),
     ("Llama4TextConfig", {}, "llama4_text has chunked_attention layers"),
     ("BloomConfig", {}, r"bloom takes no position ids but biases attention by distance \(ALiBi\)"),
     ("MptConfig", {}, r"mpt takes no position ids but biases attention by distance \(ALiBi\)"),

@@ -112,8 +112,8 @@ def test_a_model_that_reads_text_otherwise_is_refused_by_name(tmp_path: Path, mo
     save("llava", tmp_path)
     verify = Target.verify
 
-    def shifted(self: Target, rows: Any, roots: Any, tree: Any, taps: Any) -> Any:
-        return verify(self, rows, (roots + 1) % self.vocab_size, tree, taps)
+    def shifted(self: Target, cache: Any, rows: Any, roots: Any, tree: Any, taps: Any) -> Any:
+        return verify(self, cache, rows, (roots + 1) % self.vocab_size, tree, taps)
 
     monkeypatch.setattr(Target, "verify", shifted)
     with pytest.raises(

@@ -16,7 +16,7 @@ from transformers import cache_utils
 
 from eyas.errors import UnsupportedModelError
 
-_CACHES = ("past_key_values", "cache", "cache_params")
+_CACHES = ("past_key_values", "cache_params", "cache")
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
@@ -27,7 +27,7 @@ def cache_argument(forward: Callable[..., Any]) -> str | None:
 
 def cache_of(output: Any) -> Any:
     """The cache among a model's outputs, None without one."""
-    return next((output[name] for name in _CACHES if output is not None and name in output), None)
+    return next((output[name] for name in reversed(_CACHES) if output is not None and name in output), None)
 
 
 def attends(layer_type: str) -> bool | None:

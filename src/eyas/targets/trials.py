@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.errors import EyasError
 from eyas.targets.attention import intercept, set_attention
@@ -108,6 +108,7 @@ def first_tokens(target: Target) -> list[int]:
     routed = any(
         isinstance(part, NativeExperts) or any(weight.dim() == 3 for weight in part.parameters(recurse=False))
         for part in target.layers.modules()
+        if not isinstance(part, nn.Conv1d)
     )
     return [target.vocab_size // 2 + 4 * number for number in range(_ROUTED_TRIALS if routed else 1)]
 

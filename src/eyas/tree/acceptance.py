@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from eyas.tree.draft_tree import DraftTree
+from eyas.tree.draft_tree import DraftTree, Source
 from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
 
 Array = npt.NDArray[np.float64]
@@ -26,8 +26,11 @@ Mask = npt.NDArray[np.bool_]
 GROUPS = 2
 """Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores.
 Nodes of the source s (`eyas.tree.draft_tree.Source`) in rows of the group g are in the group s * GROUPS + g."""
-_PRIOR = 8.0
-"""The number of nodes that the prior of a bin counts for."""
+_PRIOR, _PRIOR_OF_FOUND = 8.0, 2.0
+"""The number of nodes that the prior of a bin counts for; that of what was found is soon given up, as a copy that goes
+wrong shows a single refused node, and one that comes true shows many."""
+_MOST_OF_FOUND = 0.6
+"""The highest prior rate of what was found: that all earlier occurrences went on alike says little about this one."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
 _DOUBT = 2.0
@@ -41,6 +44,10 @@ class Acceptance:
 
     def __init__(self, groups: int = GROUPS) -> None:
         """For nodes of so many groups."""
+        self._prior_weight: Array = np.full((groups, 1, 1), _PRIOR)
+        self._prior_most: Array = np.ones((groups, 1, 1))
+        found = slice(GROUPS * Source.LOOKUP, GROUPS * (Source.LOOKUP + 1))
+        self._prior_weight[found], self._prior_most[found] = _PRIOR_OF_FOUND, _MOST_OF_FOUND
         self._offered: Array = np.zeros((groups, 2, BINS))
         self._accepted: Array = np.zeros((groups, 2, BINS))
 
@@ -84,8 +91,8 @@ class Acceptance:
 
     def table(self) -> ValueTable:
         """The current acceptance rates, by group, first or later child, and probability."""
-        weight = self._offered + _PRIOR
-        values = (self._accepted + _PRIOR * self._prior()) / weight
+        weight = self._offered + self._prior_weight
+        values = (self._accepted + self._prior_weight * np.minimum(self._prior(), self._prior_most)) / weight
         for at in np.ndindex(values.shape[:2]):
             values[at] = never_rising(values[at], weight[at])
         return ValueTable(values)

@@ -92,8 +92,8 @@ def test_a_difference_is_shown_and_fails(
     """Verification passes whose logits are off by one token."""
     verify = Target.verify
 
-    def tilted(target: Target, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
-        verified = verify(target, rows, roots, tree, taps)
+    def tilted(target: Target, cache: Any, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
+        verified = verify(target, cache, rows, roots, tree, taps)
         moved = NodeLogits(verified.logits.rows.roll(1, -1), verified.logits.index)
         return verified._replace(logits=moved) if tree.size else verified
 

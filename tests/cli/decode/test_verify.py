@@ -74,8 +74,8 @@ def test_a_difference_is_shown_and_fails(certify: Run, monkeypatch: pytest.Monke
     """Verification passes whose logits are off by one token."""
     verify = Target.verify
 
-    def tilted(target: Target, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
-        verified = verify(target, rows, roots, tree, taps)
+    def tilted(target: Target, cache: Any, rows: range, roots: Any, tree: Any, taps: Any) -> Any:
+        verified = verify(target, cache, rows, roots, tree, taps)
         return verified._replace(logits=tilt(verified.logits)) if tree.size else verified
 
     def tilt(logits: NodeLogits) -> NodeLogits:

@@ -68,12 +68,12 @@ def directory(path: Path, config: dict[str, Any]) -> Path:
 
 
 def test_an_unusable_target_says_why(run: Run, tmp_path: Path) -> None:
-    config = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 8, "num_hidden_layers": 2}
+    config = {"model_type": "xlstm", "architectures": ["xLSTMForCausalLM"], "hidden_size": 8, "num_hidden_layers": 2}
     result = run("inspect", directory(tmp_path, config), "--json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert report["usable"] is False
-    assert "mamba keeps a recurrent state" in report["problems"][0]
+    assert "xlstm keeps a recurrent state" in report["problems"][0]
     assert report["attention"] == {}
     assert "no weights: targets are loaded from safetensors only" in report["problems"]
 

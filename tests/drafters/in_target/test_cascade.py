@@ -78,14 +78,16 @@ def test_each_guess_is_that_of_a_pass_over_the_whole_text(
     prompt = tiny.prompts(12)[0]
     seen: list[tuple[list[int], Any]] = []
     engine = Engine(made.target, None, Speculation(made.drafter, parse_tree("dynamic:5,2,9")), batch_size=1)
-    draft = made.drafter.draft
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    draft = drafter.draft
 
     def recorded(*args: Any, **options: Any) -> Any:
         tree = draft(*args, **options)
         seen.append((tree.tokens[0].tolist(), tree.parents[0].tolist()))
         return tree
 
-    monkeypatch.setattr(made.drafter, "draft", recorded)
+    monkeypatch.setattr(drafter, "draft", recorded)
     done = engine.generate([Request(prompt, SamplingParams(max_tokens=12))])[0]
     text, position = [*prompt, *done.token_ids], len(prompt) + 1
     with torch.inference_mode():

@@ -32,6 +32,7 @@ CASES = {
     "deepseek": ("deepseek3", "deepseek"),
     "glm": ("glm4moe", "deepseek"),
     "qwen": ("qwen3", "qwen"),
+    "qwen_next": ("qwen3_next", "qwen"),
     "mimo": ("qwen2", "mimo"),
 }
 THEIRS = ("deepseek", "glm")
@@ -169,14 +170,16 @@ def test_a_draft_in_the_engine_is_the_module_s_chain(case: Any, name: str, monke
     speculation = Speculation(made.drafter, parse_tree("chain:3"))
     engine = Engine(target, None, speculation, batch_size=1)
     drafted: list[list[int]] = []
-    draft = made.drafter.draft
+    assert engine.speculation is not None
+    drafter = engine.speculation.drafter
+    draft = drafter.draft
 
     def recorded(*args: Any, **options: Any) -> Any:
         tree = draft(*args, **options)
         drafted.append(tree.tokens[0].tolist())
         return tree
 
-    monkeypatch.setattr(made.drafter, "draft", recorded)
+    monkeypatch.setattr(drafter, "draft", recorded)
     first = engine.generate([Request(prompt, SamplingParams(max_tokens=4))])[0].token_ids[0]
     tokens = torch.tensor([[*prompt[1:], first]])
     guesses: list[int] = []

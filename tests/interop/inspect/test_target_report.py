@@ -114,15 +114,15 @@ def test_mtp_modules_are_named(architecture: str, layout: str, told: str, tmp_pa
     assert examine(tmp_path).mtp_modules == [told]
 
 
-def test_modules_of_a_target_that_eyas_refuses_are_named_too(tmp_path: Path) -> None:
-    """Qwen3-Next is recurrent: it can't verify trees."""
+def test_modules_of_a_target_with_recurrent_layers_are_named_too(tmp_path: Path) -> None:
     sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "head_dim": 8}
     Qwen3NextConfig(**sizes).save_pretrained(tmp_path)
     outer = ("fc", "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "layers.0.self_attn.q_proj")
     save_file({f"mtp.{name}.weight": torch.ones(1) for name in outer}, tmp_path / "model.safetensors")
     report = examine(tmp_path)
     assert report.mtp_modules == ["mtp.layers.0.* (Qwen3-Next's layout)"]
-    assert any("qwen3_next" in problem for problem in report.problems), report.problems
+    assert not any("qwen3_next" in problem for problem in report.problems), report.problems
+    assert report.attention == {"full_attention": None}
 
 
 def test_a_target_without_modules_names_none(tmp_path: Path) -> None:

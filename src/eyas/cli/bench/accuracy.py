@@ -68,7 +68,8 @@ def accuracy(
     coupled: Coupled = None,
     shots: Annotated[int, Option(min=0, help="Examples ahead of every question of gsm8k.")] = 0,
     shots_file: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="Whose first rows are the examples: GSM8K's train split.")
+        Path | None,
+        Option(exists=True, dir_okay=False, help="A file whose first rows are the examples: GSM8K's train split."),
     ] = None,
     raw: Annotated[bool, Option("--raw", help="Ask without the chat template, as texts to continue.")] = False,
     execute: Annotated[

@@ -53,7 +53,7 @@ def checkpoints(
         Literal["accept_length", "speedup"],
         Option(help="What decides. Accept length is counted, so it has no timing noise."),
     ] = "accept_length",
-    together: Annotated[int, Option(min=1, help="Checkpoints in memory, and interleaved, at a time.")] = 6,
+    together: Annotated[int, Option(min=1, help="Checkpoints held in memory and interleaved at a time.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick, with its tree, to RUN/pick.")] = False,
     json: Json = False,
     output_: ReportFile = None,

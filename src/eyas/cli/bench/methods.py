@@ -54,7 +54,7 @@ def methods(
     max_new_tokens: MaxNewTokens = 256,
     seed: Annotated[int, Option(help="The same seed gives the same output, whatever drafts.")] = 0,
     frequency_penalty: Annotated[
-        float, Option(help="Keeps small models from writing one phrase over and over, which is easy to draft.")
+        float, Option(help="Keeps small models from repeating one phrase, which is easy to draft.")
     ] = 0.0,
     ignore_config_key: Annotated[
         list[str], Option(help="A key of the drafters' config.json to ignore; may be repeated.")

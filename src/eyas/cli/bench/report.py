@@ -36,7 +36,9 @@ def report(
     accuracy: Annotated[Path | None, Option(exists=True, dir_okay=False, help="JSON of `eyas bench accuracy`.")] = None,
     beside: Annotated[
         list[Path],
-        Option(exists=True, file_okay=False, help="Another run, of more or less data, to compare; may be repeated."),
+        Option(
+            exists=True, file_okay=False, help="Another run, on more or less data, to compare with; may be repeated."
+        ),
     ] = [],  # noqa: B006
 ) -> None:
     """Write an HTML report of a training run.

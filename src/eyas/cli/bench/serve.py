@@ -38,7 +38,7 @@ class SideOptions:
         bool, Option("--off", help="A side `off`, too: the first server with a drafter, asked not to speculate.")
     ] = False
     serve_option: Annotated[
-        list[str], Option(help="Put into the command line of every server started, e.g. --dtype=bfloat16.")
+        list[str], Option(help="Added to the command line of every server started, e.g. --dtype=bfloat16.")
     ] = field(default_factory=list)
     baseline: Annotated[str | None, Option(help="The side that others are compared with (default: the first).")] = None
     api_key: Annotated[
@@ -53,8 +53,8 @@ class LoadOptions:
     PANEL: ClassVar = "Load"
     concurrency: Annotated[str, Option(help="Clients at once, e.g. 1,4,16; each waits for its answer.")] = ""
     rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
-    requests: Annotated[int, Option(min=1, help="Least requests of a run.")] = 16
-    per_client: Annotated[float, Option(min=1, help="Least requests of each client, in a closed loop.")] = 2.0
+    requests: Annotated[int, Option(min=1, help="Fewest requests of a run.")] = 16
+    per_client: Annotated[float, Option(min=1, help="Fewest requests of each client, in a closed loop.")] = 2.0
     repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted requests by each client, for each load and side.")] = 1
     order_seed: Annotated[int, Option(min=0, help="Seed of the order of prompts and of arrivals.")] = 0

@@ -31,9 +31,7 @@ class ClusterOptions:
             "else one on this machine.",
         ),
     ] = None
-    workers: Annotated[
-        int | None, Option(min=1, help="With --on: how many share the work (default: as many as there is room for).")
-    ] = None
+    workers: Annotated[int | None, Option(min=1, help="With --on: number of workers (default: as many as fit).")] = None
     cpus_per_worker: Annotated[int | None, Option(min=1, help="With --on: CPU cores of a worker (default: 1).")] = None
     gpus_per_worker: Annotated[
         float | None, Option(min=0, help="With --on: GPUs of a worker, or a share of one (default: 1 if there is any).")

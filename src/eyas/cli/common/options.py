@@ -78,7 +78,7 @@ class RuntimeOptions:
     dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in.")] = "auto"
     device: Device = None
     attention: Annotated[
-        Literal["sdpa", "eager"] | None, Option(help="Its kernels; flash kernels can't mask a tree.")
+        Literal["sdpa", "eager"] | None, Option(help="Attention kernels; flash kernels can't mask a tree.")
     ] = None
     compile: Annotated[bool, Option("--compile", help="Compile the target with torch.compile.")] = False
     enforce_eager: Annotated[

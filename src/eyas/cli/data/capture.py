@@ -70,7 +70,7 @@ def capture(
         float | None, Option(min=0.001, help="Most MiB of a shard (default: a sixteenth of the data, at most 512).")
     ] = None,
     held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
-    dtype: Annotated[Dtype, Option(help="The target's; auto: what its checkpoint is stored in.")] = "auto",
+    dtype: Annotated[Dtype, Option(help="The target's dtype; auto: the checkpoint's.")] = "auto",
     device: Device = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Report bytes and duration, and stop.")] = False,
 ) -> None:

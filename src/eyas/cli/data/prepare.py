@@ -33,8 +33,8 @@ def prepare(
     model: Annotated[
         str | None, Option(help="The target: its chat template renders the chats. A directory or Hub id.")
     ] = None,
-    samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None,
-    seed: Annotated[int, Option(help="Which chats, and in what order.")] = 0,
+    samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None,
+    seed: Annotated[int, Option(help="Decides which chats are drawn, and their order.")] = 0,
     held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions for validation.")] = 0.02,
     exclude: Annotated[
         list[Path] | None, Option(help="A prompt file of an evaluation: chats that ask its questions are dropped.")
@@ -44,7 +44,7 @@ def prepare(
     ] = False,
     max_length: Annotated[int | None, Option(min=2, help="Most tokens of a chat.")] = None,
     too_long: Annotated[
-        Literal["drop", "cut"], Option(help="Longer ones: drop them, or cut after an answer.")
+        Literal["drop", "cut"], Option(help="Longer chats: drop them, or cut them after an answer.")
     ] = "drop",
     min_answer_tokens: Annotated[int, Option(min=0, help="Drop chats with fewer answer tokens.")] = 0,
     near_duplicates: Annotated[

@@ -69,7 +69,7 @@ def regenerate(
         Literal["last", "all"], Option(help="last: the turn a chat ends with. all: every turn in order.")
     ] = "last",
     unfinished: Annotated[
-        Literal["keep", "drop"], Option(help="What becomes of chats with an answer that reached the length limit.")
+        Literal["keep", "drop"], Option(help="What to do with chats whose answer reached the length limit.")
     ] = "keep",
     json: Json = False,
 ) -> int:
@@ -279,7 +279,7 @@ class EndpointOptions:
     api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
     concurrency: Annotated[int, Option(min=1, help="Requests sent at once.")] = 16
     timeout: Annotated[float, Option(min=0.001, help="Seconds that an answer may take.")] = 600.0
-    max_attempts: Annotated[int, Option(min=1, help="Tries before a chat is given up.")] = 6
+    max_attempts: Annotated[int, Option(min=1, help="Attempts at a chat before it is given up.")] = 6
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class RequestOptions:
 
     PANEL: ClassVar = "Answers of a server"
     tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
-    reasoning: Annotated[Literal["keep", "drop"], Option(help="What becomes of the reasoning of answers.")] = "keep"
+    reasoning: Annotated[Literal["keep", "drop"], Option(help="What to do with the reasoning of answers.")] = "keep"
     extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
 
 

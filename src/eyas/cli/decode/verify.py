@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 class VerifyTargetOptions(TargetOptions):
     """The target, in the precision in which every token is promised unless another is named."""
 
-    dtype: Annotated[Dtype, Option(help="In float32 every token is promised, in others all but near-ties.")] = "float32"
+    dtype: Annotated[
+        Dtype, Option(help="In float32 every token is equal; in other precisions near-ties may differ.")
+    ] = "float32"
 
 
 def verify(

@@ -27,7 +27,7 @@ def doctor(
         int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the chains that are measured.")
     ] = 5,
     max_new_tokens: Annotated[
-        int, Option(min=16, help="Most tokens of one answer; the more, the smaller the faults that are seen.")
+        int, Option(min=16, help="Most tokens of one answer; more of them reveal smaller faults.")
     ] = 192,
     fix: Annotated[
         Path | None, Option(help="Write a corrected copy of a misread drafter into this new folder.")

@@ -27,11 +27,11 @@ Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensor
 
 def export(
     drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
-    to: Annotated[Consumer, Option(help="The engine that is to read it; gguf is llama.cpp's.")],
+    to: Annotated[Consumer, Option(help="The engine that will read it; gguf is llama.cpp's.")],
     output: Annotated[Path, Option("--output", "-o", help="The folder to write.")],
     files: DrafterFileOptions,
     model: Annotated[
-        str | None, Option(help="The target it drafts for: checked, and copied from where the consumer needs it.")
+        str | None, Option(help="The target it drafts for: checked, and copied from if the consumer needs it.")
     ] = None,
     taps: Annotated[
         str | None, Option(help="Boundaries the drafter reads, such as 2,16,29, where its file leaves that open.")

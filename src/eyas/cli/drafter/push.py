@@ -15,7 +15,7 @@ from eyas.errors import UsageError
 
 def push(
     drafter: Annotated[Path, Argument(help="A drafter's folder.", metavar="DRAFTER", exists=True, file_okay=False)],
-    repo: Annotated[str, Argument(help="Where it goes on the Hub: OWNER/NAME.", metavar="REPO")],
+    repo: Annotated[str, Argument(help="The repository on the Hub: OWNER/NAME.", metavar="REPO")],
     model: Annotated[
         str | None, Option(help="The target's Hub id for the card (default: what the drafter was trained for).")
     ] = None,
@@ -27,8 +27,8 @@ def push(
         Option(exists=True, dir_okay=False, help="What eyas bench -o wrote: pushed, and tau per task in the card."),
     ] = None,
     license_: Annotated[str | None, Option("--license", help="Its licence for the card, such as apache-2.0.")] = None,
-    private: Annotated[bool, Option("--private", help="A repository that is made is private.")] = False,
-    message: Annotated[str, Option(help="Of the commit.")] = "Drafter, pushed by eyas",
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
+    message: Annotated[str, Option(help="Message of the commit.")] = "Drafter, pushed by eyas",
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be pushed; nothing is sent.")] = False,
 ) -> None:
     """Push a drafter to the Hugging Face Hub, with a model card.

@@ -52,7 +52,7 @@ class ServerOptions:
         list[str], Option(help=f"A key that opens the API; may be repeated (default: ${KEY_VARIABLE}, else no key).")
     ] = field(default_factory=list)
     served_model_name: Annotated[
-        list[str], Option(help="What requests call the model; may be repeated (default: --model, and its last part).")
+        list[str], Option(help="The model's name in requests; may be repeated (default: --model, and its last part).")
     ] = field(default_factory=list)
     root_path: Annotated[str, Option(help="The path under which a proxy shows the server, such as /eyas.")] = ""
     ssl_certfile: Annotated[
@@ -309,7 +309,7 @@ class EngineOptions:
         Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
     ] = None
     export_target: Annotated[
-        str | None, Option(help="For that, with llama.cpp: the target as transformers reads it.")
+        str | None, Option(help="With --export-to and llama.cpp: the target as transformers reads it.")
     ] = None
 
 

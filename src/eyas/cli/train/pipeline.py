@@ -36,17 +36,19 @@ class StepOptions:
     """What the steps are told beside their files."""
 
     synthesize: Annotated[
-        int | None, Option(min=1, help="Also have the model make up so many chats, as one source more.")
+        int | None, Option(min=1, help="Also have the model make up this number of chats, as one more source.")
     ] = None
     exclude: Annotated[
         list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, left out of the chats.")
     ] = field(default_factory=list)
-    samples: Annotated[int | None, Option(min=1, help="So many chats (default: all that the shares allow).")] = None
+    samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None
     held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions to measure on.")] = 0.05
     max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
-    temperature: Annotated[float, Option(min=0, help="At which the model answers the chats; that you serve with.")] = 0
+    temperature: Annotated[
+        float, Option(min=0, help="Sampling temperature of the answers: the one that you serve with.")
+    ] = 0
     max_new_tokens: Annotated[int | None, Option(min=1, help="Most tokens of an answer to train on.")] = None
-    draft_model: Annotated[str | None, Option(help="A drafter that is there already: answers arrive sooner.")] = None
+    draft_model: Annotated[str | None, Option(help="A drafter that you already have: the same answers, sooner.")] = None
     recipe: Annotated[str, Option(help="As for eyas train.")] = "eagle3"
     set_: Annotated[list[str], Option("--set", metavar="KEY=VALUE", help="Replace values of the recipe.")] = field(
         default_factory=list
@@ -55,7 +57,7 @@ class StepOptions:
     measured_tokens: Annotated[int, Option(min=1, help="Most tokens of a measured answer.")] = 128
     repeats: Annotated[int, Option(min=1, help="Measured runs of every prompt; the median counts.")] = 3
     on: Annotated[str | None, Option(help="ray, or ray:ADDRESS: share what can be shared among a cluster.")] = None
-    workers: Annotated[int | None, Option(min=1, help="With --on: how many share the work.")] = None
+    workers: Annotated[int | None, Option(min=1, help="With --on: number of workers.")] = None
 
     @property
     def shared(self) -> list[str]:
@@ -77,7 +79,7 @@ def pipeline(
         list[str], Argument(metavar="SOURCE", help="Chats, as for eyas data prepare: files, data sets, or `stdlib`.")
     ],
     options: StepOptions,
-    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The folder of everything.")],
+    output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The folder for everything.")],
 ) -> int:
     """Go from chats to the fastest way to serve a model.
 

@@ -39,7 +39,7 @@ def plan(
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",
-    answer_share: Annotated[float, Option(min=0, max=1, help="Answer tokens, of all.")] = 0.5,
+    answer_share: Annotated[float, Option(min=0, max=1, help="Share of answer tokens.")] = 0.5,
     epochs: Annotated[int, Option(min=1, help="Times training goes over the chats.")] = 1,
     kind: Annotated[
         Literal["eagle3", "peagle", "dflash", "dspark"], Option(help="The drafter: the last two are block drafters.")
@@ -54,7 +54,7 @@ def plan(
     machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None,
     tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None,
     bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
-    devices: Annotated[int | None, Option(min=1, help="How many such devices (default: 1).")] = None,
+    devices: Annotated[int | None, Option(min=1, help="Number of devices (default: 1).")] = None,
     machines: Annotated[
         str | None,
         Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),

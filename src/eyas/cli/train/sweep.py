@@ -25,7 +25,7 @@ def sweep(
             autocompletion=recipe_names("sweeps"),
         ),
     ],
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace its values.")] = None,
 ) -> int:
     """Train a recipe with many settings and rank the drafters.
 

@@ -20,7 +20,7 @@ def train(
             autocompletion=recipe_names(),
         ),
     ],
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace values of it.")] = None,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace its values.")] = None,
     wandb: Annotated[str | None, Option(metavar="PROJECT", help="Log to this project of W&B, too.")] = None,
     mlflow: Annotated[str | None, Option(metavar="EXPERIMENT", help="Log to this experiment of MLflow, too.")] = None,
 ) -> None:

@@ -7,6 +7,7 @@ half of the projection reads the embedding, and in how norms are stored.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.drafters.checkpoint import check_numbers, check_tensors
 from eyas.drafters.files import Headers, TensorInfo, read_headers
@@ -151,7 +152,7 @@ def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: T
     tensors = {names[name]: tensor for name, tensor in headers.read_some(names).items()}
     check_numbers(tensors, str(path))
     _drop_copies(tensors, headers)
-    _restore(tensors, layout)
+    _restore(tensors, layout, layout.norms_from_one and _adds_one(target.layers[-1]))
     config = MtpModuleConfig(
         hidden_size=target.hidden_size, target_hidden_size=target.hidden_size, vocab_size=target.vocab_size,
         draft_vocab_size=target.vocab_size, rms_norm_eps=getattr(target.config, "rms_norm_eps", 1e-6),
@@ -182,13 +183,24 @@ def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
             del tensors[part]
 
 
-def _restore(tensors: dict[str, Tensor], layout: Layout) -> None:
-    """Bring norms and projection of a layout into the network's form."""
+@torch.no_grad()
+def _adds_one(layer: nn.Module) -> bool:
+    """Whether the norms of a target's layer multiply by one more than their weights, as Gemma's and Qwen3-Next's do."""
+    norm = next(part for name, part in layer.named_modules() if name.endswith("norm"))
+    ones, zeros = copy.deepcopy(norm), copy.deepcopy(norm)
+    ones.weight.fill_(1.0)
+    zeros.weight.fill_(0.0)
+    x = torch.linspace(-3, 5, norm.weight.numel(), device=norm.weight.device, dtype=norm.weight.dtype).cos()
+    return bool(torch.allclose(ones(x), 2 * zeros(x), rtol=1e-2))
+
+
+def _restore(tensors: dict[str, Tensor], layout: Layout, block_adds_one: bool) -> None:
+    """Bring norms and projection of a layout into the network's form; the block's may add one to its norms itself."""
     if layout.state_first:
         tensors["eh_proj.weight"] = torch.cat(tensors["eh_proj.weight"].chunk(2, dim=1)[::-1], dim=1)
     if layout.norms_from_one:
         for name, tensor in tensors.items():
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") and not (block_adds_one and name.startswith(_BLOCK)):
                 tensors[name] = tensor.float() + 1
 
 

@@ -132,7 +132,8 @@ class Controller:
         if self._probe is None and self._computes:
             self._probe = self._new_probe(rows, reading)
         if self._probe is None and self._choice is None and self._looks_up:
-            return self._found_spec(rows, groups) if self._lookups.looking else None
+            looks = self._lookups.looking and not self._lookups.plain_due
+            return self._found_spec(rows, groups) if looks else None
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
@@ -175,7 +176,8 @@ class Controller:
         self._explorer.earn(whole, speedup)
         self._lookups.earn(whole)
         if self._prospects is not None and record.spec is not None and record.spec.found_only:
-            self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole)
+            verified = record.tokens > record.rows
+            self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole, verified)
         if self._probe is not None:
             self._count_probe(record, whole)
 
@@ -338,9 +340,12 @@ class Controller:
 
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
         tree = None if record.draft is None else record.draft.tree
-        if tree is None or record.spec is None:
-            if record.spec is None and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
-                self._costs.learn(record.rows, record.lengths, record.tokens, whole, plain=True)
+        in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
+        if tree is None or in_vain or record.spec is None:
+            plain = record.spec is None or in_vain
+            if plain and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
+                seconds = record.pass_seconds if in_vain else whole
+                self._costs.learn(record.rows, record.lengths, record.tokens, seconds, plain=True)
             return
         if tree.looked_up:  # nothing was drafted, and the pairs are deferred
             padded = record.padded if self._counts_freely else 0

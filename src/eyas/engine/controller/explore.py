@@ -24,7 +24,7 @@ _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
-_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 16, 1.0 - 1.0 / 50.0, 0.01, 256
+_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 8, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
@@ -141,16 +141,29 @@ class LookupTrials:
         self._allowance = Allowance(_FOR_LOOKING_UP)
         self._gained = self._seconds = self._lost = 0.0
         self._tried, self.looking = 0, True
+        self._rounds = self._plain_at = 0
+
+    @property
+    def plain_due(self) -> bool:
+        """Whether a plain round is due, because so far hardly any pass has shown what it takes without copies."""
+        speedup = 1.0 + self._gained / self._seconds if self._seconds else 1.0
+        return self._rounds > 2 * self._plain_at and speedup < _ON_TRIAL.get(self._rounds, 0.0)
 
     def earn(self, seconds: float) -> None:
         """Account for a round of any kind that took `seconds`."""
         self._allowance.earn(seconds)
+        self._rounds += 1
         if not self.looking and self._allowance.affords(self._lost):
             self._allowance.spend(self._lost)
             self._tried, self.looking = 0, True
 
-    def learn(self, gained: float, seconds: float) -> None:
-        """Learn from a round that looked up: `gained` is the time of its tokens in plain rounds, less its `seconds`."""
+    def learn(self, gained: float, seconds: float, verified: bool) -> None:
+        """Learn from a round that looked up: `gained` is the time of its tokens in plain rounds, less its `seconds`.
+
+        `verified`: whether anything was found that paid; else the pass was a plain one.
+        """
+        if not verified:
+            self._plain_at = self._rounds
         self._gained = self._gained * _LOOKUP_FADE + gained
         self._seconds = self._seconds * _LOOKUP_FADE + seconds
         self._tried += 1

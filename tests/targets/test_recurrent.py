@@ -1,0 +1,186 @@
+"""Recurrent layers: every node goes on from its parent's state, and committing keeps the last accepted one's."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.errors import InvariantError, UnsupportedModelError
+from eyas.targets import SlotCache, Target
+from eyas.targets.recurrent import StateModule
+from eyas.targets.states import RecurrentStates, StatePath
+from eyas.tree import DraftTree
+
+from .. import tiny
+
+NAMES = [*tiny.RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_RECURRENT)]
+LENGTHS = (13, 20, 1, 6)
+PARENTS = (-1, -1, 0, 2, 0, 1)
+VALID = ((1, 1, 1, 1, 1, 1), (1, 0, 1, 0, 1, 0), (0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1))
+CLOSE = {"rtol": 1e-3, "atol": 5e-4}
+CPU = torch.device("cpu")
+
+
+def draft(seed: int = 3) -> DraftTree:
+    draw = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(3, tiny.VOCAB, (len(VALID), len(PARENTS)), generator=draw)
+    return DraftTree(
+        tokens, torch.tensor([PARENTS] * len(VALID)), torch.zeros(tokens.shape), torch.tensor(VALID).bool(), 3
+    )
+
+
+def filled(target: Target, chunk: int = 4) -> tuple[SlotCache, Tensor]:
+    cache, prompts = target.allocate(len(LENGTHS)), tiny.prompts(*LENGTHS)
+    for _ in target.prefill(cache, range(len(LENGTHS)), prompts, (), chunk):
+        pass
+    return cache, torch.tensor([prompt[-1] for prompt in prompts])
+
+
+def logits_after(target: Target, cache: SlotCache, rows: range, tokens: list[int]) -> Tensor:
+    verified = target.verify(cache, rows, torch.tensor(tokens), DraftTree.empty(len(rows), CPU), ())
+    return verified.logits.rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ragged", [True, False])
+def test_every_node_sees_its_own_path_and_what_is_committed_is_gone_on_from(name: str, ragged: bool) -> None:
+    """Chains and branches in rows of different lengths; then other paths, moved slots, emptied ones."""
+    target = tiny.target(name) if ragged else Target(tiny.build_model(name), ragged=False)
+    cache, roots = filled(target)
+    tree, texts = draft(), tiny.prompts(*LENGTHS)
+    target.verify(cache, range(4), roots, draft(9), ())  # changes nothing
+    verified = target.verify(cache, range(4), roots, tree, ())
+    for row, prompt in enumerate(texts):
+        paths = [list(prompt)]
+        for parent, token in zip(PARENTS, tree.tokens[row].tolist(), strict=True):
+            paths.append([*paths[parent + 1], token])
+        for node, path in enumerate(paths):
+            if node and not VALID[row][node - 1]:
+                continue
+            expected = tiny.full_forward(target.model, path).logits[0, -1]
+            torch.testing.assert_close(verified.logits.rows[verified.logits.index[row, node]], expected, **CLOSE)
+        texts[row] = paths[(4, 3, 0, 6)[row]]
+    cache.commit(range(4), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]])
+    for row, token in enumerate((5, 6, 7, 8)):
+        texts[row].append(token)
+    check(target, cache, texts)
+    cache.commit(range(4), [[0]] * 4)
+    cache.truncate(2, 0)
+    cache.move(3, 2)
+    texts = [texts[0], texts[1], texts[3]]
+    for row, token in enumerate((9, 8, 7)):
+        texts[row].append(token)
+    check(target, cache, texts)
+    texts[2] = [11]
+    cache.truncate(2, 0)
+    check(target, cache, texts)
+
+
+def check(target: Target, cache: SlotCache, texts: list[list[int]]) -> None:
+    """The logits after the rows' last tokens, of which all but the last are committed."""
+    found = logits_after(target, cache, range(len(texts)), [text[-1] for text in texts])
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(found[row], tiny.full_forward(target.model, text).logits[0, -1], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another node's state than the last accepted one's the next logits are others, as they are with none."""
+    target, tree = tiny.target(name), draft()
+    commit, found = RecurrentStates.commit, []
+    for wrong in (lambda path: path, lambda path: path[:-1]):
+        cache, roots = filled(target)
+        target.verify(cache, range(4), roots, tree, ())
+        monkeypatch.setattr(
+            RecurrentStates,
+            "commit",
+            lambda states, rows, paths, wrong=wrong: commit(states, rows, [*map(wrong, paths)]),
+        )
+        cache.commit(range(4), [[0, 1, 3, 4], [0, 1, 3], [0, 2][:1], [0, 2, 6]])
+        monkeypatch.undo()
+        found.append(logits_after(target, cache, range(4), [5, 6, 7, 8]))
+    assert cache.states is not None
+    cache.states.clear(0)
+    found.append(logits_after(target, cache, range(4), [5, 6, 7, 8]))
+    for other in found[1:]:
+        assert float((other[0] - found[0][0]).abs().max() / found[0][0].abs().max()) > 0.02
+
+
+@pytest.mark.parametrize("name", tiny.RECURRENT)
+def test_prompts_in_pieces_leave_the_same_states(name: str) -> None:
+    target = tiny.target(name)
+    for one, other in zip(*(states_of(filled(target, chunk)[0]) for chunk in (512, 3)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
+
+
+def states_of(cache: SlotCache) -> list[Tensor]:
+    assert cache.states is not None
+    return [*cache.states._held.values()]
+
+
+def test_a_pass_reads_wide_weights_once() -> None:
+    target = tiny.target("qwen3_next")
+    cache, roots = filled(target)
+    module = next(part for part in target.model.modules() if isinstance(part, StateModule))
+    calls: Counter[str] = Counter()
+    for name, child in module.named_children():
+        child.register_forward_pre_hook(lambda _module, _args, name=name: calls.update([name]))
+    target.verify(cache, range(4), roots, draft(), ())
+    assert calls["in_proj_qkvz"] == calls["in_proj_ba"] == calls["out_proj"] == 1
+    assert calls["norm"] == 4  # levels
+
+
+def test_nothing_else_is_changed_in_the_model() -> None:
+    """A second target of a model finds its modules as they are, and transformers' own passes are its own."""
+    model = tiny.build_model("bamba")
+    prompt = tiny.prompts(9)[0]
+    before = tiny.continuation(model, prompt, 12)
+    kinds = [type(Target(model).model.model.layers[0].mamba) for _ in range(2)]
+    assert kinds[0] is kinds[1]
+    assert tiny.continuation(model, prompt, 12) == before
+
+
+def test_states_go_with_the_slots() -> None:
+    target = tiny.target("lfm2")
+    cache, _ = filled(target)
+    assert cache.states is not None
+    before = states_of(cache)
+    cache.reshape(6, 256)
+    assert [len(state) for state in states_of(cache)] == [6] * len(before)
+    assert all(
+        torch.equal(new[:4], old) and not new[4:].any() for new, old in zip(states_of(cache), before, strict=True)
+    )
+    assert cache.nbytes() > cache.states.nbytes() > 0
+
+
+def test_what_can_not_be_is_refused() -> None:
+    target = tiny.target("lfm2")
+    cache, roots = filled(target)
+    with pytest.raises(InvariantError, match="can't go back to 3 tokens"):
+        cache.truncate(0, 3)
+    with pytest.raises(InvariantError, match="no staged states"):
+        cache.commit(range(4), [[0]] * 4)
+    target.verify(cache, range(2), roots[:2], DraftTree.empty(2, CPU), ())
+    with pytest.raises(InvariantError, match="no staged states"):
+        cache.commit(range(4), [[0]] * 4)
+
+
+def test_a_model_whose_states_are_not_gone_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eyas.targets.states.LevelStates.keep", lambda _self: None)
+    with pytest.raises(UnsupportedModelError, match="level by level"):
+        Target(tiny.build_model("qwen3_5"))
+
+
+def test_paths() -> None:
+    tree = draft()
+    path = StatePath.of_trees(range(2, 6), tree, None, CPU)
+    assert path.size == 4 + 4 * 7
+    depths = [level.tokens.tolist() for level in path.levels]
+    assert depths == [[0, 7, 14, 21], [1, 2, 8, 23], [3, 5, 6, 10, 12, 27], [4]]
+    assert path.levels[1].above.tolist() == [4, 4, 11, 25]
+    prompts = StatePath.of_prompts(range(2), [2, 0], None, CPU)
+    assert [level.tokens.tolist() for level in prompts.levels] == [[0], [1]]
+    assert (prompts.size, prompts.after) == (2, [[0, 0], [1, 1]])
