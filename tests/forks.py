@@ -33,7 +33,7 @@ class Fork:
         stderr: Path | None = None,
     ) -> None:
         _CONTEXT.set_forkserver_preload(
-            ["transformers.models.llama.modeling_llama", "eyas.cli.app", "eyas.engine", "eyas.serve.http.run",
+            ["transformers.models.llama.modeling_llama", "eyas.cli.app", "eyas.engine", "eyas.serve.run",
              "eyas.sweep.sweep", "eyas.data.capture", "eyas.data.regenerate", "eyas.train.drafter.train"]
         )  # fmt: skip
         asked = {

@@ -148,6 +148,21 @@ def test_files_import_each_other_in_no_circle() -> None:
     assert {file.split("/")[0] for edge in edges for file in edge} <= CIRCLES, sorted(edges)
 
 
+def test_the_server_s_folders_lie_in_one_order() -> None:
+    """Bodies and errors at the ground, routes above them, the application on top."""
+    needs: dict[str, set[str]] = {}
+    for file, users in importers().items():
+        for user in users:
+            above, below = ("/".join(one.split("/")[1:2]) for one in (user, file))
+            if file.startswith("serve/") and user.startswith("serve/") and above != below:
+                needs.setdefault(above, set()).add(below)
+    assert {"api", "http"} <= needs["app.py"] | needs["api"]
+    while ground := [part for part, others in needs.items() if not others & needs.keys()]:
+        for part in ground:
+            del needs[part]
+    assert not needs, f"a circle among {needs}"
+
+
 def test_what_is_to_know_of_a_tree_is_asked_of_it() -> None:
     """No `isinstance` on the shapes of trees outside their room."""
     shapes = {

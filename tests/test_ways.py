@@ -18,7 +18,7 @@ import pytest
 
 import eyas
 from eyas.cli.common.display import StreamedText
-from eyas.serve.http.app import ENDPOINTS
+from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
 from eyas.text.chats import Message
 from eyas.text.dialogue import Dialogue, converse
@@ -144,4 +144,4 @@ def test_a_request_goes_its_way(tmp_path: Path, stream: bool) -> None:
     # between `submit` and the chunks it is a token's way
     rooms = ("drafters/", "engine/", "targets/", "tree/", "verify/", "runtime.py")
     assert {file for file in files if not file.startswith(rooms)} <= named
-    assert named - files <= {"cli/serve/serve.py", "serve/http/run.py"}
+    assert named - files <= {"cli/serve/serve.py", "serve/run.py"}

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from eyas.engine import Engine, load
+from eyas.serve.app import ENDPOINTS, create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.app import ENDPOINTS, create_app
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer
 from eyas.types import Limits

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from eyas.serve.app import create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.app import create_app
-from eyas.serve.http.run import Server, bind
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer
+from eyas.serve.run import Server, bind
 
 
 class Live:

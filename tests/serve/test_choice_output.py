@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.serve.generation import StopStrings
+from eyas.serve.api.generation import StopStrings
 
 LETTERS = st.text(alphabet="ab", min_size=1, max_size=5)
 

@@ -24,7 +24,7 @@ from eyas.config import StrictModel
 from eyas.engine.fair_queue import FairQueue, client_of
 from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
-from eyas.serve.http.errors import ApiError, too_late, unavailable
+from eyas.serve.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
 from eyas.types import GrammarSpec

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionResponse
+from eyas.serve.schema.chat import ChatCompletionChunk, ChatCompletionResponse
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eyas.serve.api.schema.request import IgnoredFields
+from eyas.serve.schema.request import IgnoredFields
 
 from ..conftest import Ask, client_of, run
 from ..fakes import FakeEngine

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.anthropic import AnthropicErrorBody, MessageEvent, MessageResponse
+from eyas.serve.schema.anthropic import AnthropicErrorBody, MessageEvent, MessageResponse
 
 from ...data.templates import templated
 from ..conftest import Ask, client_of, post, run

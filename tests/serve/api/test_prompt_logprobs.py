@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eyas.serve.api.schema.chat import ChatCompletionResponse, CompletionChunk, CompletionResponse
+from eyas.serve.schema.chat import ChatCompletionResponse, CompletionChunk, CompletionResponse
 from eyas.text.template import encode_text
 
 from ...pairs import Pair, tokenizer

@@ -12,7 +12,7 @@ import openai
 import pydantic
 import pytest
 
-from eyas.serve.api.schema.responses import ResponseEvent, ResponseObject
+from eyas.serve.schema.responses import ResponseEvent, ResponseObject
 
 from ...data.templates import templated
 from ..conftest import Ask

@@ -10,9 +10,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from eyas.serve.app import ENDPOINTS, create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.app import ENDPOINTS, create_app
 from eyas.serve.observe.metrics import Metrics
 
 from ..fakes import FakeEngine

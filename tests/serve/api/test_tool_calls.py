@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from eyas.serve.api.schema.chat import ChatCompletionResponse
+from eyas.serve.schema.chat import ChatCompletionResponse
 
 from ...data.templates import templated
 from ...pairs import tokenizer

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.chat import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from eyas.serve.schema.chat import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eyas.engine import load
-from eyas.serve.api.schema.chat import CompletionChunk, CompletionResponse
+from eyas.serve.schema.chat import CompletionChunk, CompletionResponse
 
 from ... import tiny
 from ..conftest import post, run

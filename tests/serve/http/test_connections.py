@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from eyas.errors import UsageError
-from eyas.serve.http.run import connection_limit
 from eyas.serve.observe.observer import Observer
+from eyas.serve.run import connection_limit
 
 from ...pairs import Pair
 from ..fakes import FakeEngine

@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.api.schema.request import NEUTRAL, NOT_SERVED
-from eyas.serve.api.schema.response import ErrorBody
 from eyas.serve.engine_thread import EngineStoppedError
-from eyas.serve.http.errors import as_api_error
+from eyas.serve.errors import as_api_error
 from eyas.serve.observe.observer import Observers
+from eyas.serve.schema.request import NEUTRAL, NOT_SERVED
+from eyas.serve.schema.response import ErrorBody
 
 from ..conftest import Ask, client_of, post, run
 from ..fakes import FakeEngine

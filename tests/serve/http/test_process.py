@@ -151,7 +151,7 @@ def test_told_to_end_while_it_loads_it_ends_at_once(tmp_path: Path) -> None:
 
 STARTS_SLOWLY = """
 import importlib, time
-run = importlib.import_module("eyas.serve.http.run")
+run = importlib.import_module("eyas.serve.run")
 run.run_server = lambda *_: time.sleep(600)
 from eyas.cli.app import main
 main()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.serve.http.app import ENDPOINTS
+from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
 
 from ..conftest import client_of, run

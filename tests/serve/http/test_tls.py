@@ -19,7 +19,7 @@ import pytest
 
 from eyas.errors import UsageError
 from eyas.serve.context import ServeSettings
-from eyas.serve.http.run import HttpConnection, TlsHandshake, WaitingConnections, tls_context
+from eyas.serve.run import HttpConnection, TlsHandshake, WaitingConnections, tls_context
 
 from ...pairs import Pair
 from ..fakes import FakeEngine

@@ -14,9 +14,9 @@ pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 from eyas.engine import load
+from eyas.serve.app import create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.app import create_app
 from eyas.serve.playground.page import Gauges
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET

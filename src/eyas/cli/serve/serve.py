@@ -161,10 +161,10 @@ def serve(
     keep_few_kernels()
     sys.setswitchinterval(0.0001)  # the engine wants Python's lock after every kernel, also while answers are written
     try:
-        from eyas.serve.http.app import ENDPOINTS, create_app
-        from eyas.serve.http.run import bind, run_server, tls_context
+        from eyas.serve.app import ENDPOINTS, create_app
         from eyas.serve.observe.logs import Logs, log_listening, open_stderr
         from eyas.serve.observe.metrics import Metrics
+        from eyas.serve.run import bind, run_server, tls_context
     except ImportError as error:
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
     from eyas.serve.engine_thread import EngineThread

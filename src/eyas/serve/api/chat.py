@@ -19,9 +19,13 @@ from eyas.serve.api.encode import (
     encode_request,
     template_settings,
 )
+from eyas.serve.api.generation import ChoiceOutput, Generation
 from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import ChatResponseWriter, CompletionResponseWriter
-from eyas.serve.api.schema.chat import (
+from eyas.serve.context import Context, Info, RequestInfo, ServerContext
+from eyas.serve.http.request import JsonRoute
+from eyas.serve.http.streaming import respond
+from eyas.serve.schema.chat import (
     ChatCompletionChunk,
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -29,13 +33,9 @@ from eyas.serve.api.schema.chat import (
     CompletionRequest,
     CompletionResponse,
 )
-from eyas.serve.api.schema.messages import tool_schemas
-from eyas.serve.api.schema.request import GenerationRequest, ignored_fields
-from eyas.serve.api.schema.response import generation_responses
-from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.generation import ChoiceOutput, Generation
-from eyas.serve.http.request import JsonRoute
-from eyas.serve.http.streaming import respond
+from eyas.serve.schema.messages import tool_schemas
+from eyas.serve.schema.request import GenerationRequest, ignored_fields
+from eyas.serve.schema.response import generation_responses
 from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
 from eyas.text.template import required

@@ -9,10 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from eyas.errors import RequestError
-from eyas.serve.api.schema.chat import ChatCompletionRequest
-from eyas.serve.api.schema.messages import RequestMessage
-from eyas.serve.api.schema.request import GenerationRequest
-from eyas.serve.http.errors import ApiError
+from eyas.serve.errors import ApiError
+from eyas.serve.schema.chat import ChatCompletionRequest
+from eyas.serve.schema.messages import RequestMessage
+from eyas.serve.schema.request import GenerationRequest
 from eyas.text.template import encode_chat, encode_text, required, template_variables
 from eyas.types import GrammarSpec, Request, SamplingParams
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from eyas.serve.generation import ScoredToken
+from eyas.serve.api.generation import ScoredToken
 from eyas.text.detokenizer import Detokenizer, special_token_ids
 from eyas.types import PromptLogprobs
 

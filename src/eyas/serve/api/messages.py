@@ -13,8 +13,13 @@ from jiter import from_json
 from starlette.responses import Response
 
 from eyas.serve.api.chat import read_chat, size_of, start_chat
+from eyas.serve.api.generation import Generation
 from eyas.serve.api.response import ChatResponseWriter, Json
-from eyas.serve.api.schema.anthropic import (
+from eyas.serve.context import Context, Info, ServerContext
+from eyas.serve.errors import ANTHROPIC, ApiError, as_api_error
+from eyas.serve.http.request import JsonRoute
+from eyas.serve.http.streaming import respond
+from eyas.serve.schema.anthropic import (
     AnthropicConversation,
     AnthropicErrorBody,
     MessageEvent,
@@ -22,13 +27,8 @@ from eyas.serve.api.schema.anthropic import (
     MessagesRequest,
     TokenCount,
 )
-from eyas.serve.api.schema.request import ignored_fields
-from eyas.serve.api.schema.response import WITH_BODY, error_responses, generation_responses
-from eyas.serve.context import Context, Info, ServerContext
-from eyas.serve.generation import Generation
-from eyas.serve.http.errors import ANTHROPIC, ApiError, as_api_error
-from eyas.serve.http.request import JsonRoute
-from eyas.serve.http.streaming import respond
+from eyas.serve.schema.request import ignored_fields
+from eyas.serve.schema.response import WITH_BODY, error_responses, generation_responses
 from eyas.serve.tools.calling import Calling, tool_calling
 from eyas.serve.tools.parser import CallPiece, TextPiece
 from eyas.text.template import required

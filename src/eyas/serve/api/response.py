@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Any
 
+from eyas.serve.api.generation import Generation, ScoredToken
 from eyas.serve.api.logprobs import (
     Echo,
     TokenTexts,
@@ -19,10 +20,9 @@ from eyas.serve.api.logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from eyas.serve.api.schema.chat import CompletionRequest
-from eyas.serve.api.schema.request import GenerationRequest
 from eyas.serve.context import ServerContext
-from eyas.serve.generation import Generation, ScoredToken
+from eyas.serve.schema.chat import CompletionRequest
+from eyas.serve.schema.request import GenerationRequest
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
 from eyas.text.detokenizer import Detokenizer

@@ -14,16 +14,16 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from eyas.serve.api.chat import start_chat
+from eyas.serve.api.generation import Generation
 from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.response import ChatResponseWriter, Json
-from eyas.serve.api.schema.request import ignored_fields
-from eyas.serve.api.schema.response import generation_responses
-from eyas.serve.api.schema.responses import ResponseEvent, ResponseObject, ResponsesRequest
 from eyas.serve.context import Context, Info, ServerContext
-from eyas.serve.generation import Generation
-from eyas.serve.http.errors import ApiError, as_api_error
+from eyas.serve.errors import ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
+from eyas.serve.schema.request import ignored_fields
+from eyas.serve.schema.response import generation_responses
+from eyas.serve.schema.responses import ResponseEvent, ResponseObject, ResponsesRequest
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece
 

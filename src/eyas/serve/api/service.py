@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 import eyas
 from eyas.serve.api.encode import characters_in, chat_prompt, check_token_ids
-from eyas.serve.api.schema.messages import RequestMessage, Tool, tool_schemas
-from eyas.serve.api.schema.request import Name, RequestModel, TokenIds
-from eyas.serve.api.schema.response import READING, WITH_BODY, ResponseModel, error_responses
 from eyas.serve.context import Context, Info, ServerContext
-from eyas.serve.http.errors import ApiError
+from eyas.serve.errors import ApiError
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
+from eyas.serve.schema.messages import RequestMessage, Tool, tool_schemas
+from eyas.serve.schema.request import Name, RequestModel, TokenIds
+from eyas.serve.schema.response import READING, WITH_BODY, ResponseModel, error_responses
 from eyas.text.template import required
 
 MOST_TO_TOKENIZE = 1 << 20

@@ -1,1 +1,1 @@
-"""The HTTP side of the server: process, app, middleware, request bodies, errors, event streams."""
+"""HTTP below the routes: request bodies, and answers as documents or event streams."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eyas.serve.context import client_id
-from eyas.serve.http.errors import ApiError
+from eyas.serve.errors import ApiError
 
 T = TypeVar("T")
 _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from eyas.serve.http.errors import as_api_error
+from eyas.serve.errors import as_api_error
 from eyas.serve.http.request import disconnected
 
 DONE = b"data: [DONE]\n\n"

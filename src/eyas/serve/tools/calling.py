@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from eyas.errors import RequestError
-from eyas.serve.api.schema.chat import ChatCompletionRequest
-from eyas.serve.api.schema.messages import NamedToolChoice, tool_schemas
-from eyas.serve.http.errors import ApiError
+from eyas.serve.errors import ApiError
+from eyas.serve.schema.chat import ChatCompletionRequest
+from eyas.serve.schema.messages import NamedToolChoice, tool_schemas
 from eyas.serve.tools.structured import closed_schema
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec

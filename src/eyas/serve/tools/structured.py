@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from eyas.errors import RequestError
-from eyas.serve.api.schema.request import GenerationRequest
+from eyas.serve.schema.request import GenerationRequest
 from eyas.types import GrammarSpec
 from eyas.verify.grammar import JSON_KINDS
 

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from eyas.serve.api.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
-from eyas.serve.api.schema.messages import (
+from eyas.serve.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
+from eyas.serve.schema.messages import (
     FunctionDefinition,
     NamedFunction,
     NamedToolChoice,
@@ -24,7 +24,7 @@ from eyas.serve.api.schema.messages import (
     Tool,
     ToolName,
 )
-from eyas.serve.api.schema.request import (
+from eyas.serve.schema.request import (
     MOST_STOPS,
     CacheMarks,
     EyasOptions,
@@ -35,7 +35,7 @@ from eyas.serve.api.schema.request import (
     RequestModel,
     StopString,
 )
-from eyas.serve.api.schema.response import EyasResponse, ResponseModel, SpeculationUsage
+from eyas.serve.schema.response import EyasResponse, ResponseModel, SpeculationUsage
 
 _BLOCKS = {
     "text": ("system", "user", "assistant"),

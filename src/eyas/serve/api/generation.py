@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from eyas.engine.fair_queue import client_of
 from eyas.errors import CacheMemoryError, PassMemoryError, RequestError
 from eyas.serve.api.encode import EncodedRequest
-from eyas.serve.api.schema.request import SamplingFields
 from eyas.serve.context import ServerContext
 from eyas.serve.engine_thread import RequestHandle
-from eyas.serve.http.errors import ApiError, too_late, unavailable
+from eyas.serve.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
+from eyas.serve.schema.request import SamplingFields
 from eyas.text.detokenizer import Detokenizer, special_token_ids
 from eyas.types import Chunk, PromptLogprobs, Stats, TokenLogprobs
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from eyas.serve.api.schema.request import CacheMarks, Ignored, RequestModel
-from eyas.serve.api.schema.response import ResponseModel
+from eyas.serve.schema.request import CacheMarks, Ignored, RequestModel
+from eyas.serve.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
 _NULL_WHEN_SENT_BACK = ("audio", "function_call", "refusal")

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from eyas.serve.api.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
-from eyas.serve.api.schema.request import GenerationRequest, Ignored, Name, RequestModel, TokenIds
-from eyas.serve.api.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
+from eyas.serve.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
+from eyas.serve.schema.request import GenerationRequest, Ignored, Name, RequestModel, TokenIds
+from eyas.serve.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
 MOST_PROMPTS = 128
 Prompts = Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]

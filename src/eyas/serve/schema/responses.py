@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from eyas.serve.api.schema.chat import (
+from eyas.serve.schema.chat import (
     MOST_MESSAGES,
     MOST_TOOLS,
     ChatCompletionRequest,
@@ -19,7 +19,7 @@ from eyas.serve.api.schema.chat import (
     JsonSchemaFormat,
     TextFormat,
 )
-from eyas.serve.api.schema.messages import (
+from eyas.serve.schema.messages import (
     FunctionDefinition,
     NamedFunction,
     NamedToolChoice,
@@ -29,7 +29,7 @@ from eyas.serve.api.schema.messages import (
     Tool,
     ToolName,
 )
-from eyas.serve.api.schema.request import (
+from eyas.serve.schema.request import (
     UNPADDED,
     CacheMarks,
     Ignored,
@@ -39,7 +39,7 @@ from eyas.serve.api.schema.request import (
     RequestModel,
     SamplingFields,
 )
-from eyas.serve.api.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
+from eyas.serve.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
 
 _NO_SUMMARY = Ignored("there are no reasoning items: thinking is part of the text")
 _FUNCTION = set(FunctionDefinition.model_fields)

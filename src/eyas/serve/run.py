@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from eyas.errors import EyasError, UsageError
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.errors import ApiError, unavailable
+from eyas.serve.errors import ApiError, unavailable
 
 _LINGER_SECONDS = 3
 """How long connections may take to read their last bytes after draining."""

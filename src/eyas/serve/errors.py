@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from eyas.errors import QueueFullError, RequestError, UsageError
-from eyas.serve.api.schema.request import why_not_served
 from eyas.serve.engine_thread import EngineStoppedError
+from eyas.serve.schema.request import why_not_served
 
 _TYPES = {
     400: "invalid_request_error",

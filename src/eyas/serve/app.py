@@ -25,7 +25,7 @@ from eyas.errors import EyasError
 from eyas.serve.api import chat, messages, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
-from eyas.serve.http.errors import ApiError, as_api_error, error_code, handle
+from eyas.serve.errors import ApiError, as_api_error, error_code, handle
 from eyas.serve.http.request import BodyLimitMiddleware
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
