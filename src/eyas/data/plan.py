@@ -4,12 +4,10 @@ Bytes are exact for rows of the given length and share of answer tokens: they co
 uses. Hours and speedup are estimates; every assumption is a named constant here. The model's size is counted from its
 config alone: the model is built on the meta device, without memory for weights.
 
-Estimates for `eyas plan` of drafters that make all guesses in one pass: as in `plan.py`, with their own work.
-
-Block drafters: a chat's states become keys and values of every layer once; each anchor runs all slots of a block
-through all layers. Embedding and head are the target's, so the draft vocabulary is the whole one and heads have no
-weight gradients. P-EAGLE: EAGLE-3's first layer and further ones, with an embedding and a head of its own that are
-trained; its steps have fewer and fewer rows.
+Drafters that make all guesses in one pass have work of their own. Block drafters: a chat's states become keys and
+values of every layer once; each anchor runs all slots of a block through all layers. Embedding and head are the
+target's, so the draft vocabulary is the whole one and heads have no weight gradients. P-EAGLE: EAGLE-3's first layer
+and further ones, with an embedding and a head of its own that are trained; its steps have fewer and fewer rows.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """Diagnoses a drafter: decodes with it, searches for the best reading, decodes again, judges, reports, and may repair.
 
-The doctor's verdict, from teacher forcing and the weights.
-
-An untrained drafter, or one trained for another target, can't use the target's states: it drafts equally well with the
-states of other positions, or it is right less often than if it always guessed the most common token. Both are measured
-with the best reading. Whether such a drafter was trained at all can be seen in its matrices.
-
-Writes a corrected copy of a misread drafter.
-
-The report on a diagnosis: a JSON object with figures, and a verdict in words.
+The verdict comes from teacher forcing and the weights. An untrained drafter, or one trained for another target, can't
+use the target's states: it drafts equally well with the states of other positions, or it is right less often than if it
+always guessed the most common token. Both are measured with the best reading. Whether such a drafter was trained at all
+can be seen in its matrices.
 """
 
 from __future__ import annotations

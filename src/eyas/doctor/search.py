@@ -4,9 +4,8 @@ Every other reading is tried on a part of the answers, and on all of them if it 
 is adopted, and the search continues from it, so that several faults are found one after another. Changes that were
 clearly worse are not tried again: one that does harm beside another fault isn't needed.
 
-Changes of a reading's config: taps and their order, norms, RoPE, whose embedding and head are used, and blocks.
-
-Changes of a reading's tensors, which undo possible mistakes of converters: maps, layouts, orders and names.
+Some changes are of the config: taps and their order, norms, RoPE, whose embedding and head are used, and blocks.
+Others are of the tensors, which undo possible mistakes of converters: maps, layouts, orders and names.
 
 Shapes: N heads, D head size, H hidden.
 """

@@ -2,9 +2,8 @@
 
 Every step leaves its result on disk, so an interrupted sweep resumes when it is started again.
 
-Scores a trial's drafter by the accept length of decoding the same prompts in every trial.
-
-Trials on many machines: each worker runs `eyas train` for one trial after the other, in the sweep's shared folder.
+A trial's score is the accept length of decoding the same prompts in every trial. On many machines each worker runs
+`eyas train` for one trial after the other, in the sweep's shared folder.
 
 Trials are proposed and scored by the process that runs the sweep, so a search learns from all scores as it does on one
 machine.

@@ -1,8 +1,7 @@
 """The client of a benchmark: makes requests of prompt files, sends them, and parses the streams that come back.
 
-The load: requests made of prompt files, sent by clients that wait for their answers, or at random moments.
-
-A streamed answer: bytes with the times they came, parsed after the load is over so that parsing doesn't slow it.
+A load sends requests from clients that wait for their answers, or at random moments. A streamed answer is bytes with
+the times they came, parsed after the load is over so that parsing doesn't slow it.
 """
 
 from __future__ import annotations

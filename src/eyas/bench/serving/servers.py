@@ -2,7 +2,7 @@
 
 A process is up before anything is measured and gone afterwards; the processor time that it uses while idle is measured.
 
-A server's own counters of its speculation, read from the pages on which engines publish them.
+Counters of its speculation are a server's own, read from the pages on which engines publish them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rewriting of chats: their assistant turns are replaced, one by one, by answers of the target.
 
-The chats of a run that the target is writing: their questions are handed out, their entries taken back.
-
-Only chats with a question in flight are in memory.
+The chats that the target is writing hand out their questions and take back the entries (`OpenChats`). Only chats with a
+question in flight are in memory.
 """
 
 from __future__ import annotations

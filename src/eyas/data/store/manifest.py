@@ -1,10 +1,8 @@
 """The files of a store: shards, and the manifest that says what was captured and which shards hold it.
 
-It is written last; a folder without a manifest is an unfinished store and is refused.
-
-Shard files: written atomically, read by memory map, with a checksum for every row.
-
-Rows are stored end to end, without padding. Legend as in layout.py.
+The manifest is written last; a folder without one is an unfinished store and is refused. Shard files are written
+atomically and read by memory map, with a checksum for every row. Rows are stored end to end, without padding. Legend as
+in layout.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """What `eyas inspect` reports on a folder, GGUF file or Hub id: a target, or a drafter.
 
-Finds the model given to `eyas inspect` (a folder, GGUF file or Hub id), and whether it is a target or a drafter.
-
-Reports on targets: their properties, and whether eyas supports them, from config and tensor headers alone.
+Of a target its properties, and whether eyas supports it, are read from config and tensor headers alone.
 """
 
 from __future__ import annotations

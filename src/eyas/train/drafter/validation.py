@@ -1,9 +1,9 @@
-"""Validation on held-out chats: teacher-forced scores, and decoding of prompts.
+"""A run's target, and validation on held-out chats: teacher-forced scores, and decoding of prompts.
 
 Decoding runs the engine with a copy of the drafter in the dtype of its checkpoint, as it will be served; the network
 in training is not changed.
 
-A run's target, and FSDP2 for one that is larger than a device: each process holds a share of every decoder layer.
+FSDP2 is for a target that is larger than a device: each process holds a share of every decoder layer.
 
 The target is frozen and runs forward only. Embedding, final norm and head stay whole in every process, since the loss
 and the drafter read them outside of passes.
