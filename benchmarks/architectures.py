@@ -143,7 +143,7 @@ def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[
 
 
 def _is_steady(model: Any, prompt: Sequence[int]) -> bool:
-    """Whether transformers' own logits hardly differ between single steps and a whole pass, as rounding alone lets them."""
+    """Whether transformers' own logits are those of a whole pass, but for rounding, when it runs single steps."""
     made = model.generate(
         torch.tensor([list(prompt)]), max_new_tokens=8, do_sample=False, output_logits=True,
         return_dict_in_generate=True, pad_token_id=0,
