@@ -56,6 +56,7 @@ SPECIAL: dict[str, dict[str, Any] | str] = {
     "mamba2": {"head_dim": 32},
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "moe", "linear_attention"]},
     "olmo_hybrid": {"layer_types": _LINEAR, "linear_num_key_heads": 4, "linear_num_value_heads": 8},
+    "zaya": {"num_experts_per_tok": 1},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "dots1": {"num_experts_per_tok": 2, "n_routed_experts": 4, "n_shared_experts": 1},

@@ -61,7 +61,7 @@ class MissingModelError(UsageError):
 
 
 class UnsupportedModelError(ModelError):
-    """The target's state can't be rolled back, or its layers need masks eyas doesn't build."""
+    """The target keeps state where it can't be rolled back, or its layers need masks eyas doesn't build."""
 
 
 class CheckpointError(EyasError):

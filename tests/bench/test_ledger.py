@@ -39,5 +39,5 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     made = ledger(tmp_path, maths="p")
     made.put("step-1", "maths", task((10, 5, 5, 1.0)))
     (made.folder / "step-1.json").write_text("{}")
-    with pytest.raises(DataError, match=r"step-1.json holds no readable scores: delete it"):
+    with pytest.raises(DataError, match=r"step-1.json has no readable scores: delete it"):
         ledger(tmp_path, maths="p")

@@ -102,7 +102,7 @@ def test_rows_of_prompt_files_are_sent_as_they_stand_without_examples(tmp_path: 
         ({"turns": ["a", "b"], "reference": ["#### 6"]}, "several turns"),
         ({"messages": [{"role": "user", "content": "a"}]}, "one question of a user"),
         ("[]", "a row is a JSON object"),
-        ("{", "maths.jsonl:1: no JSON"),
+        ("{", "maths.jsonl:1: not JSON"),
     ],
 )
 def test_bad_rows(tmp_path: Path, row: Any, words: str) -> None:

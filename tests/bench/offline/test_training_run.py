@@ -38,7 +38,7 @@ def test_what_training_said_at_a_step(tmp_path: Path) -> None:
     write_rows(tmp_path / "metrics.jsonl", [{"step": 1, "loss": 3.0}])
     assert TrainingRun(tmp_path).curve("loss") == ([1.0], [3.0])  # without a clock, by step
     write_rows(tmp_path / "metrics.jsonl", ["{", {"step": 1}])
-    with pytest.raises(DataError, match=r"metrics.jsonl:1 is no metrics record"):
+    with pytest.raises(DataError, match=r"metrics.jsonl:1 isn't a metrics record"):
         _ = TrainingRun(tmp_path).records
 
 

@@ -56,6 +56,6 @@ def test_speculation_from_whoever_tells(last: dict[str, object], passes: float, 
 
 def test_what_is_no_answer_is_an_error() -> None:
     assert "usage" in str(received((1.0, event({"choices": [{"text": "a"}]}))).error)
-    assert "no JSON" in str(received((1.0, event(b"{"))).error)
+    assert "valid JSON" in str(received((1.0, event(b"{"))).error)
     assert "broke" in str(received((1.0, event({"error": {"message": "broke"}}))).error)
     assert RawStream(0, 0.0, (), 1.0, "gone").read().error == "gone"

@@ -98,7 +98,7 @@ def test_what_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:
     assert (result.exit_code, "make it first" in result.stderr) == (2, True)
     shutil.rmtree(trained / "best")
     result = run("bench", "report", trained, "--output", tmp_path / "report.html")
-    assert (result.exit_code, "holds no drafter yet" in result.stderr) == (1, True)
+    assert (result.exit_code, "has no drafter yet" in result.stderr) == (1, True)
     assert not (tmp_path / "report.html").exists()
 
 

@@ -183,7 +183,7 @@ def test_through_batch_files(run: Run, tmp_path: Path) -> None:
         (["--endpoint", "http://x/v1", "--api-key-env", "NO_SUCH_KEY"], "no such environment variable"),
         (["--endpoint", "http://x/v1", "--tool-choice", "must"], "'must' is not one of"),
         (["--endpoint", "http://x/v1", "--extra-body", "[1]"], "must be a JSON object"),
-        (["--endpoint", "http://x/v1", "--extra-body", "{"], "no JSON"),
+        (["--endpoint", "http://x/v1", "--extra-body", "{"], "valid JSON"),
         (["--endpoint", "http://x/v1", "--temperature", "-1"], "--temperature -1.0"),
         (["--turns", "some"], "'some' is not one of"),
         (["--unfinished", "mend"], "'mend' is not one of"),

@@ -145,7 +145,7 @@ def test_saved_conversations_are_chats_that_data_prepare_reads(run: Run, pair: P
     lines = f"In May?\n/save {file}\nand then?\n/save {file}\n/reset\n/save {file}\n/save\n"
     result = talk(run, pair, lines, "--system", "Sell clips.")
     assert result.exit_code == 1
-    assert "error: nothing is said yet" in result.stderr
+    assert "error: nothing has been said yet" in result.stderr
     assert "error: /save where?" in result.stderr
     first, second = read_chats(file)
     assert [message.role for message in first.messages] == ["system", "user", "assistant"]

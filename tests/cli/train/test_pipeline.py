@@ -131,7 +131,7 @@ def test_a_cluster_gets_what_it_can_share(run: Run, commands: CommandLine, chats
     found = {verb: words[words.index("--on") :][:4] for verb, words in commands.words.items() if "--on" in words}
     assert found == dict.fromkeys(shares, told)
     alone = run("pipeline", "m", chats, "-o", commands.folder, "--workers", "2")
-    assert (alone.exit_code, "--workers says nothing without --on" in alone.stderr) == (2, True)
+    assert (alone.exit_code, "--workers has no effect without --on" in alone.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

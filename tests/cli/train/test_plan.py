@@ -114,4 +114,4 @@ def test_block_drafters(run: Run, tmp_path: Path) -> None:
     ):  # fmt: skip
         result = run("plan", path, *work, "--kind", kind, *options)
         assert result.exit_code == 2, result.output
-        assert f"{options[0]} says nothing about a drafter of kind {kind}" in result.stderr
+        assert f"{options[0]} has no meaning for a drafter of kind {kind}" in result.stderr

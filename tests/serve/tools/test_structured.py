@@ -62,8 +62,8 @@ def test_fields(fields: dict[str, Any], expected: GrammarSpec | None) -> None:
             "are the same: send one",
         ),
         ({"json": "x"}, "json is not supported"),
-        ({"guided_regex": 7}, "has to be a text"),
-        ({"guided_json": {"properties": {"a": {1, 2}}}}, "no JSON"),
+        ({"guided_regex": 7}, "must be text"),
+        ({"guided_json": {"properties": {"a": {1, 2}}}}, "valid JSON"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format and guided_regex both"),
     ],
 )

@@ -43,7 +43,7 @@ class ProblemRow:
         """The text under a key, or the first of its list. DataError, which says what is missing, if there is none."""
         found = self.maybe_text(key)
         if found is None:
-            raise DataError(f"{self.where}: `{key}` is missing or no text: a row needs {meaning}")
+            raise DataError(f"{self.where}: `{key}` is missing or isn't text: a row needs {meaning}")
         return found
 
     def maybe_text(self, key: str) -> str | None:
@@ -71,7 +71,7 @@ def _problem(line: str, file: str, number: int) -> ProblemRow:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: no JSON: {error}") from error
+        raise DataError(f"{where}: not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise DataError(f"{where}: a row is a JSON object")
     fields |= _as_turns(fields.get("messages"), where)

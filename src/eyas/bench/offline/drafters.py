@@ -54,7 +54,7 @@ class Ledger:
                 self._rows[name] = dict(known["tasks"])
             self.scores(name)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} holds no readable scores: delete it, and they are measured again") from error
+            raise DataError(f"{path} has no readable scores: delete it, and they are measured again") from error
 
     def scores(self, name: str) -> dict[str, TaskScore]:
         """The candidate's scores on the tasks of this measurement, by task."""

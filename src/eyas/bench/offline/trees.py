@@ -376,7 +376,7 @@ class TrainingRun:
                 records.append({**record, "step": int(record["step"])})
             except (ValueError, TypeError, KeyError) as error:
                 if number < len(lines):
-                    raise DataError(f"{path}:{number} is no metrics record (an object with a step)") from error
+                    raise DataError(f"{path}:{number} isn't a metrics record (an object with a step)") from error
         return records
 
     @cached_property

@@ -204,7 +204,7 @@ class RawStream:
             try:
                 data = json.loads(event)
             except ValueError:
-                return self._broken(f"an event is no JSON: {event[:80]!r}")
+                return self._broken(f"an event isn't valid JSON: {event[:80]!r}")
             if not isinstance(data, dict) or "error" in data:
                 return self._broken(f"an error in the stream: {event[:200]}")
             usage, timings = data.get("usage") or usage, data.get("timings") or timings

@@ -185,7 +185,7 @@ def check_endpoints(options: MeasuredEndpointOptions, model: str | None, given: 
         if about:
             raise UsageError(f"{_flags(about)}: about a server; give --endpoint")
         if model is None:
-            raise UsageError("give --model, or --endpoint for a server that runs already")
+            raise UsageError("give --model, or --endpoint for a server that is already running")
         return
     if model is None and (ours := [name for name in _OURS if name in given]):
         raise UsageError(f"{_flags(ours)}: about an engine here, not the server; give --model or leave it out")

@@ -134,7 +134,7 @@ def _drafter(run: Path) -> Path:
     for name in ("pick", "best", "drafter"):
         if (run / name / "config.json").is_file():
             return run / name
-    raise DataError(f"{run} holds no drafter yet: training writes best/ and drafter/")
+    raise DataError(f"{run} has no drafter yet: training writes best/ and drafter/")
 
 
 def _store(folder: Path) -> list[Section]:

@@ -26,7 +26,8 @@ class SideOptions:
 
     PANEL: ClassVar = "Servers"
     side: Annotated[
-        list[str], Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that runs already; may be repeated.")
+        list[str],
+        Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that is already running; may be repeated."),
     ] = field(default_factory=list)
     endpoint: Annotated[str | None, Option(help="Another server: the same as --side endpoint=URL.")] = None
     model: Annotated[str | None, Option(help="Start servers for this target: `plain`, without a drafter.")] = None

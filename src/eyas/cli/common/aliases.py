@@ -77,7 +77,7 @@ def vllm_config(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--speculative-config is no JSON: {error}") from None
+        raise UsageError(f"--speculative-config isn't valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise UsageError(
             '--speculative-config must be a JSON object, such as {"method": "eagle3", "model": "DRAFTER", '
@@ -108,13 +108,13 @@ def _vllm_method(value: Any) -> dict[str, Any]:
 
 def _vllm_model(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        raise UsageError(f"--speculative-config, model: {value!r} is no directory and no Hub id")
+        raise UsageError(f"--speculative-config, model: {value!r} is neither a directory nor a Hub id")
     return {"draft_model": value}
 
 
 def _vllm_tokens(value: Any) -> dict[str, Any]:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"--speculative-config, num_speculative_tokens: {value!r} is no number of at least 1")
+        raise UsageError(f"--speculative-config, num_speculative_tokens: {value!r} isn't a number of at least 1")
     return {"num_speculative_tokens": str(value)}
 
 

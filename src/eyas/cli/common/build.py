@@ -106,7 +106,7 @@ def check_target(name: str, runtime: RuntimeOptions) -> None:
     if found.is_file():
         raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
     if found.is_dir() and not (found / "config.json").is_file():
-        raise ModelError(f"{name} holds no config.json, so no model config: give the folder of a transformers model")
+        raise ModelError(f"{name} has no config.json, so no model config: give the folder of a transformers model")
 
 
 def check_device(device: str | None) -> None:

@@ -455,7 +455,7 @@ def _extra(text: str | None) -> dict[str, Any]:
     try:
         extra = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--extra-body is no JSON: {error}") from None
+        raise UsageError(f"--extra-body isn't valid JSON: {error}") from None
     if not isinstance(extra, dict):
         raise UsageError(
             '--extra-body must be a JSON object, e.g. \'{"chat_template_kwargs": {"enable_thinking": false}}\''

@@ -146,7 +146,9 @@ class Talk:
         from eyas.text.chats import Chat
 
         if not name or not self._said:
-            raise UsageError("nothing is said yet" if name else "/save where? /save FILE, such as /save chats.jsonl")
+            raise UsageError(
+                "nothing has been said yet" if name else "/save where? /save FILE, such as /save chats.jsonl"
+            )
         messages = tuple(self._opened(self._said))
         own = hashlib.sha256(repr(messages).encode()).hexdigest()[:16]
         try:

@@ -37,9 +37,9 @@ def push(
     the folder is taken as the card instead.
     """
     if not fullmatch(r"[\w.-]+/[\w.-]+", repo):
-        raise UsageError(f"{repo} is no id of a repository: write OWNER/NAME")
+        raise UsageError(f"{repo} isn't a repository's id: write OWNER/NAME")
     if not (drafter / "config.json").is_file():
-        raise UsageError(f"{drafter} holds no config.json: give a drafter's folder, such as RUN/pick")
+        raise UsageError(f"{drafter} has no config.json: give a drafter's folder, such as RUN/pick")
     from eyas.interop.publish import CARD, Claims, publication
     from eyas.interop.publish import push as send
 

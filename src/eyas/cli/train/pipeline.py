@@ -88,7 +88,7 @@ def pipeline(
     is done isn't done again, and one that was interrupted goes on. The end is OUTPUT/report.html.
     """
     if options.workers is not None and options.on is None:
-        raise UsageError("--workers says nothing without --on")
+        raise UsageError("--workers has no effect without --on")
     output.mkdir(parents=True, exist_ok=True)
     kept = f"what was done is kept in {output}"
     with keeping(kept):

@@ -176,7 +176,7 @@ def _check_kind(kind: str, options: Mapping[str, tuple[int | None, bool]]) -> No
     """Refuse options of the other kinds of drafter; each is its value, and whether this kind has it."""
     for name, (value, applies) in options.items():
         if value is not None and not applies:
-            raise UsageError(f"{name} says nothing about a drafter of kind {kind}: leave it out, or change --kind")
+            raise UsageError(f"{name} has no meaning for a drafter of kind {kind}: leave it out, or change --kind")
 
 
 def _machine(

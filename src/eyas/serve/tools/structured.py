@@ -111,7 +111,7 @@ def _from_guided(name: str, value: Any) -> GrammarSpec:
     if kind == "choice":
         return GrammarSpec("choice", _dump(value))
     if not isinstance(value, str):
-        raise RequestError(f"{name} has to be a text")
+        raise RequestError(f"{name} must be text")
     return GrammarSpec("regex" if kind == "regex" else "lark", value)
 
 
@@ -165,7 +165,7 @@ def _dump(value: Any) -> str:
     try:
         return json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"the schema is no JSON: {error}") from error
+        raise RequestError(f"the schema isn't valid JSON: {error}") from error
 
 
 def _as_json(part: BaseModel | None) -> dict[str, Any] | None:

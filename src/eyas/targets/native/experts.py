@@ -126,7 +126,7 @@ def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> Nati
     """A module of experts as a native one; None, with a line in the log, if the two differ by more than rounding."""
     try:
         count, hidden, _ = ExpertsForm.of(experts, dtype).down.shape
-    except (UnsupportedModelError, AttributeError) as error:
+    except (UnsupportedModelError, AttributeError, TypeError) as error:
         _LOG.debug("%s stay as they are: %s", type(experts).__name__, error)
         return None
     states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()

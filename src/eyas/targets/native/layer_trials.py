@@ -121,8 +121,8 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
     Which of the model's RoPE tables turns a layer's queries and keys, or that none does, is found here, and set.
     """
     positions = probed_positions(target.config, target.max_length)
-    windows = {kind: window and min(window, _WINDOW) for kind, window in target.windows.items()}
-    cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.windows.items()}
+    windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
+    cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}
     kinds = attention_plan(target.config).of_layers(target.config)
     passes = [(at, _run_modules(target, at, windows)[0]) for at in (positions, positions[_NEAR - 2 :])]
     for index, layer in enumerate(target.layers):
@@ -279,7 +279,7 @@ def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
     calls = list[LayerCall]()
 
     def logits() -> Tensor:
-        calls[:], made = _run_modules(target, torch.arange(count), target.windows, states[-1])
+        calls[:], made = _run_modules(target, torch.arange(count), target.plan.windows, states[-1])
         return made.float()
 
     head = RoundingTrial(target.model.get_output_embeddings(), target.dtype, logits)
