@@ -112,7 +112,7 @@ class _Computed(nn.Module):
 
 
 @lru_cache
-def _before(own: type[nn.Module]) -> type[StateModule]:
+def _before(own: Any) -> type[StateModule]:
     return type(own.__name__, (StateModule, own), {"__module__": own.__module__})
 
 
@@ -120,7 +120,8 @@ def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
     """Let recurrent modules go through a pass over a slot cache level by level."""
     for module, wide in modules.items():
         if not isinstance(module, StateModule):
-            module.__class__ = _before(type(module))
+            kind: Any = type(module)
+            module.__class__ = _before(kind)
         assert isinstance(module, StateModule)
         module.wide = wide
 

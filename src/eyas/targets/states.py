@@ -30,7 +30,7 @@ class StateKey(NamedTuple):
     layer: int
     kind: str
     """`conv` (the last inputs of a convolution) or `recurrent`."""
-    index: int
+    number: int
 
 
 class StateShape(NamedTuple):
