@@ -148,22 +148,22 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
         return 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:  # noqa: ARG002
-        self._asked()
+        self._note_module()
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:  # noqa: ARG002
-        self._asked()
+        self._note_module()
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None,
         **_options: Any,
     ) -> Tensor:  # fmt: skip
-        self._asked()
+        self._note_module()
         size = (*conv_states.shape[1:-1], conv_kernel_size or conv_states.shape[-1])
         self.states[StateKey(layer_idx, "conv", state_idx)] = StateShape(size, conv_states.dtype)
         return conv_states
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        self._asked()
+        self._note_module()
         shape = StateShape(tuple(recurrent_states.shape[1:]), recurrent_states.dtype)
         self.states[StateKey(layer_idx, "recurrent", state_idx)] = shape
         return recurrent_states
@@ -174,7 +174,7 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
     def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002
         return False
 
-    def _asked(self) -> None:
+    def _note_module(self) -> None:
         if not self._running:
             raise UnsupportedModelError("a state is kept by the model itself, and not by one of its modules")
         self.modules.setdefault(self._running[-1], WideLinears())
