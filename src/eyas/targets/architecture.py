@@ -40,7 +40,7 @@ class AttentionPlan:
     def of_layers(self, config: Any) -> list[str]:
         """The attention type of each layer."""
         if self.hybrid:
-            return list(_layer_types(config))
+            return list(_layer_types(config) or ())
         return [*self.windows, *self.recurrent] * config.num_hidden_layers
 
 

@@ -30,7 +30,7 @@ class StateKey(NamedTuple):
     layer: int
     kind: str
     """`conv` (the last inputs of a convolution) or `recurrent`."""
-    index: int
+    number: int
 
 
 class StateShape(NamedTuple):
@@ -61,10 +61,10 @@ class StatePath:
     def of_prompts(rows: range, counts: Sequence[int], layout: RaggedLayout | None, device: torch.device) -> StatePath:
         """Of the first `counts[r]` columns of each row: a row has one staged state, which goes through them."""
         width, found = max(counts), []
-        places = _places(len(rows), width, layout)
+        indexes = _token_indexes(len(rows), width, layout)
         for column in range(width):
             there = [row for row, count in enumerate(counts) if column < count]
-            found.append(([places[row][column] for row in there], there, there))
+            found.append(([indexes[row][column] for row in there], there, there))
         after = [[row] * width for row in range(len(rows))]
         return StatePath(rows, _levels(found, device), len(rows), after)
 
@@ -72,8 +72,8 @@ class StatePath:
     def of_trees(rows: range, tree: DraftTree, layout: RaggedLayout | None, device: torch.device) -> StatePath:
         """Of roots and their trees' valid nodes: every token has a staged state. Waits for the device."""
         count, width = len(rows), 1 + tree.size
-        places = _places(count, width, layout)
-        after = [[count + place for place in row] for row in places]
+        indexes = _token_indexes(count, width, layout)
+        after = [[count + index for index in row] for row in indexes]
         found: list[tuple[list[int], list[int], list[int]]] = []
         parents, valid = (tree.parents.tolist(), tree.valid.tolist()) if tree.size else ([[]] * count, [[]] * count)
         for row in range(count):
@@ -87,14 +87,14 @@ class StatePath:
                 while len(found) <= depths[column]:
                     found.append(([], [], []))
                 tokens, above, reached = found[depths[column]]
-                tokens.append(places[row][column])
+                tokens.append(indexes[row][column])
                 above.append(after[row][parent] if column else row)
                 reached.append(after[row][column])
         tokens_of_pass = count * width if layout is None else len(layout.cell_index)
         return StatePath(rows, _levels(found, device), count + tokens_of_pass, after)
 
 
-def _places(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
+def _token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
     """[R][Q] which of a pass's tokens lies in each column."""
     if layout is None:
         return [list(range(row * width, (row + 1) * width)) for row in range(rows)]

@@ -36,8 +36,7 @@ def attends(layer_type: str) -> bool | None:
     if layer_type in ("mamba", "moe", "mlp"):  # older names, and layers that keep nothing
         return False
     cached = known.get(layer_type)
-    stateful = cached is not None and issubclass(cached, getattr(cache_utils, "LinearAttentionCacheLayerMixin", ()))
-    if stateful:
+    if cached is not None and issubclass(cached, getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())):
         return None if issubclass(cached, cache_utils.DynamicLayer) else False
     return cached is not getattr(cache_utils, "DummyLayer", object)
 

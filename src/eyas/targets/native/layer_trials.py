@@ -210,11 +210,12 @@ def _layer_refusal(
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
     if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
-    own = native._layers[index].rope
+    own, shape = native._layers[index].rope, target.kv_shapes[index]
+    assert shape is not None
     refused = None
     for rope in (own, *sorted({-1, *range(len(native._ropes))} - {own})):
         lone = LoneLayer(native, index, positions, rope, cut)
-        apart = trial.apart(lone.of(states, target.kv_shapes[index]))
+        apart = trial.apart(lone.of(states, shape))
         if apart.max() <= 1:
             native._layers[index].rope = rope
             return None
