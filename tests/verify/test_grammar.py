@@ -161,3 +161,11 @@ def test_ends() -> None:
     with pytest.raises(RequestError, match="ignore_eos"):
         end_ids(SamplingParams(ignore_eos=True), [1])
     assert grammar_of(Request((1,)), None, [], 10) is None
+
+
+def test_an_object_of_too_many_properties_is_refused_at_once() -> None:
+    """Not by an answer that ends with an error."""
+    properties = {f"p{number}": {"type": "string"} for number in range(1200)}
+    schema = json.dumps({"type": "object", "properties": properties})
+    with pytest.raises(RequestError, match="the json_schema grammar can't be used: "):
+        compile_grammar(pairs.tokenizer(), GrammarSpec("json_schema", schema))

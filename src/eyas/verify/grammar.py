@@ -14,6 +14,8 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from eyas.errors import RequestError, UsageError
 from eyas.types import GrammarSpec
 
@@ -35,6 +37,8 @@ LIMITS = {
     "verbose_errors": False,
 }
 """llguidance's own limits, or lower ones: a step of a sane grammar needs a twentieth of them."""
+_TRIED = 3
+"""Tokens that a grammar is tried with: an object of too many properties reaches a limit behind its first brace."""
 JSON_KINDS = ("json_schema", "json_object")
 """The kinds of grammars whose white space can be chosen."""
 _KEPT = 64
@@ -102,10 +106,13 @@ def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:
     vocabulary = _vocabulary(tokenizer)
     library, source = _library(), grammar_source(spec)
     matcher = library.LLMatcher(vocabulary, source, log_level=0, limits=library.LLParserLimits(**LIMITS))
-    first = matcher.deep_copy()
-    first.compute_bitmask()
-    if first.is_error():
-        raise RequestError(f"the {spec.kind} grammar can't be used: {first_lines(first.get_error())}")
+    trial = matcher.deep_copy()
+    for _ in range(_TRIED):
+        allowed = np.frombuffer(trial.compute_bitmask(), dtype=np.uint8)
+        if not trial.is_error() and not trial.is_stopped():
+            trial.consume_token(int(np.unpackbits(allowed, bitorder="little").argmax()))
+        if trial.is_error():
+            raise RequestError(f"the {spec.kind} grammar can't be used: {first_lines(trial.get_error())}")
     return Grammar(matcher, vocabulary)
 
 
