@@ -39,13 +39,13 @@ def bash(text: str, environment: dict[str, str]) -> str:
     [
         ("eyas gen", ["generate"]),
         ("eyas bench ''", ["accuracy", "checkpoints", "measure", "methods", "report", "serve", "trees"]),
-        ("eyas generate demo --temp", ["--temperature"]),
-        ("eyas bench demo --rep", ["--repeats", "--repetition-penalty"]),
-        ("eyas generate demo --dtype b", ["bfloat16"]),
+        ("eyas generate smollm2 --temp", ["--temperature"]),
+        ("eyas bench smollm2 --rep", ["--repeats", "--repetition-penalty"]),
+        ("eyas generate smollm2 --dtype b", ["bfloat16"]),
         ("eyas train eagle3_1", ["eagle3_1"]),
         ("eyas sweep ea", ["eagle3"]),
         ("eyas train my_own", []),  # bash offers files where nothing is offered: -o default
-        ("eyas generate demo --prompt-file my", []),
+        ("eyas generate smollm2 --prompt-file my", []),
     ],
 )
 def test_bash_completes(words: str, offered: list[str], environment: dict[str, str]) -> None:

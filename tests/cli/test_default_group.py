@@ -46,7 +46,7 @@ def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("owner/name",), ("demo",), ("measure", "owner/name"), ("./folder", "--limit", 1)], ids=str
+    "words", [("owner/name",), ("smollm2",), ("measure", "owner/name"), ("./folder", "--limit", 1)], ids=str
 )
 def test_a_model_without_a_verb_goes_to_the_first_one(run: Run, words: tuple[Any, ...]) -> None:
     missing = run("bench", *words)

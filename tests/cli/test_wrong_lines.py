@@ -19,8 +19,14 @@ from eyas.drafters.kinds import NAMES
 from eyas.drafters.registry import KINDS
 from eyas.interop.export.consumers import CONSUMERS
 
+from ..toy.pair import TOY_DRAFTER, TOY_TARGET
 from . import wrong_lines
 from .wrong_lines import LINES, make_files
+
+
+def filled(line: str, folder: Path) -> str:
+    """A line with its folder, target and drafter in place."""
+    return line.replace("{f}", str(folder)).replace("{t}", str(TOY_TARGET)).replace("{d}", str(TOY_DRAFTER))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     """What became of each line; all of them run in one fresh process."""
-    words = [line.replace("{f}", str(folder)).split() for line, _ in LINES]
+    words = [filled(line, folder).split() for line, _ in LINES]
     done = subprocess.run(
         [sys.executable, wrong_lines.__file__], input=json.dumps(words), capture_output=True, text=True, check=True
     )

@@ -12,25 +12,25 @@ from pathlib import Path
 
 HEAVY = ("torch", "transformers", "fastapi", "matplotlib", "scipy", "optuna")
 
-_GENERATE = "generate demo --prompt x"
-_PAIR = f"{_GENERATE} --draft-model demo"
-_SERVE = "serve demo --port 0"
-_VERIFY = "verify demo --draft-model demo --prompt-file {f}/prompts.jsonl"
-_EXPORT = "export demo --to vllm -o {f}/out"
-_PLAN = "plan demo --samples 10 --length 10"
+_GENERATE = "generate {t} --prompt x"
+_PAIR = f"{_GENERATE} --draft-model {{d}}"
+_SERVE = "serve {t} --port 0"
+_VERIFY = "verify {t} --draft-model {d} --prompt-file {f}/prompts.jsonl"
+_EXPORT = "export {d} --to vllm -o {f}/out"
+_PLAN = "plan {t} --samples 10 --length 10"
 _PREPARE = "data prepare stdlib -o {f}/out"
-_REGENERATE = "data regenerate demo --chats {f}/chats.jsonl -o {f}/out.jsonl"
-_CAPTURE = "data capture --model demo --chats {f}/chats.jsonl -o {f}/out"
-_BENCH = "bench demo --draft-model demo --prompt-file {f}/prompts.jsonl"
-_TREES = "bench trees demo --draft-model demo --prompt-file {f}/prompts.jsonl"
-_METHODS = "bench methods demo --prompt-file {f}/prompts.jsonl"
+_REGENERATE = "data regenerate {t} --chats {f}/chats.jsonl -o {f}/out.jsonl"
+_CAPTURE = "data capture --model {t} --chats {f}/chats.jsonl -o {f}/out"
+_BENCH = "bench {t} --draft-model {d} --prompt-file {f}/prompts.jsonl"
+_TREES = "bench trees {t} --draft-model {d} --prompt-file {f}/prompts.jsonl"
+_METHODS = "bench methods {t} --prompt-file {f}/prompts.jsonl"
 _CHECKPOINTS = "bench checkpoints {f}/empty --prompt-file {f}/prompts.jsonl"
-_ACCURACY = "bench accuracy demo --method ngram"
+_ACCURACY = "bench accuracy {t} --method ngram"
 _LOAD = "bench serve --prompt-file {f}/prompts.jsonl"
 
 LINES: list[tuple[str, str]] = [
     # verbs and groups
-    ("generat demo", "No such command 'generat'"),
+    ("generat {t}", "No such command 'generat'"),
     (f"{_SERVE} --max-cached-tokens 1", "greater than or equal to 64"),
     (f"{_PAIR} --tree chain:100000", "length must be at most 1024"),
     ("chat ./mien", "there is no ./mien"),
@@ -40,18 +40,18 @@ LINES: list[tuple[str, str]] = [
     ("--no-such-option", "--no-such-option"),
     # generate
     ("generate --prompt x", "which target?"),
-    ("generate demo", "give either --prompt TEXT or --prompt-file FILE"),
-    ("generate demo Hi", "the text to answer is given with --prompt"),
+    ("generate {t}", "give either --prompt TEXT or --prompt-file FILE"),
+    ("generate {t} Hi", "the text to answer is given with --prompt"),
     ("generate ./mien --prompt x", "there is no ./mien"),
     ("generate {f}/prompts --prompt x", "did you mean {f}/prompts.jsonl"),
     ("generate {f}/empty --prompt x", "has no config.json"),
     ("generate {f}/prompts.jsonl --prompt x", "is a file: give a GGUF file"),
     ("generate ~/no-such-folder --prompt x", "there is no ~/no-such-folder"),
     ("generate a/b/c/d --prompt x", "there is no a/b/c/d"),
-    ("generate demo --model other --prompt x", "leave out one"),
+    ("generate {t} --model other --prompt x", "leave out one"),
     (f"{_GENERATE} --raw --prompt-file {{f}}/prompts.jsonl", "give either --prompt TEXT or --prompt-file FILE"),
-    ("generate demo --prompt-file {f}/none.jsonl", "does not exist"),
-    ("generate demo --prompt-file {f}/no_rows.jsonl", "has no rows"),
+    ("generate {t} --prompt-file {f}/none.jsonl", "does not exist"),
+    ("generate {t} --prompt-file {f}/no_rows.jsonl", "has no rows"),
     (f"{_GENERATE} --temperature -1", "--temperature -1"),
     (f"{_GENERATE} --temperature warm", "Invalid value for '--temperature'"),
     (f"{_GENERATE} --top-p 2", "--top-p 2"),
@@ -89,8 +89,8 @@ LINES: list[tuple[str, str]] = [
     (f'{_GENERATE} --speculative-config {{"method":"mlp_speculator"}}', "eyas has no such method"),
     (f"{_GENERATE} --speculative-algorithm OAK", "--speculative-algorithm OAK"),
     # chat, demo
-    ("chat demo --min-p 3", "--min-p 3"),
-    ("chat demo --draft-model ./mien", "there is no ./mien"),
+    ("chat {t} --min-p 3", "--min-p 3"),
+    ("chat {t} --draft-model ./mien", "there is no ./mien"),
     ("demo --tree bush", "unknown tree 'bush'"),
     ("demo --dtype int8", "'int8' is not one of"),
     # serve
@@ -98,26 +98,26 @@ LINES: list[tuple[str, str]] = [
     ("serve ./mien", "there is no ./mien"),
     (f"{_SERVE} --port 99999", "--port"),
     (f"{_SERVE} --log-format xml", "'xml' is not one of"),
-    (f"{_SERVE} --draft-model demo --tree bush", "unknown tree 'bush'"),
+    (f"{_SERVE} --draft-model {{d}} --tree bush", "unknown tree 'bush'"),
     (f"{_SERVE} --draft-model {{f}}/none", "there is no {f}/none"),
     (f"{_SERVE} --export-to {{f}}/out", "about other engines"),
     # verify, inspect, doctor, export
-    ("verify demo --draft-model demo", "Missing option '--prompt-file'"),
+    ("verify {t} --draft-model {d}", "Missing option '--prompt-file'"),
     (f"{_VERIFY} --tree bush", "unknown tree 'bush'"),
     (f"{_VERIFY} --temperatures hot", "write numbers with commas"),
     (f"{_VERIFY} --batch-sizes 0", "at least 1"),
-    ("verify demo --draft-model ./mien --prompt-file {f}/prompts.jsonl", "there is no ./mien"),
+    ("verify {t} --draft-model ./mien --prompt-file {f}/prompts.jsonl", "there is no ./mien"),
     ("inspect ./mien", "there is no ./mien"),
-    ("inspect demo --model ./mien", "there is no ./mien"),
+    ("inspect {t} --model ./mien", "there is no ./mien"),
     ("inspect", "Missing argument 'DIR_OR_ID'"),
-    ("doctor demo --draft-model ./mien", "there is no ./mien"),
-    ("doctor demo --draft-model demo --fix {f}", "exists and isn't empty"),
-    ("doctor demo --draft-model demo -n 0", "--num-speculative-tokens"),
+    ("doctor {t} --draft-model ./mien", "there is no ./mien"),
+    ("doctor {t} --draft-model {d} --fix {f}", "exists and isn't empty"),
+    ("doctor {t} --draft-model {d} -n 0", "--num-speculative-tokens"),
     ("push ./mien me/mine", "'./mien' does not exist"),
     ("push {f}/empty me/mine", "{f}/empty has no config.json: give a drafter's folder"),
     ("push {f}/empty mine", "mine isn't a repository's id: write OWNER/NAME"),
     ("export ./mien --to vllm -o {f}/out", "there is no ./mien"),
-    ("export demo --to nobody -o {f}/out", "'nobody' is not one of"),
+    ("export {d} --to nobody -o {f}/out", "'nobody' is not one of"),
     (f"{_EXPORT} --model ./mien", "there is no ./mien"),
     (f"{_EXPORT} --taps a,b", "--taps 'a,b'"),
     (f"{_EXPORT} --target demo", "No such option: --target"),
@@ -129,7 +129,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_PLAN} --anchors 3", "--anchors has no meaning for a drafter of kind eagle3"),
     (f"{_PLAN} --kind dspark --unroll 3", "--unroll has no meaning for a drafter of kind dspark"),
     ("train eagle33", "did you mean eagle3?"),
-    ("pipeline demo {f}/chats.jsonl -o {f}/out --workers 2", "--workers has no effect without --on"),
+    ("pipeline {t} {f}/chats.jsonl -o {f}/out --workers 2", "--workers has no effect without --on"),
     ("train {f}/none.yaml", "there is no file {f}/none.yaml"),
     ("train eagle3 drafter", "must look like key=value"),
     ("train {f}/empty.yaml", "one section, `lm` or `drafter`"),
@@ -144,10 +144,10 @@ LINES: list[tuple[str, str]] = [
     (f"{_REGENERATE} --on ray --endpoint http://x", "--on shares the work of engines"),
     (f"{_REGENERATE} --turns some", "'some' is not one of"),
     (f"{_REGENERATE} --endpoint http://x --batch-read {{f}}/chats.jsonl", "give one of them"),
-    ("data synthesize --model demo --chats 0 -o {f}/out.jsonl", "--chats"),
+    ("data synthesize --model {t} --chats 0 -o {f}/out.jsonl", "--chats"),
     ("data synthesize ./mien --chats 1 -o {f}/out.jsonl", "there is no ./mien"),
-    ("data synthesize demo --chats 1 --min-words 9 --max-words 5 -o {f}/out.jsonl", "there are none"),
-    ("data synthesize demo --chats 1 --near-duplicates 2 -o {f}/out.jsonl", "a similarity above 0 and at most 1"),
+    ("data synthesize {t} --chats 1 --min-words 9 --max-words 5 -o {f}/out.jsonl", "there are none"),
+    ("data synthesize {t} --chats 1 --near-duplicates 2 -o {f}/out.jsonl", "a similarity above 0 and at most 1"),
     ("data regenerate ./mien --chats {f}/chats.jsonl -o {f}/out.jsonl", "there is no ./mien"),
     ("data capture --model ./mien --chats {f}/chats.jsonl -o {f}/out", "there is no ./mien"),
     (f"{_CAPTURE} --engine sglang", "'sglang' is not one of"),

@@ -118,12 +118,13 @@ def test_a_stop_inside_an_accepted_path_does_not_leak_into_the_next_turn() -> No
     prompt = tiny.prompts(12)[0]
     tokens = tiny.continuation(target.model, prompt, 12)
     oracle = tiny.OracleDrafter([prompt + tokens], (1, 2, 4), omit=0.0)
-    talk = Conversation(Engine(target, None, Speculation(oracle, parse_tree("chain:6"))))
+    made = Engine(target, None, Speculation(oracle, parse_tree("chain:6")))
+    talk = Conversation(made)
     answer = ask(talk, prompt, stop_token_ids=(tokens[2],))
     cut = tokens.index(tokens[2]) + 1
     assert answer.token_ids == tokens[:cut]
     longer = [*prompt, *tokens[:cut], 50, 51]
-    oracle._sequences = [longer + tiny.continuation(target.model, longer, 12)]
+    made.speculation.drafter._sequences = [longer + tiny.continuation(target.model, longer, 12)]
     assert ask(talk, longer).token_ids == tiny.continuation(target.model, longer, 10)
 
 

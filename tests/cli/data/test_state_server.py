@@ -15,7 +15,7 @@ from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.data.capture import StateEngineOptions
 from eyas.data.store import FeatureStore
 from eyas.errors import EndpointError, UsageError
-from eyas.interop.serving import commands as hidden_states
+from eyas.interop.serving import hidden_states
 from eyas.targets import load_target
 from eyas.text.chats import exchange, write_chats
 

@@ -218,9 +218,11 @@ class Terminal:
 
 def _own_terminal() -> None:
     import fcntl
+    import signal
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it, and so do its children
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from eyas.interop.serving import commands as hidden_states
+from eyas.interop.serving import hidden_states
 
 Run = Callable[..., Result]
 

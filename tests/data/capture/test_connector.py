@@ -15,7 +15,7 @@ from eyas.data.capture.workers import CaptureWorker, capture_on
 from eyas.data.store import FeatureStore
 from eyas.data.store.layout import ShardLayout
 from eyas.errors import ClusterError, EndpointError, StoreError
-from eyas.interop.serving.commands import connector_arguments
+from eyas.interop.serving.hidden_states import connector_arguments
 from eyas.targets.loading import EmbeddingAndHead, load_embedding_and_head
 from eyas.targets.trace import FinalNorm
 

@@ -184,13 +184,13 @@ def test_a_model_s_generation_config_counts(model: str) -> None:
     assert ChatFitter(model, None, False, 0).identity != before
 
 
-def test_demo_is_the_embedded_target_for_the_generation_config_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Hub is not asked for a model called `demo`."""
+def test_the_generation_config_is_read_once_from_where_the_target_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub is not asked for a target that is a folder."""
     from transformers import GenerationConfig
 
     from eyas.data.chats.prepare import ChatFitter
 
-    from ...toy import TOY_TARGET
+    from ...toy.pair import TOY_TARGET
 
     names: list[str] = []
     read = GenerationConfig.from_pretrained

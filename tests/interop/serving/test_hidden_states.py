@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eyas.interop.serving.commands import connector_arguments, connector_refusal, explained, installed_connector
+from eyas.interop.serving.hidden_states import connector_arguments, connector_refusal, explained, installed_connector
 
 # as vLLM 0.32 logs it; the second as versions before 0.18 do
 UNKNOWN_CONNECTOR = "version 0.17.1\nValueError: Unsupported connector type: ExampleHiddenStatesConnector"

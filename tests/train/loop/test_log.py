@@ -158,7 +158,7 @@ def test_the_switches_of_train_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> 
 
     called: list[Any] = []
     monkeypatch.setattr(recipe, "run_recipe", lambda name, changes: called.append((name, list(changes))))
-    words = ["train", "demo/eagle3", "drafter.loop.steps=2", "--wandb", "drafts", "--mlflow", "trials"]
+    words = ["train", "smollm2/eagle3", "drafter.loop.steps=2", "--wandb", "drafts", "--mlflow", "trials"]
     assert CliRunner().invoke(app, words).exit_code == 0
     wanted = ["drafter.loop.steps=2", "drafter.loop.wandb=drafts", "drafter.loop.mlflow=trials"]
-    assert called == [("demo/eagle3", wanted)]
+    assert called == [("smollm2/eagle3", wanted)]

@@ -12,10 +12,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from eyas.bench.offline.trees import TrainingRun
 from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.bench.offline.trees import TrainingRun  # it imports torch, and a plot is checked before anything runs
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)

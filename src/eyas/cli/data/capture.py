@@ -265,7 +265,7 @@ class StateEngineOptions:
         """
         import os
 
-        from eyas.interop.serving.commands import connector_refusal, installed_connector
+        from eyas.interop.serving.hidden_states import connector_refusal, installed_connector
 
         if self.engine == "eyas":
             given = [name for name in ("engine_command", "engine_option") if getattr(self, name)]
@@ -327,7 +327,7 @@ class StateServer:
         be computed from what it writes.
         """
         from eyas.data.capture.connector import ConnectorStates, boundaries
-        from eyas.interop.serving.commands import connector_arguments, explained
+        from eyas.interop.serving.hidden_states import connector_arguments, explained
         from eyas.targets.fingerprint import embedding_head_fingerprint
         from eyas.targets.loading import load_embedding_and_head
         from eyas.targets.trace import FinalNorm

@@ -98,13 +98,13 @@ def _picture(lanes: list[Lane], screen: Console) -> Any:
 
 
 def _engines(dtype: str, tree: str) -> dict[str, Engine]:
-    """The plain and the speculative engine, on one model."""
+    """The plain and the speculative engine, on one model; the drafter and suffix decoding share a tree."""
     from eyas.assets import SMOLLM2
     from eyas.cli.common.build import quiet
     from eyas.engine import Engine, load
 
     quiet()
-    speculative = load(SMOLLM2, SMOLLM2, tree=tree, dtype=dtype)
+    speculative = load(SMOLLM2, SMOLLM2, method="+suffix", tree=tree, dtype=dtype)
     return {"plain": Engine(speculative.target, speculative.tokenizer), "speculative": speculative}
 
 
@@ -229,7 +229,7 @@ def _table(report: dict[str, Any]) -> Any:
     from rich.table import Table
 
     table = Table("text", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same model, the same text")
-    for header in ("plain\ntokens/s", "EAGLE\ntokens/s", "speedup", "accept\nlength", "effi-\nciency"):
+    for header in ("plain\ntokens/s", "speculative\ntokens/s", "speedup", "accept\nlength", "effi-\nciency"):
         table.add_column(header, justify="right")
     for header in ("accepted by\nposition, %", "identical\noutput"):
         table.add_column(header)

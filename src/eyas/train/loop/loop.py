@@ -50,7 +50,7 @@ class LoopConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
     parallel: Parallel = "auto"  # auto: ddp under torchrun, else none
-    threads: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"  # on a CPU; auto: fewer while others want the cores
+    threads: int | None = Field(default=None, gt=0)  # on a CPU; None: fewer while others want the cores
     log_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 10  # auto: a hundred times in all, at most every 50
     validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: five times, at most every 1,000
     save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
@@ -156,7 +156,7 @@ def train(
     done = load_state(state, model, optimizers, {**own, **identity}, partial(_recipe_key, section, own.keys()))
     identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
-    threads = SpareCores("training", processes.device, None if config.threads == "auto" else config.threads)
+    threads = SpareCores("training", processes.device, config.threads)
     with explaining_full_disk(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop, threads:
         window, clock, saved = Means(), done.seconds, time.monotonic()
         end = min(config.steps, config.until or config.steps)
