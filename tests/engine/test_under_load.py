@@ -6,10 +6,13 @@ plain rounds in turn. Invariants hold after every step.
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +116,14 @@ def compare(done: dict[int, Completion], expected: Sequence[Completion]) -> int:
 def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers here are short: with the usual headroom nobody would ever be preempted."""
     monkeypatch.setattr(scheduler, "_HEADROOM", 0)
+
+
+@pytest.fixture(autouse=True)
+def _steps_take_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients' shares are counted in seconds: with the machine's own, who is preempted would be left to chance."""
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr("eyas.engine.engine.time", clock)
 
 
 @cache
