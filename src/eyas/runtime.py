@@ -199,7 +199,7 @@ class CoreWatch:
 
     @property
     def seconds(self) -> float:
-        """Since the last look."""
+        """Wall time since the last look, in seconds."""
         return time.monotonic() - self._began
 
     def look(self) -> float | None:

@@ -110,7 +110,7 @@ class RecurrentStates:
     """The states of the sequences in a cache's slots: zeros where nothing was read yet."""
 
     def __init__(self, shapes: Mapping[StateKey, StateShape], slots: int, device: torch.device) -> None:
-        """Raises CacheMemoryError."""
+        """States of `slots` empty slots. Raises CacheMemoryError."""
         self._shapes, self._device = shapes, device
         self._held = self._zeros(slots)  # [slots, ...] each
         self._staged: dict[StateKey, Tensor] = {}  # [S, ...] each
@@ -161,7 +161,7 @@ class RecurrentStates:
         self._held = made
 
     def clear(self, slot: int) -> None:
-        """Nothing was read in a slot."""
+        """Begin a slot anew: its states are zeros, as before a sequence's first token."""
         for state in self._held.values():
             state[slot] = 0
 

@@ -47,7 +47,7 @@ def traced(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 
 
 def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-    """`traced` in one pass."""
+    """`traced` for rows that one pass takes, at most `AT_ONCE` tokens each."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (

@@ -124,6 +124,20 @@ def test_steps_run_in_order_and_once_and_the_end_is_what_to_serve(run: Run, comm
     assert len(commands.verbs) == 4 + 4
 
 
+def test_chats_can_be_made_up_and_evaluations_left_out(
+    run: Run, commands: CommandLine, chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RESULTS, "data synthesize", "made_up.jsonl")
+    told = ("--synthesize", 20, "--exclude", chats)
+    done = run("pipeline", "m", "stdlib", "-o", commands.folder, *told)
+    assert done.exit_code == 0, done.stderr
+    assert commands.verbs[:2] == ["data synthesize", "data prepare"]
+    assert commands.words["data synthesize"][2:4] == ["--chats", "20"]
+    prepared = commands.words["data prepare"]
+    assert prepared[:2] == ["stdlib", str(commands.folder / "made_up.jsonl")]
+    assert prepared[prepared.index("--exclude") + 1] == str(chats)
+
+
 def test_a_cluster_gets_what_it_can_share(run: Run, commands: CommandLine, chats: Path) -> None:
     told = ["--on", "ray:head:1", "--workers", "2"]
     assert run("pipeline", "m", chats, "-o", commands.folder, *told).exit_code == 0

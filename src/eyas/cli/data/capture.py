@@ -293,7 +293,7 @@ class StateEngineOptions:
 
     @property
     def program(self) -> EngineProgram:
-        """The engine's program."""
+        """How the other engine is started: its name, its command if one was given, and the options added to it."""
         return EngineProgram(self.engine, self.engine_command, tuple(self.engine_option))
 
     def server(self, model: str, device: str | None, prepared: Capture) -> StateServer:

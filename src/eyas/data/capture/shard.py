@@ -1,7 +1,5 @@
 """The rows that a capture stores, the plan of its shards, and the computation of one shard.
 
-The rows that a capture stores, and the plan of its shards.
-
 Chats become token rows; those without an answer to learn from are dropped. The shard plan is a pure function of rows
 and layout, so that every process of a capture arrives at the same one.
 

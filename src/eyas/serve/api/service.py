@@ -1,7 +1,4 @@
-"""The small routes and their bodies: models, tokenize and detokenize as vLLM has them, health, version, metrics.
-
-Requests and responses of the small routes: models, tokenize and detokenize, health, version.
-"""
+"""The small routes and their bodies: models, tokenize and detokenize as vLLM has them, health, version, metrics."""
 
 from __future__ import annotations
 
