@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
+from eyas.tree import acceptance as rates
 from eyas.tree.acceptance import Acceptance, never_rising
+from eyas.tree.draft_tree import DraftTree
 from eyas.tree.values import BIN_CENTRES, bins
 
 
@@ -68,3 +72,25 @@ def test_few_nodes_show_that_a_drafter_is_less_sure_than_it_could_be() -> None:
     values = acceptance.table().values[0, 0]
     assert values[at(0.5)] > 0.58  # nothing was seen there
     assert values[at(0.1)] > 0.13
+
+
+def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    rounds = []
+    for _ in range(150):
+        logprob = torch.tensor([[-0.1, -1.2, -0.4]]) - torch.rand(1, 3, generator=draw)
+        parents = torch.tensor([[-1, -1, 0]])
+        tree = DraftTree(torch.tensor([[5, 6, 7]]), parents, logprob, torch.ones(1, 3, dtype=torch.bool), 2)
+        rounds.append((tree, [[[0], [0, 1], [0, 2], [0, 1, 3]][int(torch.randint(4, (1,), generator=draw))]]))
+    tables = []
+    for most in (1, 64):
+        monkeypatch.setattr(rates, "_WAITING", most)
+        acceptance = Acceptance()
+        for tree, paths in rounds:
+            acceptance.learn_tree(tree, paths, np.zeros(1, dtype=np.int64))
+        acceptance.forget(0.5)
+        for tree, paths in rounds[:10]:
+            acceptance.learn_tree(tree, paths, np.zeros(1, dtype=np.int64))
+        tables.append(acceptance.table().values)
+    np.testing.assert_allclose(tables[0], tables[1], rtol=1e-9)
+    assert abs(tables[0] - Acceptance().table().values).max() > 0.1

@@ -37,6 +37,8 @@ _DOUBT = 2.0
 """Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
 _FADE = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
+_WAITING = 64
+"""The most rounds that wait to be counted together: a round's few nodes aren't worth a dozen array operations."""
 
 
 class Acceptance:
@@ -50,6 +52,8 @@ class Acceptance:
         self._prior_weight[found], self._prior_most[found] = _PRIOR_OF_FOUND, _MOST_OF_FOUND
         self._offered: Array = np.zeros((groups, 2, BINS))
         self._accepted: Array = np.zeros((groups, 2, BINS))
+        self._waiting: list[list[tuple[int, bool, float, bool]]] = []
+        """The nodes of rounds that aren't counted yet: group, later child, log-probability, accepted."""
 
     def learn_tree(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
         """Count the nodes of a verified tree whose parents were accepted; on an accelerator this waits for it.
@@ -58,39 +62,54 @@ class Acceptance:
         """
         sources = [[0] * tree.size] * len(paths) if tree.sources is None else tree.sources.tolist()
         columns = (tree.acceptable.tolist(), tree.parents.tolist(), tree.logprob.tolist(), sources)
-        group, later, steps, accepted = [], [], [], []
+        tested = []
         for row, (path, *nodes) in enumerate(zip(paths, *columns, strict=True)):  # lists: few nodes are tested
             walked, begun, logprobs = set(path), set[tuple[int, int]](), nodes[2]
             for node, (valid, parent, logprob, source) in enumerate(zip(*nodes, strict=True), 1):
                 if valid and parent + 1 in walked:
-                    group.append(groups[row] + GROUPS * source)
-                    later.append((parent, source) in begun)
-                    steps.append(logprob - logprobs[parent] if parent >= 0 else logprob)
-                    accepted.append(node in walked)
+                    step = logprob - logprobs[parent] if parent >= 0 else logprob
+                    tested.append((int(groups[row]) + GROUPS * source, (parent, source) in begun, step, node in walked))
                     begun.add((parent, source))
-        if steps:
-            self.learn(np.array(group), np.array(later), bins(np.array(steps)), np.array(accepted))
+        if tested:
+            self._waiting.append(tested)
+        if len(self._waiting) >= _WAITING:
+            self._count()
 
-    def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask) -> None:
+    def _count(self) -> None:
+        """Count the nodes of the rounds that wait."""
+        rounds, self._waiting = self._waiting, []
+        if rounds:
+            group, later, steps, accepted = map(
+                np.array, zip(*(node for nodes in rounds for node in nodes), strict=True)
+            )
+            ages = np.repeat(np.arange(len(rounds))[::-1], [len(nodes) for nodes in rounds])
+            self.learn(group, later, bins(steps), accepted, ages)
+
+    def learn(self, groups: Indices, later: Mask, bins: Indices, accepted: Mask, ages: Indices | None = None) -> None:
         """Count verified nodes [n] whose parents were accepted.
 
-        `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself.
+        `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself;
+        `ages` [n]: how many rounds ago, the oldest first (None = all in one).
         """
         shape = self._offered.shape
         at = np.ravel_multi_index((groups, later.astype(np.int64), bins), shape)
-        self._offered *= _FADE
-        self._accepted *= _FADE
-        self._offered += np.bincount(at, minlength=self._offered.size).reshape(shape)
-        self._accepted += np.bincount(at, weights=accepted, minlength=self._offered.size).reshape(shape)
+        weights = np.ones(len(at)) if ages is None else _FADE**ages
+        fade = _FADE * weights[0]
+        self._offered *= fade
+        self._accepted *= fade
+        self._offered += np.bincount(at, weights=weights, minlength=self._offered.size).reshape(shape)
+        self._accepted += np.bincount(at, weights=weights * accepted, minlength=self._offered.size).reshape(shape)
 
     def forget(self, kept: float, sources: slice = slice(None)) -> None:
         """Scale the weight of what was learnt so far, of some sources' nodes, by `kept`, from 0 to 1."""
+        self._count()
         groups = slice(*(None if end is None else end * GROUPS for end in (sources.start, sources.stop)))
         self._offered[groups] *= kept
         self._accepted[groups] *= kept
 
     def table(self) -> ValueTable:
         """The current acceptance rates, by group, first or later child, and probability."""
+        self._count()
         weight = self._offered + self._prior_weight
         values = (self._accepted + self._prior_weight * np.minimum(self._prior(), self._prior_most)) / weight
         for at in np.ndindex(values.shape[:2]):
