@@ -95,6 +95,16 @@ def test_a_run_may_go_on_from_a_store(sure_target: Path, chats: Path, store: Pat
     assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 6
 
 
+def test_a_share_of_the_data_is_its_beginning(sure_target: Path, chats: Path, store: Path, tmp_path: Path) -> None:
+    rows = len(read_rows(load_tokenizer(sure_target), chats, 0.2, 128, 512).rows["train"])
+    first = capture_store(sure_target, chats, tmp_path / "first", (1, 3, 4), slice(0, round(0.4 * rows)))
+    share = recipe(sure_target, tmp_path / "share", source="offline", store=store, data_share=0.4)
+    runs = [train_drafter(share), train_drafter(recipe(sure_target, tmp_path / "all", source="offline", store=first))]
+    facts = [json.loads((drafter / "config.json").read_text())["eyas"] for drafter in runs]
+    assert facts[0]["data_hash"] == facts[1]["data_hash"]
+    assert losses(tmp_path / "share") == losses(tmp_path / "all")
+
+
 def test_the_taps_of_a_store_are_used(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     folder = capture_store(sure_target, chats, tmp_path / "store", (0, 2))
     drafter = train_drafter(recipe(sure_target, tmp_path / "run", source="offline", store=folder))

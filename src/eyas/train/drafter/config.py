@@ -24,6 +24,7 @@ class DrafterTrainConfig(StrictModel):
     store: Path | None = None  # a store made by `eyas data capture`; for offline and hybrid
     chats: Path | None = None  # a chat folder or a .jsonl file; for online and hybrid
     held_out_share: float | None = Field(default=None, gt=0, lt=1)  # of a .jsonl file; folders and stores have splits
+    data_share: float = Field(default=1.0, gt=0, le=1)  # of the training chats, the first ones: for curves over data
     output: Path
     device: str | None = None  # None: the accelerator if there is one
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it

@@ -8,7 +8,7 @@ The draft vocabulary: the tokens of the target that are most frequent in answers
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -110,6 +110,11 @@ class TrainingData:
         for name in SPLITS:
             if not self.rows.get(name):
                 raise DataError(f"there is no chat for {name}: add chats, or change the held-out share")
+
+    def beginning(self, share: float) -> TrainingData:
+        """The same with the first `share` of the training rows, at least one."""
+        rows = self.rows["train"]
+        return replace(self, rows=self.rows | {"train": rows[: max(1, round(share * len(rows)))]})
 
 
 def open_data(

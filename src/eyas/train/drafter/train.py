@@ -298,6 +298,7 @@ def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) ->
 def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loaded: RunTarget, tokenizer: Any) -> Path:
     target, length = loaded.target, cut_length(written, loaded.target)
     data = open_data(written.source, written.store, written.chats, written.held_out_share, length, target, tokenizer)
+    data = data.beginning(written.data_share)
     config = sized(written, target, dtype, data.rows["train"])
     train_batches, held_out = (
         ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed, config.segments)
