@@ -52,13 +52,14 @@ def load(
 
     `tree` is a shape such as `chain:4` or `dynamic:6,8,32`; None takes the drafter's own default, which may be `auto`;
     `auto` (or `auto:chain`) measures costs for some seconds and then sizes every round's trees, down to none where
-    nothing pays. `costs` is a file that keeps those measurements for the next time. With a `draft_model`, `method` is
-    the kind that it must be; None = whatever the files hold. `draft_window` is the number of pairs that the drafter
-    attends to besides its first ones, `auto` or `off`; None is what its config says. `draft_quantize` says whether the
-    drafter's weights are in 8 bits, `int8` or `off`; None: where that is faster. `rule` replaces the lossless walk.
-    `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what the checkpoint says, float32
-    for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize` `int8` keeps the
-    target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's own template.
+    nothing pays. `costs` is the file that keeps those measurements for the next time; None: one in the user's cache.
+    With a `draft_model`, `method` is the kind that it must be; None = whatever the files hold. `draft_window` is the
+    number of pairs that the drafter attends to besides its first ones, `auto` or `off`; None is what its config says.
+    `draft_quantize` says whether the drafter's weights are in 8 bits, `int8` or `off`; None: where that is faster.
+    `rule` replaces the lossless walk. `batch_size` sequences run at once, or what `limits` say. `dtype` `auto` is what
+    the checkpoint says, float32 for CPUs that are slow in half precision. `eager` leaves out CUDA graphs. `quantize`
+    `int8` keeps the target's weights in 8 bits, on a CPU. `chat_template` is a Jinja file in place of the tokenizer's
+    own template.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     speculates = draft_model is not None or method is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.loading import load_drafter
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
@@ -140,6 +141,27 @@ def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
     small = tiny.drafter("eagle3", draft_vocab_size=3)
     assert make_controller(target, small, "auto", 1, costs)._widths == (1, 2, 3)
     assert make_controller(target, small, "auto:chain", 1, costs)._widths == (1,)
+
+
+def test_a_pair_is_measured_at_its_first_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("eyas.machine._others_work", lambda: False)
+    measured: list[tuple[int, int]] = []
+
+    def measure(target: Target, drafter: Drafter, rows: int, widest: int) -> CostTable:
+        measured.append((rows, widest))
+        table = Machine(unit=0.01 * len(measured)).table()
+        return table.model_copy(update={"measured_on": describe(target, drafter)})
+
+    monkeypatch.setattr(calibration, "calibrate", measure)
+    target = tiny.target("llama")
+    first = costs_for(target, tiny.drafter("eagle3"), 1)
+    assert costs_for(tiny.target("llama"), tiny.drafter("eagle3"), 1) == first
+    assert len(measured) == 1
+    others = [costs_for(target, tiny.drafter("eagle3"), 4), costs_for(target, tiny.drafter("mlp"), 1)]
+    assert len(measured) == 3
+    assert first not in others
+    assert others[0] != others[1]
 
 
 @pytest.mark.parametrize(("native", "runs"), [(True, 1), (False, 2)])

@@ -182,7 +182,10 @@ class DraftOptions(LoadedDrafterOptions):
     ] = None
     costs: Annotated[
         Path | None,
-        Option(dir_okay=False, help="For auto: where measured costs are kept (default: measured at every start)."),
+        Option(
+            dir_okay=False,
+            help="For auto: where measured costs are kept (default: in the user's cache, for each pair).",
+        ),
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[

@@ -30,8 +30,10 @@ from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
+from eyas.machine import measured_once
 from eyas.targets import Target
 from eyas.targets.fingerprint import weight_shapes
+from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import holds_int8, lone_torch
 from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
@@ -346,8 +348,8 @@ def make_controller(
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
     `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
-    which all slots must be empty; None = measured and not saved. UsageError for a file that can't be used, and for
-    `auto:chain` where the drafter has no chains.
+    which all slots must be empty; None = a file in the cache directory. UsageError for a file that can't be used, and
+    for `auto:chain` where the drafter has no chains.
     """
     window = _window_of(drafter)
     if window is not None and text != "auto":
@@ -373,14 +375,20 @@ def make_controller(
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:
-    """The costs in the file `saved`; if it doesn't exist, they are measured and written there. None = not saved.
+    """The costs in the file `saved`; if it doesn't exist, they are measured and written there.
 
-    A hybrid costs what its network costs.
+    None = in the cache directory, in a file for this pair and number of rows. A hybrid costs what its network costs.
     """
     drafter = drafter.network if isinstance(drafter, HybridDrafter) else drafter
-    if saved is not None and saved.exists():
-        return CostTable.read(saved, describe(target, drafter))
+    measured_on = describe(target, drafter)
+    if saved is None:
+        native = kernels()
+        what = (measured_on, batch_size, native and native.name, sorted(CostTable.model_fields))
+        name = f"costs-{hashlib.sha256(repr(what).encode()).hexdigest()[:16]}"
+        kept = measured_once(name, lambda: calibrate(target, drafter, batch_size, drafter.max_fanout).model_dump_json())
+        return CostTable.model_validate_json(kept)
+    if saved.exists():
+        return CostTable.read(saved, measured_on)
     table = calibrate(target, drafter, batch_size, drafter.max_fanout)
-    if saved is not None:
-        table.save(saved)
+    table.save(saved)
     return table
