@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,10 @@ import torch
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.errors import ConfigError
-from eyas.train.drafter.data import choose_draft_vocabulary, count_answer_tokens
+from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
+from eyas.train.drafter.data import KNOWN, DraftVocabulary, choose_draft_vocabulary, count_answer_tokens
+
+from ... import tiny
 
 
 def test_only_answer_tokens_count() -> None:
@@ -46,3 +51,17 @@ def test_maps_agree() -> None:
     assert module.d2t.tolist() == [2, 4, 6]
     assert module.target_ids.tolist() == [2, 5, 8]
     assert module.t2d.nonzero().flatten().tolist() == [2, 5, 8]
+
+
+def test_a_run_keeps_tokens_of_its_start_unless_others_are_clearly_more_frequent(tokenizer: Any) -> None:
+    target = tiny.target("llama")
+    ends = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
+    answer = np.repeat(np.array([10, 11, 12]), [KNOWN + 1, KNOWN - 1, 1])
+    rows = [TokenRow(answer, np.ones(len(answer), dtype=np.bool_))]
+    size = len(ends) + 2
+    fresh, going_on = (
+        set(DraftVocabulary.chosen(rows, size, target, tokenizer, known).ids.tolist()) - ends
+        for known in (None, torch.tensor([12, 13]))
+    )
+    assert fresh == {10, 11}
+    assert going_on == {10, 12}

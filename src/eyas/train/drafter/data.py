@@ -39,17 +39,30 @@ class DraftVocabulary:
     distinct: int  # different tokens in the answers
 
     @classmethod
-    def chosen(cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any) -> DraftVocabulary:
-        """The `size` most frequent tokens of the answers, always with those that end an answer."""
+    def chosen(
+        cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any, known: Tensor | None = None
+    ) -> DraftVocabulary:
+        """The `size` most frequent tokens of the answers, always with those that end an answer.
+
+        `known` ids are the vocabulary of the drafter that a run starts from: each counts as if it were seen a few times
+        more, so that little data drives out only those that it hardly has.
+        """
         counts = count_answer_tokens(rows, target.vocab_size)
         stop_ids = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
-        ids = choose_draft_vocabulary(counts, size, stop_ids)
+        seen = counts.clone()
+        if known is not None:
+            seen[known.cpu()] += KNOWN
+        ids = choose_draft_vocabulary(seen, size, stop_ids)
         return cls(ids, float(counts[ids].sum() / counts.sum()), int(counts.count_nonzero()))
 
     def __str__(self) -> str:
         size = len(self.ids)
         spare = f"; {size - self.distinct:,} never occur" if size > self.distinct else ""
         return f"{size:,} tokens cover {self.covered:.2%} of answers ({self.distinct:,} different tokens{spare})"
+
+
+KNOWN = 4
+"""The occurrences that a token of the drafter that a run starts from counts for beforehand."""
 
 
 def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:

@@ -33,7 +33,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
 from eyas.runtime import duration, versions
-from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets import load_target, load_tokenizer
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
 from eyas.targets.quantization import quantized_by
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
@@ -307,12 +307,17 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
     loop = resolved(config.loop, train_batches.per_epoch, config.output, processes)
     config = config.model_copy(update={"loop": loop})
     size = config.shape.draft_vocabulary(target.vocab_size)
-    vocabulary = DraftVocabulary.chosen(data.rows["train"], size, target, tokenizer)
+    start = None if config.warm_start is None else load_network(local_directory(config.warm_start), target)
+    known = None if start is None else start.target_ids
+    vocabulary = DraftVocabulary.chosen(data.rows["train"], size, target, tokenizer, known)
     torch.manual_seed(loop.seed)
     network = fresh_network(with_taps(config.shape, target, data.served_taps), target, vocabulary.ids)
     taps = network.config.taps_of(target.num_layers)
     check_positions(config, network)
-    started = _started(network, taps, config, target)
+    started = None
+    if start is not None and config.warm_start is not None:
+        common = warm_start(network, taps, start, config.warm_start)
+        started = f"{config.warm_start} ({common} of {network.config.draft_vocab_size} draft tokens known to it)"
     learnt, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
     objective = DraftObjective(
         network, target.head, target.vocab_size, learnt, config.loss, loop.bf16, loop.seed,
@@ -346,15 +351,6 @@ def check_positions(config: SizedConfig, network: DraftNetwork) -> None:
             f"loss.random_start {config.loss.random_start} and rows of {longest} tokens lead to positions beyond the "
             f"drafter's {most}: set it to {max(0, most - longest)} or less"
         )
-
-
-def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
-    """Warm-start `network` if the recipe says so, and return a description for the table of settings."""
-    if config.warm_start is None:
-        return None
-    path = local_directory(config.warm_start)
-    known = warm_start(network, taps, load_network(path, target), config.warm_start)
-    return f"{config.warm_start} ({known} of {network.config.draft_vocab_size} draft tokens known to it)"
 
 
 def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> int:
