@@ -28,7 +28,7 @@ FOUNDATION = frozenset(
     }
 )
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
-ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
+ABOVE = ENGINE | {"options", "session", "__init__"}  # options to engines; `import eyas` and its public names
 ALLOWED: dict[str, frozenset[str]] = {
     "types": frozenset({"errors"}),
     "errors": frozenset(),
@@ -48,6 +48,8 @@ ALLOWED: dict[str, frozenset[str]] = {
     "targets": FOUNDATION | {"tree"},
     "drafters": FOUNDATION | {"tree", "verify", "targets"},
     "engine": FOUNDATION | {"tree", "verify", "targets", "drafters"},
+    "options": ENGINE,
+    "session": ENGINE | {"options"},
     "text": ABOVE,
     "data": ABOVE | {"text", "cluster"},
     "train": ABOVE | {"text", "data"},
@@ -62,9 +64,7 @@ TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 MOST_LINES, MOST_FILES, SLIVER = 600, 20, 60
 MOST_STATEMENT_LINES, MOST_PARAMETERS, MOST_METHODS = 60, 8, 16
 OVERSIZE = {
-    "bench/serving/run.py measure_sides": 9, "cli/bench/accuracy.py accuracy": 97, "cli/bench/bench.py bench": 69,
-    "cli/bench/checkpoints.py checkpoints": 90, "cli/bench/methods.py methods": 101, "cli/bench/report.py report": 61,
-    "cli/bench/serve.py serve": 75, "cli/bench/trees.py trees": 67, "cli/train/plan.py plan": 102,
+    "cli/train/plan.py plan": 102,
     "drafters/base.py Drafter": 26, "drafters/decoding.py NetworkDrafter": 32, "drafters/history.py HistoryDrafter": 17,
     "drafters/hybrid.py HybridDrafter": 28, "drafters/loading.py open_drafter": 9,
     "drafters/network.py DraftNetwork": 19, "drafters/small_lm/drafter.py SmallLmDrafter": 19,
@@ -77,6 +77,8 @@ OVERSIZE = {
 """What is above a cap -> how large it is; no number here may rise, and none is left once the cap is kept."""
 LARGE: dict[str, str] = {}
 """Folders of more files -> why."""
+PUBLIC = {"session.py load"}
+"""Functions of the public API whose parameters are a user's options, as a verb's are."""
 FAMILIES = {"drafters/kinds", "serve/api"}
 """Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
 CIRCLES = {"targets"}
@@ -190,7 +192,7 @@ def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
 
 
 def excess(path: Path) -> Iterator[tuple[str, int]]:
-    """What of a file is above a cap, and by which size. A verb's parameters are its options: they aren't counted."""
+    """What of a file is above a cap, and by which size. Parameters that are a user's options aren't counted."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
@@ -203,7 +205,7 @@ def excess(path: Path) -> Iterator[tuple[str, int]]:
             parameters = sum(one.arg not in ("self", "cls") for one in arguments)
             if statements > MOST_STATEMENT_LINES:
                 yield f"{ids(path)} {node.name}", statements
-            elif parameters > MOST_PARAMETERS and room(path) != "cli":
+            elif parameters > MOST_PARAMETERS and room(path) != "cli" and f"{ids(path)} {node.name}" not in PUBLIC:
                 yield f"{ids(path)} {node.name}", parameters
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engine import load
+from eyas.session import load
 from eyas.targets import Target
 from eyas.tree import NodeLogits
 

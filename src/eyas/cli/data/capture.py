@@ -17,7 +17,6 @@ from typer import Option
 
 from eyas.assets import named_target
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import check_target
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, next_step, note
 from eyas.cli.common.engine_program import EngineProgram
@@ -27,7 +26,6 @@ from eyas.cli.common.options import (
     EngineArguments,
     EngineCommand,
     Final,
-    RuntimeOptions,
     States,
     Taps,
     parse_final,
@@ -36,6 +34,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import keeping
 from eyas.errors import EndpointError, StoreError, UsageError
+from eyas.options import TargetOptions
 from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def capture(
         raise UsageError("--dry-run measures this machine: leave out --on")
     kind, top = parse_final(final)
     boundaries = parse_taps(taps)
-    check_target(model, RuntimeOptions(device=device))
+    TargetOptions(model, device=device).check()
     engines.check(model, shared=shared)
     elsewhere = engines.engine != "eyas"
     if elsewhere:
