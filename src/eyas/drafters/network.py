@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
-from eyas.targets import Target
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear
@@ -115,7 +115,7 @@ class DraftNetwork(nn.Module):
         """Names and shapes of all its tensors, the vocabulary map included."""
         return {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
 
-    def fill(self, tensors: Mapping[str, Tensor], target: Target | None = None) -> DraftNetwork:
+    def fill(self, tensors: Mapping[str, Tensor], target: EmbeddingAndHead | None = None) -> DraftNetwork:
         """Make a blank network of exactly these tensors, none of them copied, and what it shares with `target`.
 
         Returns the network itself, in inference mode.
@@ -131,7 +131,7 @@ class DraftNetwork(nn.Module):
         self.t2d.fill_(False)
         self.t2d[ids.to(self.t2d.device)] = True
 
-    def borrow(self, target: Target) -> None:
+    def borrow(self, target: EmbeddingAndHead) -> None:
         """Use the target's embedding and head where this network has none; the vocabulary must be set before.
 
         Raises CheckpointError when they have another size.

@@ -23,6 +23,7 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
@@ -210,13 +211,6 @@ def _trial_logits(model: Any) -> Tensor:
     return logits
 
 
-class EmbeddingAndHead(Target):
-    """A target's sizes, embedding, final norm and head: all that training from a store needs.
-
-    It has one decoder layer, so a forward pass through it means nothing.
-    """
-
-
 def load_embedding_and_head(
     model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
 ) -> EmbeddingAndHead:
@@ -236,10 +230,7 @@ def load_embedding_and_head(
         loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
-    target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
-    target.config = config.get_text_config()
-    target.num_layers = target.config.num_hidden_layers
-    return target
+    return EmbeddingAndHead.alone(loaded.to(torch_device).eval().requires_grad_(False), config)
 
 
 def _shortened(config: Any) -> Any:

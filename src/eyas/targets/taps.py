@@ -84,6 +84,13 @@ def check_boundaries(taps: Sequence[int], final: int, odd: Mapping[int, list[int
         )
 
 
+def stacked(caught: Sequence[Tensor], tokens: Tensor, hidden: int, dtype: torch.dtype) -> Tensor:
+    """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
+    if not caught:
+        return torch.empty(*tokens.shape, 0, hidden, dtype=dtype, device=tokens.device)
+    return torch.stack(list(caught), dim=2).to(dtype)
+
+
 @contextmanager
 def caught_taps(base: nn.Module, layers: nn.ModuleList, boundaries: Sequence[int]) -> Iterator[list[Tensor]]:
     """Within the block, one forward pass fills the list with its taps, each [B, S, Ht], in order of `boundaries`.

@@ -12,29 +12,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.errors import UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
-    context_limit,
-    decoder_layers,
-    logit_finish,
     refuse_encoder,
-    refuse_unsupported,
     refused_where_it_fails,
 )
 from eyas.targets.attention import RaggedLayout, use_layout
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
+from eyas.targets.native.linears import multiplies_by_vectors
 from eyas.targets.recurrent import ShapeProbe, check_states, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
-from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
+from eyas.targets.taps import caught_taps, odd_taps, stacked
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
 from eyas.targets.trials import choose_passes
@@ -73,7 +69,7 @@ class PrefillChunk(NamedTuple):
 
 
 @dataclass
-class Target:
+class Target(EmbeddingAndHead):
     """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
 
     It keeps nothing of any sequence. Raises UnsupportedModelError for models that can't verify trees.
@@ -88,19 +84,8 @@ class Target:
     """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
     def __post_init__(self) -> None:
-        refuse_unsupported(type(self.model), self.model.config)
-        self.config = self.model.config.get_text_config()
-        head = self.model.get_output_embeddings()
-        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
-        self.hidden_size: int = self.config.hidden_size
-        self.num_layers: int = self.config.num_hidden_layers
-        self.dtype: torch.dtype = self.model.dtype
-        self.device: torch.device = self.model.device
-        self.max_length = context_limit(self.config)
-        self.layers = decoder_layers(self.model, self.num_layers)
+        super().__init__(self.model)
         self.plan = attention_plan(self.config)
-        self.finish = logit_finish(self.config)
-        """What the model does to its head's product: nothing, a scale, a soft cap."""
         with refused_where_it_fails(self.model):
             self._probe()
             choose_passes(self)
@@ -125,9 +110,7 @@ class Target:
         self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
         run_by_levels(probe.modules)
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
-        self.head_is_exact: bool = torch.allclose(
-            self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
-        )
+        self.head_is_exact = self._gives(final, out.logits)
 
     def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
         """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
@@ -144,45 +127,6 @@ class Target:
     def dense_pass(self) -> int | None:
         """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
         return _DENSE_PASS if multiplies_by_vectors(self.model) else None
-
-    @property
-    def final_boundary(self) -> int:
-        """The tap boundary after the final norm, n + 1: what the head reads."""
-        return self.num_layers + 1
-
-    def head(self, final: Tensor, rows: nn.Module | None = None) -> Tensor:
-        """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
-
-        `rows` are what `head_rows` made: logits of those tokens only. Raises UnsupportedModelError if the model does
-        more to its logits (`head_is_exact` is False).
-        """
-        if not self.head_is_exact:
-            raise UnsupportedModelError(
-                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
-                "recomputed from stored states for training; decoding is not affected"
-            )
-        head = self.model.get_output_embeddings() if rows is None else rows
-        out: Tensor = self.finish(head(final.to(self.dtype)))
-        return out
-
-    @property
-    def head_is_linear(self) -> bool:
-        """Whether logits are the head's product and nothing else."""
-        return self.head_is_exact and isinstance(self.finish, nn.Identity)
-
-    def head_rows(self, ids: Tensor) -> nn.Module:
-        """A copy of the head for the tokens `ids` [Vd] only."""
-        whole = self.model.get_output_embeddings()
-        ids = ids.to(self.device)
-        rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
-        rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
-        if whole.bias is not None:
-            rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
-        return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
-
-    def check_taps(self, taps: Sequence[int]) -> None:
-        """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
-        check_boundaries(taps, self.final_boundary, self._odd_taps)
 
     def prefill(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
@@ -247,19 +191,12 @@ class Target:
         if replayed is not None:
             logits, caught = replayed
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
-        layout = self._layout(tree)
+        layout = RaggedLayout.of_tree(tree) if self.ragged else None
         if cache.states is not None:
             cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
-
-    def _layout(self, tree: DraftTree) -> RaggedLayout | None:
-        """The layout of the trees' valid nodes; None = run padded: all are valid, or counting them takes a sync."""
-        if not self.ragged or tree.full is not False:
-            return None
-        nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
-        return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
@@ -329,7 +266,7 @@ class Target:
                 use_cache=True,
                 **given(runner, cache),
             )[0]
-        return out, self.stacked(caught, tokens)
+        return out, stacked(caught, tokens, self.hidden_size, self.dtype)
 
     def _run_native(
         self, native: NativeDecoder, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None,
@@ -348,12 +285,6 @@ class Target:
         done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
-
-    def stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
-        """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
-        if not caught:
-            return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return torch.stack(list(caught), dim=2).to(self.dtype)
 
     def masks(
         self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,

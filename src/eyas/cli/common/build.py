@@ -17,7 +17,6 @@ from eyas.drafters.methods import read_method
 from eyas.drafters.options import check_source
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
-from eyas.options import EngineOptions
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
 
@@ -94,10 +93,10 @@ def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
     """Refuse what is wrong with the options of an engine before anything heavy is imported; returns the tree's spec."""
     tree = tree_text(draft)
     check_acceptance(draft, tree)
-    EngineOptions(tree, costs=draft.costs).check(draft.drafts)
+    draft.engine(tree).check(draft.drafter is not None)
     target.of(target.model).check()
-    if draft.drafts:
-        draft.of(draft.draft_model, draft.method).check()
+    if draft.drafter is not None:
+        draft.drafter.check()
     return tree
 
 
@@ -116,9 +115,8 @@ def open_engine(
         quiet()
         from eyas import session
 
-        drafter = draft.of(draft.draft_model, draft.method) if draft.drafts else None
-        options = EngineOptions(tree, draft.coupled is not False, rule, batch_size, limits, draft.costs)
-        return session.open_engine(target.of(target.model), drafter, options)
+        options = draft.engine(tree, batch_size, limits, rule)
+        return session.open_engine(target.of(target.model), draft.drafter, options)
 
 
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:

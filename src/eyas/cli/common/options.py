@@ -20,6 +20,8 @@ from eyas.urls import fetch
 
 if TYPE_CHECKING:
     from eyas.data.store.layout import FinalKind
+    from eyas.types import Limits
+    from eyas.verify import WalkRule
 
 _PROMPT_FILE = Option(
     exists=True,
@@ -213,9 +215,21 @@ class DraftOptions(LoadedDrafterOptions):
     ] = None
 
     @property
-    def drafts(self) -> bool:
-        """Whether there is a drafter, or a method without one."""
-        return self.method != "none" and (self.draft_model is not None or self.method is not None)
+    def drafter(self) -> DrafterOptions | None:
+        """The options of the drafter, or of a method without one; None for plain decoding."""
+        drafts = self.method != "none" and (self.draft_model is not None or self.method is not None)
+        return self.of(self.draft_model, self.method) if drafts else None
+
+    def engine(
+        self,
+        tree: str | None,
+        batch_size: int | None = None,
+        limits: Limits | None = None,
+        rule: WalkRule | None = None,
+    ) -> options.EngineOptions:
+        """The options of the engine; `tree` as `tree_text` reads it, `rule` as `walk_rule` does."""
+        coupled = self.coupled is not False
+        return options.EngineOptions(tree, coupled, rule, batch_size, limits, self.costs)
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import Kind
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import kind_for
-from eyas.targets import Target
 from eyas.targets.architecture import logit_finish
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ServedTarget:
 
     name: str
     """Its name in the exported files and the command."""
-    partial: Target
+    partial: EmbeddingAndHead
     """Its sizes, embedding and head; the layers needn't be loaded."""
     tokenizer: Any = None
     """The transformers tokenizer, for formats that contain one."""

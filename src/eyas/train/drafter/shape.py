@@ -23,8 +23,8 @@ from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
-from eyas.targets import Target
 from eyas.targets.architecture import FULL
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.taps import default_taps
 
 DRAFT_VOCABULARY = 32_000
@@ -227,7 +227,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
-def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> DraftNetwork:
+def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tensor) -> DraftNetwork:
     """A network with fresh weights on the target's device.
 
     An embedding or head of its own is initialised from the target's if the widths agree. draft_ids [Vd] are the target

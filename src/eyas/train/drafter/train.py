@@ -33,7 +33,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
 from eyas.runtime import duration, versions
-from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets import load_target, load_tokenizer
+from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
 from eyas.targets.quantization import quantized_by
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
@@ -347,7 +348,9 @@ def check_positions(config: SizedConfig, network: DraftNetwork) -> None:
         )
 
 
-def _started(network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: Target) -> str | None:
+def _started(
+    network: DraftNetwork, taps: tuple[int, ...], config: DrafterTrainConfig, target: EmbeddingAndHead
+) -> str | None:
     """Warm-start `network` if the recipe says so, and return a description for the table of settings."""
     if config.warm_start is None:
         return None
