@@ -3,8 +3,6 @@
 Successive halving tries many settings on few prompts, then ever fewer settings on ever more prompts. Every rung is a
 measurement of its own, with everything in it interleaved. Earlier rungs only drop settings; the figures of the
 finalists come from the last one, on all prompts.
-
-Which checkpoint of a training run to serve: its folder as `eyas train` wrote it, and the report of the choice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`eyas bench measure`: drafters and trees, or a server, against plain decoding.
-
-`eyas bench --endpoint`: a server measured as an engine in this process is.
-"""
+"""`eyas bench measure`: drafters and trees, or a server, against plain decoding."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`eyas data capture`: the target's hidden states for all chats, stored once.
-
-Options of `eyas data capture` about another engine: a vLLM server, started here, that writes the hidden states.
-"""
+"""`eyas data capture`: the target's hidden states for all chats, stored once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`eyas data regenerate`: the target answers the chats itself.
-
-Options of `eyas data regenerate` about who answers: the engine here, an endpoint, or batch files.
-"""
+"""`eyas data regenerate`: the target answers the chats itself."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Answers from engines in this process, and from workers on many machines that have such engines.
 
 There is one journal, which the process that runs the crew writes: a question whose answer isn't in it is asked again.
-
-Answers questions with an engine in this process, by continuous batching; with speculation if it has a drafter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Reads a finished store: its rows in the order of capture, and their features, also as batches for training.
 
-Feature sources that read a store; their batches equal those of a target in the loop.
-
 Stored rows, which have no padding, are assembled into padded batches. They move to the device encoded and are decoded
 there. Legend: B chats, S positions, A taps stored, Ht target hidden, M positions filled, k candidates.
 """

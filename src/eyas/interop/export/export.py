@@ -1,7 +1,5 @@
 """Exports a drafter in the form that another engine reads; the files are read back and compared before they appear.
 
-Writes GGUF files for llama.cpp: `eagle3`, and `dflash`, which DSpark drafters are, too.
-
 Layer numbers are boundaries, `d2t` holds target ids, and the target's byte-level BPE tokenizer is stored in GGUF's
 keys.
 """

@@ -1,7 +1,4 @@
-"""The routes `POST /v1/chat/completions` and `POST /v1/completions`.
-
-The route `POST /v1/completions`: prompts are encoded, handed to the engine, and continued as text is generated.
-"""
+"""The routes `POST /v1/chat/completions` and `POST /v1/completions`."""
 
 from __future__ import annotations
 

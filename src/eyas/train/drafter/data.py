@@ -1,8 +1,6 @@
 """The data of a drafter's run: token rows from a store or from chats, and the target's features for each batch.
 
 Whatever the source, the same chats give the same rows, the same batches and, up to rounding, the same features.
-
-The draft vocabulary: the tokens of the target that are most frequent in answers.
 """
 
 from __future__ import annotations
