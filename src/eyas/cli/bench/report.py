@@ -139,8 +139,8 @@ def _drafter(run: Path) -> Path:
 def _store(folder: Path) -> list[Section]:
     """The section on the store; empty if the store is gone."""
     from eyas.bench.report.page import store_section
-    from eyas.data.plan import Workload, storage
     from eyas.data.store.manifest import MANIFEST, read_manifest
+    from eyas.plan.costs import Workload, storage
 
     if not (folder / MANIFEST).is_file():
         note(f"{folder} no longer exists: the report has no section on the store")
