@@ -9,9 +9,9 @@ import torch
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets import load_target
-from eyas.targets.embedding_and_head import FinalNorm
 from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.taps import choose_taps
+from eyas.targets.trace import FinalNorm
 
 from .. import tiny
 

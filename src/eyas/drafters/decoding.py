@@ -28,7 +28,7 @@ from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurrin
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
-from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
@@ -64,37 +64,20 @@ class Stage(NamedTuple):
 class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
+    draws = True
+
     def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
         """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet.
 
         `record` records its passes, if given.
         """
         self.network = network
-        self._taps = taps
+        self.taps, self.default_tree = taps, network.config.default_tree
+        self.max_fanout, self.max_depth = network.config.draft_vocab_size, network.config.guesses
         self._ids = network.target_ids
-        self._guesses, self._decoder = network.config.guesses, network.decoder()
+        self._decoder = network.decoder()
         self.record = record
         self.resize(0)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self._taps
-
-    @property
-    def max_fanout(self) -> int:
-        return self.network.config.draft_vocab_size
-
-    @property
-    def max_depth(self) -> int | None:
-        return self._guesses
-
-    @property
-    def default_tree(self) -> str | None:
-        return self.network.config.default_tree
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     @property
     def slots(self) -> int:
@@ -102,12 +85,6 @@ class NetworkDrafter(Drafter):
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         """Nothing to do: all that a network reads comes in pairs."""
-
-    def finish(self, slot: int) -> None:
-        """Nothing to do: a network learns nothing from answers."""
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: a network learns from committed pairs alone."""
 
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device

@@ -23,7 +23,6 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
-from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
@@ -33,7 +32,7 @@ from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
-from eyas.targets.target import Target
+from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 

@@ -12,25 +12,29 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from eyas.errors import UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
+    context_limit,
+    decoder_layers,
+    logit_finish,
     refuse_encoder,
+    refuse_unsupported,
     refused_where_it_fails,
 )
 from eyas.targets.attention import RaggedLayout, use_layout
-from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.linears import multiplies_by_vectors
+from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
 from eyas.targets.recurrent import ShapeProbe, check_states, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
-from eyas.targets.taps import caught_taps, odd_taps, stacked
+from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
 from eyas.targets.trials import choose_passes
@@ -66,6 +70,92 @@ class PrefillChunk(NamedTuple):
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]  # number of real positions among the Q of each row
     final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
+
+
+class EmbeddingAndHead:
+    """A transformers model's sizes and limits, embedding and head; a `Target` has passes besides.
+
+    Raises UnsupportedModelError for models that can't be targets.
+    """
+
+    head_is_exact: bool
+    """Whether `head` gives the model's own logits."""
+
+    def __init__(self, model: Any, config: Any = None) -> None:
+        """`config` describes the whole model, of which `model` may have the first layers only; None: it is whole."""
+        refuse_unsupported(type(model), model.config)
+        own = model.config.get_text_config()
+        self.model = model
+        self.config = own if config is None else config.get_text_config()
+        head = model.get_output_embeddings()
+        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.max_length = context_limit(self.config)
+        self.layers = decoder_layers(model, own.num_hidden_layers)
+        self.finish = logit_finish(self.config)
+        """What the model does to its head's product: nothing, a scale, a soft cap."""
+        self._odd_taps: Mapping[int, list[int]] = {}
+
+    @classmethod
+    def alone(cls, model: Any, config: Any) -> EmbeddingAndHead:
+        """The ends of a model that `config` describes, from one with its first layer only."""
+        made = cls(model, config)
+        with refused_where_it_fails(model), torch.inference_mode():
+            token = made.an_ordinary_token()
+            logits = model(input_ids=token, use_cache=False).logits
+            made.head_is_exact = made._gives(model.base_model(input_ids=token, use_cache=False)[0], logits)
+        return made
+
+    def an_ordinary_token(self, rows: int = 1) -> Tensor:
+        """Token ids [rows, 1] to try a model with: a padding token's state is all zeros, as are its logits."""
+        return torch.full((rows, 1), self.vocab_size // 2, device=self.device)
+
+    def _gives(self, final: Tensor, logits: Tensor) -> bool:
+        """Whether `head` computes these `logits` of the `final` states."""
+        head = self.finish(self.model.get_output_embeddings()(final))
+        return torch.allclose(head.float(), logits.float(), rtol=1e-3, atol=1e-4)
+
+    @property
+    def final_boundary(self) -> int:
+        """The tap boundary after the final norm, n + 1: what the head reads."""
+        return self.num_layers + 1
+
+    def head(self, final: Tensor, rows: nn.Module | None = None) -> Tensor:
+        """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
+
+        `rows` are what `head_rows` made: logits of those tokens only. Raises UnsupportedModelError if the model does
+        more to its logits (`head_is_exact` is False).
+        """
+        if not self.head_is_exact:
+            raise UnsupportedModelError(
+                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
+                "recomputed from stored states for training; decoding is not affected"
+            )
+        head = self.model.get_output_embeddings() if rows is None else rows
+        out: Tensor = self.finish(head(final.to(self.dtype)))
+        return out
+
+    @property
+    def head_is_linear(self) -> bool:
+        """Whether logits are the head's product and nothing else."""
+        return self.head_is_exact and isinstance(self.finish, nn.Identity)
+
+    def head_rows(self, ids: Tensor) -> nn.Module:
+        """A copy of the head for the tokens `ids` [Vd] only."""
+        whole = self.model.get_output_embeddings()
+        ids = ids.to(self.device)
+        rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+        rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
+        if whole.bias is not None:
+            rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
+        return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
+
+    def check_taps(self, taps: Sequence[int]) -> None:
+        """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
+        check_boundaries(taps, self.final_boundary, self._odd_taps)
 
 
 @dataclass

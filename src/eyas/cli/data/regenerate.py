@@ -33,6 +33,7 @@ from eyas.cli.common.options import (
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
 from eyas.other_engines.program import EngineProgram
+from eyas.other_engines.workers import ServerAnswererMaker
 from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:
@@ -394,8 +395,6 @@ class AnswererOptions:
 
     def worker(self) -> Callable[[], AnswererWorker]:
         """What makes a worker of a cluster, which answers with an engine, or an engine's server, of its own."""
-        from eyas.other_engines.answers import ServerAnswererMaker
-
         options = self.workers
         if options.engine == "eyas":
             return self._engine()

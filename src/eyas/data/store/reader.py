@@ -24,8 +24,8 @@ from eyas.data.tokens.batches import ChatBatches, TokenBatch, cut_row
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.targets import Target
-from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
+from eyas.targets.target import EmbeddingAndHead
 from eyas.urls import fetch
 
 OPEN_SHARDS = 256

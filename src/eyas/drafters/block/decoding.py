@@ -69,10 +69,6 @@ class BlockDrafter(NetworkDrafter):
         self._read(rows, self._ids[:1].expand(2, pairs), taps, [pairs, pairs - 1])
         return self._run_block(rows)
 
-    @property
-    def max_depth(self) -> int:
-        return self.network.config.guesses
-
     def resize(self, slots: int) -> None:
         super().resize(slots)
         # the last token of each slot: its own state isn't known yet, and a block begins with it

@@ -27,9 +27,9 @@ from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
 from eyas.runtime import duration, versions
 from eyas.targets import load_target, load_tokenizer
-from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
 from eyas.targets.quantization import quantized_by
+from eyas.targets.target import EmbeddingAndHead
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.data import DraftVocabulary, open_data, with_taps
 from eyas.train.drafter.settings import Outlook, SizedConfig, announce, cut_length, resolved_dtype, sized

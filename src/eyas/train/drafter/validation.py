@@ -30,8 +30,8 @@ from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
-from eyas.targets.embedding_and_head import EmbeddingAndHead
 from eyas.targets.fingerprint import keep_fingerprints
+from eyas.targets.target import EmbeddingAndHead
 from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.log import Means, MicroBatchLoss
 from eyas.tree import parse_tree

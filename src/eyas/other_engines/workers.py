@@ -1,14 +1,14 @@
-"""Hidden states from another engine's server, started for one process: this one, or a worker on its machine."""
+"""Hidden states and answers of another engine's server, started for one process: this one, or a worker's."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eyas.assets import named_target
 from eyas.errors import EndpointError, StoreError
@@ -18,6 +18,9 @@ from eyas.urls import AnyPath
 if TYPE_CHECKING:
     from eyas.data.capture.connector import ConnectorStates
     from eyas.data.capture.workers import CaptureWorker
+    from eyas.data.regenerate import Answerer, CompletionSettings, Connection, Reply
+    from eyas.data.regenerate.journal import Take
+    from eyas.data.regenerate.workers import AnswererWorker
     from eyas.data.store.manifest import CaptureSettings
 
 _WHOLE = 10**9
@@ -44,9 +47,9 @@ class StateServer:
         """
         from eyas.data.capture.connector import ConnectorStates, boundaries
         from eyas.interop.serving.hidden_states import connector_arguments, explained
-        from eyas.targets.embedding_and_head import FinalNorm
         from eyas.targets.fingerprint import embedding_head_fingerprint
         from eyas.targets.loading import load_embedding_and_head
+        from eyas.targets.trace import FinalNorm
 
         wanted = settings.target
         target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
@@ -91,3 +94,41 @@ class StateWorkerMaker:
             worker = CaptureWorker(states, self.folder, self.settings, self.settings.target, states.version())
             weakref.finalize(worker, stack.pop_all().close)
         return worker
+
+
+class ServerAnswerer:
+    """An endpoint that a worker has started for itself: its address says nothing about the answers."""
+
+    def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
+        """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
+        self._name, self._answerer = name, answerer
+        weakref.finalize(self, stop)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the requests, and the engine in place of the address."""
+        return {**self._answerer.settings, "answered_by": self._name}
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Yield replies in order of completion."""
+        return self._answerer.answers(take)
+
+
+@dataclass(frozen=True)
+class ServerAnswererMaker:
+    """Makes a worker that answers with a server of its own."""
+
+    program: EngineProgram
+    model: str
+    settings: CompletionSettings
+    connection: Connection
+
+    def __call__(self) -> AnswererWorker:
+        """Start the server. Raises EndpointError if it doesn't get ready."""
+        from eyas.data.regenerate import EndpointAnswerer
+        from eyas.data.regenerate.workers import AnswererWorker
+
+        server = self.program.server(self.model)
+        server.__enter__()
+        answerer = EndpointAnswerer(server.url, self.settings, self.connection)
+        return AnswererWorker(ServerAnswerer(self.program.engine, answerer, server.__exit__))
