@@ -229,7 +229,7 @@ def load_embedding_and_head(
         loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
-    return EmbeddingAndHead.alone(loaded.to(torch_device).eval().requires_grad_(False), config)
+    return EmbeddingAndHead.of_first_layer(loaded.to(torch_device).eval().requires_grad_(False), config)
 
 
 def _shortened(config: Any) -> Any:

@@ -100,7 +100,7 @@ class EmbeddingAndHead:
         self._odd_taps: Mapping[int, list[int]] = {}
 
     @classmethod
-    def alone(cls, model: Any, config: Any) -> EmbeddingAndHead:
+    def of_first_layer(cls, model: Any, config: Any) -> EmbeddingAndHead:
         """The ends of a model that `config` describes, from one with its first layer only."""
         made = cls(model, config)
         with refused_where_it_fails(model), torch.inference_mode():

@@ -92,7 +92,7 @@ class BlockDrafter(NetworkDrafter):
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        depth = min(spec.depth, self.max_depth)
+        depth = min(spec.depth, self.network.config.guesses)
         network, native = self.network, self._decoder is not None
         states = self._run_block(rows)[:, :depth]  # [R, D, H]
         logits = network.logits(states)  # [R, D, Vd]
