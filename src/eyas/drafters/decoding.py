@@ -86,6 +86,12 @@ class NetworkDrafter(Drafter):
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         """Nothing to do: all that a network reads comes in pairs."""
 
+    def finish(self, slot: int) -> None:
+        """Nothing to do: a network learns nothing from answers."""
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+        """Nothing to do: a network learns from committed pairs alone."""
+
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)

@@ -11,8 +11,6 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
-from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
@@ -23,7 +21,7 @@ from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import DrafterOptions, check_quantize
-from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.registry import WEIGHTLESS, kind_for
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowDrafter
@@ -192,11 +190,9 @@ def drafter_of(
     pairs = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(pairs, int):
         return WindowDrafter(network, taps, Window(pairs), record)
-    if isinstance(network, BlockNetwork):
-        return BlockDrafter(network, taps, record)
     if isinstance(network, Cascade):
         return CascadeDrafter(network, taps, record)
-    return (NetworkDrafter if network.masked_pair() is None else ParallelDrafter)(network, taps, record)
+    return kind_for(network.config).drafter(network, taps, record)
 
 
 def local_directory(source: str | Path) -> Path:

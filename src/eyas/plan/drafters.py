@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from eyas.drafters.block.network import spread_taps
 from eyas.errors import UsageError
 from eyas.plan.costs import ModelSize, TrainingMemory, Workload
 from eyas.plan.devices import Machine
-from eyas.targets.taps import choose_taps, why_taps
+from eyas.targets.taps import choose_taps, spread_taps, why_taps
 
 ACCEPT_LENGTHS = (4.24, 6.74)
 """EAGLE-3 on Llama-3.1-8B as its authors report: MT-bench at temperature 1, HumanEval at 0 (arXiv 2503.01840)."""

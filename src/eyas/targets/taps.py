@@ -65,6 +65,17 @@ def _full_attention_boundaries(config: Any) -> list[int]:
     return [i + 1 for i, kind in enumerate(plan.of_layers(config)) if kind in (FULL, "hybrid") or not plan.hybrid]
 
 
+def spread_taps(count: int, layers: int) -> tuple[int, ...]:
+    """The outputs of `count` of a target's layers, spread from layer 1 to layer n - 3, as boundaries.
+
+    There are as many as draft layers; in targets with few layers those that coincide are taken once.
+    """
+    if count == 1:
+        return (layers // 2 + 1,)
+    found = (round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
+    return tuple(sorted({min(max(tap, 0), layers) for tap in found}))
+
+
 def odd_taps(caught: Sequence[Tensor], size: int) -> dict[int, list[int]]:
     """The boundaries of a pass over one token where no state [1, 1, size] was caught, and the shape of what was."""
     return {k: list(state.shape) for k, state in enumerate(caught) if state.shape != (1, 1, size)}

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import Kind
@@ -92,7 +91,7 @@ def drafter_to_export(
     """The config and tensors of a loaded network; if the target is known, default taps are made explicit."""
     drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
     config = network.config
-    if isinstance(config, FusedTapsConfig | BlockConfig) and config.taps is None and target is not None:
+    if (isinstance(config, FusedTapsConfig) or config.is_block) and config.taps is None and target is not None:
         taps = config.taps_of(target.partial.num_layers)
         drafter = _changed(drafter, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
     return drafter
