@@ -28,7 +28,7 @@ from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurrin
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
-from eyas.tree import DraftTree, Frontier, TreeSpec
+from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512

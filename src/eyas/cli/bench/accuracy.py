@@ -76,7 +76,7 @@ def accuracy(
     ] = None,
     raw: Annotated[bool, Option("--raw", help="Ask without the chat template, as texts to continue.")] = False,
     execute: Annotated[
-        bool, Option("--execute", help="Run the code of humaneval's answers, in a sandbox with limits.")
+        bool, Option("--execute", help="Run the code of humaneval's answers, in a sandbox with limits (experimental).")
     ] = False,
     limit: Limit = None,
     batch_size: BatchSize = 1,

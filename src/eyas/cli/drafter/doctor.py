@@ -34,7 +34,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check that a drafter's files are read as it was trained.
+    """Check that a drafter's files are read as it was trained (experimental).
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
     Exit code 1: the weights were trained for another reading, or fit none.
