@@ -38,7 +38,8 @@ class PlannedDrafterOptions:
     """The drafter that is planned; options that its kind doesn't have are refused."""
 
     kind: Annotated[
-        Literal["eagle3", "peagle", "dflash", "dspark"], Option(help="The drafter; all but eagle3 are experimental, the last two block drafters.")
+        Literal["eagle3", "peagle", "dflash", "dspark"],
+        Option(help="The drafter; all but eagle3 are experimental, the last two block drafters."),
     ] = "eagle3"
     unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None
     draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None
