@@ -33,9 +33,10 @@ import yaml
 from benchmarks.harness import described, script
 from eyas.assets import named_target
 from eyas.drafters.methods import read_method
-from eyas.engine import Engine, load
+from eyas.engine import Engine
 from eyas.files import write_json
 from eyas.hub import find_model
+from eyas.session import load
 from eyas.targets import load_tokenizer
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from eyas.data import plan
-from eyas.data.devices import known_machine
 from eyas.data.store.layout import ShardLayout
 from eyas.drafters.registry import KINDS
+from eyas.plan import costs as plan
+from eyas.plan.devices import known_machine
+from eyas.plan.drafters import Eagle3Plan
 from eyas.targets.taps import choose_taps
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import with_taps
@@ -53,7 +54,7 @@ def test_the_budget_is_the_plan_s(model: str, tmp_path: Path) -> None:
         samples = int(chats.replace(",", ""))
         work = plan.Workload(samples, LENGTH, 0.5, EPOCHS[samples], 7, 32_000)
         capture = plan.capture_hours(size, work, gpu, 1)
-        training = plan.training_hours(size, len(taps), work, gpu, 1)
+        training = Eagle3Plan(size, len(taps), work).training_hours(gpu, 1)
         hours = (capture, training, training + work.epochs * capture)
         assert figures == [f"{layout.data_bytes(work.size) / 1e12:.2f}", *(f"{each:.1f}" for each in hours)], chats
 

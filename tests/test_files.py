@@ -458,7 +458,7 @@ WRITING = {
     "cli/decode/chat.py": {"open a"},  # a conversation is added to the end of a file of chats
     "gguf_target.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
     "targets/native/builds.py": {"open ab"},  # the hash behind a library, before it becomes visible
-    "cli/data/capture.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
+    "other_engines/workers.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
     "data/capture/connector.py": {"flock"},  # waits until vLLM has written a file
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off

@@ -28,7 +28,7 @@ FOUNDATION = frozenset(
     }
 )
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
-ABOVE = ENGINE | {"__init__"}  # `import eyas` and its public names
+ABOVE = ENGINE | {"options", "session", "__init__"}  # options to engines; `import eyas` and its public names
 ALLOWED: dict[str, frozenset[str]] = {
     "types": frozenset({"errors"}),
     "errors": frozenset(),
@@ -48,13 +48,17 @@ ALLOWED: dict[str, frozenset[str]] = {
     "targets": FOUNDATION | {"tree"},
     "drafters": FOUNDATION | {"tree", "verify", "targets"},
     "engine": FOUNDATION | {"tree", "verify", "targets", "drafters"},
+    "options": ENGINE,
+    "session": ENGINE | {"options"},
     "text": ABOVE,
     "data": ABOVE | {"text", "cluster"},
+    "plan": ABOVE | {"data"},
     "train": ABOVE | {"text", "data"},
     "bench": ABOVE | {"text", "data", "cluster"},
     "doctor": ABOVE | {"text", "data", "train"},
     "sweep": ABOVE | {"text", "data", "train", "bench", "cluster"},
     "serve": ABOVE | {"text"},
+    "other_engines": ABOVE | {"data", "bench", "interop"},
     "interop": frozenset({"assets", "gguf", "drafters", "targets", "config", "errors", "files", "hub"}),
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
@@ -62,21 +66,17 @@ TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 MOST_LINES, MOST_FILES, SLIVER = 600, 20, 60
 MOST_STATEMENT_LINES, MOST_PARAMETERS, MOST_METHODS = 60, 8, 16
 OVERSIZE = {
-    "bench/serving/run.py measure_sides": 9, "cli/bench/accuracy.py accuracy": 97, "cli/bench/bench.py bench": 69,
-    "cli/bench/checkpoints.py checkpoints": 90, "cli/bench/methods.py methods": 101, "cli/bench/report.py report": 61,
-    "cli/bench/serve.py serve": 75, "cli/bench/trees.py trees": 67, "cli/train/plan.py plan": 102,
-    "drafters/base.py Drafter": 26, "drafters/decoding.py NetworkDrafter": 32, "drafters/history.py HistoryDrafter": 17,
-    "drafters/hybrid.py HybridDrafter": 28, "drafters/loading.py open_drafter": 9,
-    "drafters/network.py DraftNetwork": 19, "drafters/small_lm/drafter.py SmallLmDrafter": 19,
-    "engine/controller/controller.py Controller": 17,
-    "engine/controller/costs.py learn": 11, "engine/engine.py Engine": 25, "engine/load.py load": 20,
-    "engine/runner.py ModelRunner": 22, "engine/scheduler.py Scheduler": 30, "serve/api/encode.py encode_request": 12,
-    "serve/engine_thread.py EngineThread": 17, "targets/native/decoder.py __init__": 15,
-    "targets/slots.py SlotCache": 18, "targets/target.py Target": 23, "urls.py UrlPath": 18,
+    "drafters/base.py Drafter": 20, "drafters/decoding.py NetworkDrafter": 27, "drafters/hybrid.py HybridDrafter": 22,
+    "drafters/loading.py open_drafter": 9, "drafters/network.py DraftNetwork": 19,
+    "engine/controller/controller.py Controller": 17, "engine/controller/costs.py learn": 11,
+    "engine/engine.py Engine": 25, "engine/load.py load": 20, "engine/runner.py ModelRunner": 22,
+    "engine/scheduler.py Scheduler": 30, "targets/slots.py SlotCache": 18, "urls.py UrlPath": 18,
 }  # fmt: skip
 """What is above a cap -> how large it is; no number here may rise, and none is left once the cap is kept."""
 LARGE: dict[str, str] = {}
 """Folders of more files -> why."""
+PUBLIC = {"session.py load"}
+"""Functions of the public API whose parameters are a user's options, as a verb's are."""
 FAMILIES = {"drafters/kinds", "serve/api"}
 """Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
 CIRCLES = {"targets"}
@@ -125,6 +125,13 @@ def test_imports_point_one_way(path: Path) -> None:
 
 def test_nothing_below_imports_the_command_line() -> None:
     assert not any("cli" in allowed for allowed in ALLOWED.values())
+
+
+def test_workers_unpickle_nothing_of_the_command_line() -> None:
+    """What is sent to a worker to make it, a `Maker`, lies below."""
+    makers = [ids(path) for path in FILES for node in parsed(path).body if getattr(node, "name", "").endswith("Maker")]
+    assert len(makers) >= 6
+    assert not any(file.startswith("cli/") for file in makers)
 
 
 def test_the_order_has_no_cycle() -> None:
@@ -190,7 +197,7 @@ def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
 
 
 def excess(path: Path) -> Iterator[tuple[str, int]]:
-    """What of a file is above a cap, and by which size. A verb's parameters are its options: they aren't counted."""
+    """What of a file is above a cap, and by which size. Parameters that are a user's options aren't counted."""
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ClassDef):
             methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
@@ -203,7 +210,7 @@ def excess(path: Path) -> Iterator[tuple[str, int]]:
             parameters = sum(one.arg not in ("self", "cls") for one in arguments)
             if statements > MOST_STATEMENT_LINES:
                 yield f"{ids(path)} {node.name}", statements
-            elif parameters > MOST_PARAMETERS and room(path) != "cli":
+            elif parameters > MOST_PARAMETERS and room(path) != "cli" and f"{ids(path)} {node.name}" not in PUBLIC:
                 yield f"{ids(path)} {node.name}", parameters
 
 

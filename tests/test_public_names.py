@@ -20,7 +20,7 @@ NAMES = {
     "SamplingParams": "eyas.types",
     "Stats": "eyas.types",
     "TokenLogprobs": "eyas.types",
-    "load": "eyas.engine.load",
+    "load": "eyas.session",
 }
 
 LAZY = """

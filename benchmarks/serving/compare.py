@@ -8,10 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from eyas.bench.machine import describe_machine
-from eyas.bench.serving.client import Item, Load
+from eyas.bench.serving.client import Client, Item, Load
 from eyas.bench.serving.report import ServeReport, lines_of, markdown_of
 from eyas.bench.serving.run import ServePlan, measure_sides
 from eyas.bench.serving.servers import IdleMeter, ServerProcess, Side
@@ -38,7 +39,8 @@ def compare(
         sides = [Side(name, server.url, speculate=(speculate or {}).get(name)) for name, server in started.items()]
         idle = IdleMeter(started)
         loads = [Load("closed", count) for count in clients]
-        results = asyncio.run(measure_sides(sides, loads, items, params, plan, around=idle))
+        connect = partial(Client, params=params, timeout=600.0)
+        results = asyncio.run(measure_sides(sides, loads, items, connect, plan, around=idle))
     kept = {
         "date": str(date.today()),
         "commands": {name: server.command for name, server in servers.items()},

@@ -9,8 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eyas.engine import Engine, load
+    from eyas.engine import Engine
     from eyas.errors import EyasError
+    from eyas.session import load
     from eyas.text.dialogue import Conversation
     from eyas.types import Chunk, Completion, GrammarSpec, Request, SamplingParams, Stats, TokenLogprobs
 
@@ -32,8 +33,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "eyas.engine": ("Engine", "load"),
+    "eyas.engine": ("Engine",),
     "eyas.errors": ("EyasError",),
+    "eyas.session": ("load",),
     "eyas.text.dialogue": ("Conversation",),
     "eyas.types": ("Chunk", "Completion", "GrammarSpec", "Request", "SamplingParams", "Stats", "TokenLogprobs"),
 }

@@ -13,8 +13,9 @@ import torch
 
 import eyas
 from eyas.drafters.hybrid import HybridDrafter
-from eyas.drafters.loading import open_drafter
+from eyas.drafters.loading import make_drafter
 from eyas.drafters.methods import read_method
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.weightless.ngram import NgramDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation
@@ -252,6 +253,6 @@ def test_methods_are_named_by_kind_and_by_what_is_added(tmp_path: Path) -> None:
     assert isinstance(drafter, HybridDrafter)
     assert isinstance(drafter.lookup, SuffixDrafter)
     with pytest.raises(UsageError, match="is an eagle3 drafter, not mla"):
-        open_drafter(tmp_path / "d", engine.target, method="mla+ngram")
+        make_drafter(DrafterOptions(tmp_path / "d", method="mla+ngram"), engine.target)
     with pytest.raises(UsageError, match=r"method eagle3\+ngram needs a drafter"):
-        open_drafter(None, engine.target, method="eagle3+ngram")
+        make_drafter(DrafterOptions(method="eagle3+ngram"), engine.target)

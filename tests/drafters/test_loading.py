@@ -13,7 +13,8 @@ import eyas
 from eyas import Request, SamplingParams
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import load_drafter, local_directory, open_drafter
+from eyas.drafters.loading import load_drafter, local_directory, make_drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.errors import DrafterMismatchError, MissingModelError, UsageError
 from eyas.targets import Target, load_target
@@ -129,9 +130,9 @@ class TestEightBits:
         with pytest.raises(UsageError, match="unknown quantization 'int4' of a drafter: write int8 or off"):
             load_drafter(tmp_path, tiny.target(), quantize="int4")
         with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
-            open_drafter(None, tiny.target(), method="ngram", quantize="int8")
+            make_drafter(DrafterOptions(method="ngram", quantize="int8"), tiny.target())
         with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
-            open_drafter(None, tiny.target(), method="ngram", quantize="off")
+            make_drafter(DrafterOptions(method="ngram", quantize="off"), tiny.target())
         monkeypatch.setattr("eyas.drafters.loading.kernels", lambda: None)
         with pytest.raises(UsageError, match="on a CPU with eyas's own kernels only"):
             load_drafter(tmp_path, tiny.target(), quantize="int8")
@@ -140,7 +141,7 @@ class TestEightBits:
         target = pairs.save_target(tmp_path / "target")
         small = pairs.save_target(tmp_path / "small", num_hidden_layers=1)
         for quantize, expected in ((None, False), ("off", False), ("int8", True)):
-            drafter = open_drafter(small, load_target(target, dtype="float32"), quantize=quantize)
+            drafter = make_drafter(DrafterOptions(small, quantize=quantize), load_target(target, dtype="float32"))
             assert isinstance(drafter, SmallLmDrafter)
             assert holds_int8(drafter.model.model) == expected
 

@@ -6,9 +6,10 @@ from functools import cache
 
 import pytest
 
-from eyas.engine import Engine, Speculation, load
+from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve
 from eyas.errors import UsageError
+from eyas.session import load
 from eyas.tree import TreeSpec
 from eyas.types import Completion, Request, SamplingParams
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers as tf
 
-from eyas.engine import Engine, Speculation, load
+from eyas.engine import Engine, Speculation
 from eyas.errors import RequestError
+from eyas.session import load
 from eyas.targets.tokenizers import load_tokenizer
 from eyas.text.template import encode_chat, encode_text
 from eyas.tree import parse_tree

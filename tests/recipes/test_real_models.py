@@ -10,7 +10,7 @@ import pytest
 
 from eyas.data.capture.shard import read_rows
 from eyas.data.tokens.batches import grouped
-from eyas.engine import load
+from eyas.session import load
 from eyas.targets import load_tokenizer
 from eyas.text.chats import exchange, write_chats
 from eyas.train.drafter.config import DrafterTrainConfig

@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.engine import Engine, load
+from eyas.engine import Engine
 from eyas.serve.app import ENDPOINTS, create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer
+from eyas.session import load
 from eyas.types import Limits
 
 from ..pairs import Pair, save_drafter, save_target

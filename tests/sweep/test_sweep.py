@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from eyas.bench.offline.runner import read_tasks, run_group
-from eyas.engine import load
 from eyas.errors import ConfigError
+from eyas.session import load
 from eyas.sweep.search import SweepConfig
 from eyas.sweep.sweep import Sweep, SweepResult
 from eyas.types import SamplingParams, Stats

@@ -10,8 +10,9 @@ import torch
 import transformers as tf
 from torch import nn
 
-from eyas.engine import Engine, Speculation, load
+from eyas.engine import Engine, Speculation
 from eyas.errors import UnsupportedModelError
+from eyas.session import load
 from eyas.targets import Target, load_target
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from eyas.engine import load
 from eyas.errors import ModelError
+from eyas.session import load
 from eyas.targets.tokenizers import load_tokenizer, stop_token_origins, turn_end_ids
 from eyas.types import Request
 

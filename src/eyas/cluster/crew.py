@@ -1,8 +1,6 @@
 """Hands units out to workers, collects what they report, and has done again what died with a worker.
 
 Every unit is done at least once; its results are the same whoever does it, so nobody has to know who did.
-
-Where workers run: what an executor has to do, and what a user says about it.
 """
 
 from __future__ import annotations

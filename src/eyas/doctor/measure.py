@@ -16,10 +16,6 @@ differences and the number n_b of tokens in each of B blocks:
 Of m readings that are tried, one wins if its z exceeds the normal quantile of 1 - 0.001 / m (so that for one sound
 drafter in a thousand, some reading wins by chance), its gain is at least 0.001, and its greedy acceptance isn't lower.
 
-Readings, which are interpretations of a drafter's files, and the changes that lead from one to another.
-
-The answers on which readings are measured, with the target's states and probabilities at every position.
-
 Shapes: B answers, S positions, H draft hidden, K chain positions, M answer tokens, T most probable tokens,
 Vd draft vocabulary.
 

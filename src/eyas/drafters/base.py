@@ -30,27 +30,18 @@ class Drafter(Protocol):
     A pair is what a drafter learns from: the target's state at a position and the token that follows it.
     """
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The boundaries of the target that it reads: taps (aux hidden states)."""
-
-    @property
-    def max_fanout(self) -> int:
-        """The most children that it can offer of a node, such as the size of its vocabulary."""
-
-    @property
-    def max_depth(self) -> int | None:
-        """The deepest tree that it can draft; None = any."""
-        return None
-
-    @property
-    def default_tree(self) -> str | None:
-        """The spec of the trees that it drafts best; None = nothing is known."""
-
-    @property
-    def draws(self) -> bool:
-        """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
-        return False
+    taps: tuple[int, ...]
+    """The boundaries of the target that it reads: taps (aux hidden states)."""
+    max_fanout: int
+    """The most children that it can offer of a node, such as the size of its vocabulary."""
+    max_depth: int | None = None
+    """The deepest tree that it can draft; None = any."""
+    default_tree: str | None = None
+    """The spec of the trees that it drafts best; None = nothing is known."""
+    draws: bool = False
+    """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
+    forgets: bool = False
+    """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
 
     @property
     def slots(self) -> int:
@@ -74,8 +65,9 @@ class Drafter(Protocol):
         No pair has the prompt's first token. What is learnt of a sequence may serve sequences of the same `owner` only.
         """
 
-    def finish(self, slot: int) -> None:
-        """The sequence in a slot is complete; the slot is emptied after this."""
+    def finish(self, slot: int) -> None:  # noqa: ARG002
+        """The sequence in a slot is complete; the slot is emptied after this. By default nothing is learnt of it."""
+        return
 
     def length(self, slot: int) -> int:
         """How many pairs a slot holds, deferred ones included."""
@@ -91,11 +83,6 @@ class Drafter(Protocol):
 
         Raises UsageError for pairs that were read where the slot has unread ones.
         """
-
-    @property
-    def forgets(self) -> bool:
-        """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
-        return False
 
     def kept_from(self, slot: int) -> int:  # noqa: ARG002
         """The first pair from which on a slot has all of its pairs."""
@@ -131,11 +118,18 @@ class Drafter(Protocol):
     ) -> DraftTree:
         """Grow a tree below the last known token of each `drafting` row (None = of all rows); others get no nodes."""
 
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
+    def verified(
+        self,
+        rows: range,  # noqa: ARG002
+        tree: DraftTree,  # noqa: ARG002
+        logits: NodeLogits,  # noqa: ARG002
+        drafting: Sequence[bool],  # noqa: ARG002
+    ) -> None:
         """The target's `logits` of the tree that was drafted, for drafters that learn from more than what is committed.
 
         Comes after the round's host sync, before the committed pairs.
         """
+        return
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget a slot's pairs from position `length` on."""

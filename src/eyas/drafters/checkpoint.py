@@ -36,7 +36,7 @@ from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.registry import kind_for, kind_of
 from eyas.errors import CheckpointError, ConfigError
 from eyas.files import write_json, writing_path
-from eyas.targets import Target
+from eyas.targets.target import EmbeddingAndHead
 
 WEIGHTS = "model.safetensors"
 PROVENANCE = "eyas"
@@ -47,7 +47,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def load_network(
-    path: Path, target: Target | None = None, *, weights: str | None = None, ignore: Collection[str] = ()
+    path: Path, target: EmbeddingAndHead | None = None, *, weights: str | None = None, ignore: Collection[str] = ()
 ) -> DraftNetwork:
     """The drafter at `path`; see `open_checkpoint` and `Checkpoint.network`."""
     layers = None if target is None else target.num_layers
@@ -139,7 +139,7 @@ class Checkpoint:
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.parameters
         return _DTYPES.get(max(sizes, key=lambda name: sizes[name]), torch.float32)
 
-    def network(self, target: Target | None = None) -> DraftNetwork:
+    def network(self, target: EmbeddingAndHead | None = None) -> DraftNetwork:
         """Read the weights, float tensors in the file's dtype; what the file doesn't have is shared with `target`.
 
         Raises CheckpointError.

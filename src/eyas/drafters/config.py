@@ -6,7 +6,7 @@ has what reads them from published files.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from transformers.activations import ACT2FN
@@ -32,6 +32,9 @@ class DrafterConfig(StrictModel):
 
     Taps are boundaries of the target: k = the residual stream entering layer k, n + 1 = after the final norm.
     """
+
+    is_block: ClassVar[bool] = False
+    """Whether a draft is a block of slots that one pass fills (`drafters/block/`)."""
 
     hidden_size: int = Field(ge=1, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)

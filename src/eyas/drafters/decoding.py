@@ -64,37 +64,20 @@ class Stage(NamedTuple):
 class NetworkDrafter(Drafter):
     """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
+    draws = True
+
     def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
         """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet.
 
         `record` records its passes, if given.
         """
         self.network = network
-        self._taps = taps
+        self.taps, self.default_tree = taps, network.config.default_tree
+        self.max_fanout, self.max_depth = network.config.draft_vocab_size, network.config.guesses
         self._ids = network.target_ids
-        self._guesses, self._decoder = network.config.guesses, network.decoder()
+        self._decoder = network.decoder()
         self.record = record
         self.resize(0)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self._taps
-
-    @property
-    def max_fanout(self) -> int:
-        return self.network.config.draft_vocab_size
-
-    @property
-    def max_depth(self) -> int | None:
-        return self._guesses
-
-    @property
-    def default_tree(self) -> str | None:
-        return self.network.config.default_tree
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     @property
     def slots(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.base import Drafter, SavedPairs
-from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.proposal import Proposal, grow
 from eyas.verify import Coupling
 
@@ -35,18 +35,12 @@ class HistoryDrafter(Drafter):
     is left to wait for.
     """
 
+    taps = ()
+
     def __init__(self, device: torch.device) -> None:
         """For a target on `device`. There are no slots yet."""
         self._device = device
         self.resize(0)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return ()
-
-    @property
-    def max_depth(self) -> None:
-        return None
 
     @property
     def slots(self) -> int:
@@ -60,9 +54,6 @@ class HistoryDrafter(Drafter):
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
         self._tokens[slot] = [prompt[0]]
-
-    def finish(self, slot: int) -> None:
-        """Nothing to do: a sequence is of no use to others."""
 
     def length(self, slot: int) -> int:
         return max(0, len(self._tokens[slot]) - 1)
@@ -84,9 +75,6 @@ class HistoryDrafter(Drafter):
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self.observe(rows, next_tokens, taps, counts)
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: what is committed is all that counts."""
 
     def truncate(self, slot: int, length: int) -> None:
         if length < self.length(slot):

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from eyas.drafters.base import Drafter, SavedPairs
 from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
-from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import GROUPS, Acceptance
 from eyas.tree.draft_tree import Source
 from eyas.tree.proposal import Proposal, found_tree, on_device
@@ -58,23 +58,9 @@ class HybridDrafter(Drafter):
     def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
         """Unite the drafts of two drafters of the same target, which is on `device`. There are no slots yet."""
         self.network, self.lookup, self._device = network, lookup, device
+        self.taps, self.max_fanout = network.taps, network.max_fanout
+        self.default_tree, self.forgets = network.default_tree, network.forgets
         self.resize(0)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self.network.taps
-
-    @property
-    def max_fanout(self) -> int:
-        return self.network.max_fanout
-
-    @property
-    def draws(self) -> bool:
-        return False
-
-    @property
-    def default_tree(self) -> str | None:
-        return self.network.default_tree
 
     @property
     def slots(self) -> int:
@@ -124,10 +110,6 @@ class HybridDrafter(Drafter):
         self.network.load(slot, saved.network, count)
         self.lookup.load(slot, saved.lookup, count)
 
-    @property
-    def forgets(self) -> bool:
-        return self.network.forgets
-
     def kept_from(self, slot: int) -> int:
         return self.network.kept_from(slot)
 
@@ -136,9 +118,6 @@ class HybridDrafter(Drafter):
 
     def reusable(self, saved: Sequence[Any], count: int) -> int:
         return self.network.reusable([one.network for one in saved], count)
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: what is committed is all that counts."""
 
     def truncate(self, slot: int, length: int) -> None:
         self.network.truncate(slot, length)

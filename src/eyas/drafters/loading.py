@@ -11,8 +11,6 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.block.decoding import BlockDrafter, ParallelDrafter
-from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.decoding import NetworkDrafter
@@ -22,7 +20,8 @@ from eyas.drafters.in_target import mtp
 from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.options import DrafterOptions, check_quantize
+from eyas.drafters.registry import WEIGHTLESS, kind_for
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowDrafter
@@ -44,6 +43,42 @@ IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
 """Method -> what finds its network among the target's own files. A new one is a file in `in_target/`."""
 
 
+def make_drafter(
+    options: DrafterOptions, target: Target, tokenizer: Any = None, model: str | Path | None = None
+) -> Drafter:
+    """A method without weights, a small language model, what `load_drafter` makes of a source, or a hybrid of two.
+
+    `tokenizer` is the target's, for language models of another vocabulary; they are in 8 bits only if `quantize` is
+    `int8`. `model` is what the target was loaded from, for methods that find their weights there when there is no
+    source. Raises what `DrafterOptions.check`, `load_drafter` and `load_small_lm` raise, and UsageError for a method
+    that doesn't go with the source.
+    """
+    options.check()
+    parsed, source = read_method(options.method), options.source
+    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    if not parsed.drafter:
+        assert lookup is not None
+        return lookup
+    if source is None:
+        if model is None:
+            raise UsageError(f"method {options.method} needs a drafter, or the target's files to find one in")
+        assert parsed.kind is not None
+        network = IN_TARGET[parsed.kind](local_directory(base_of(find_target(model))), target)
+        return _united(_decoding(network, target, options.window, options.quantize), lookup, target)
+    if parsed.kind in (None, SMALL_LM):
+        path = local_directory(source)
+        if holds_language_model(path):
+            _check_small_lm(options)
+            return load_small_lm(path, target, tokenizer, "int8" if options.quantize == "int8" else None)
+        if parsed.kind is not None:
+            raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
+    drafter = load_drafter(
+        source, target, weights=options.weights, ignore_config_keys=options.ignore_config_keys, method=parsed.kind,
+        window=options.window, quantize=options.quantize,
+    )  # fmt: skip
+    return _united(drafter, lookup, target)
+
+
 def open_drafter(
     source: str | Path | None,
     target: Target,
@@ -56,46 +91,19 @@ def open_drafter(
     window: str | int | None = None,
     quantize: str | None = None,
 ) -> Drafter:
-    """A method without weights, a small language model, what `load_drafter` makes of `source`, or a hybrid of two.
+    """`make_drafter` for options that aren't gathered yet, as in `eyas.engine.load`."""
+    options = DrafterOptions(source, method, weights, tuple(ignore_config_keys), window, quantize)
+    return make_drafter(options, target, tokenizer, model)
 
-    `tokenizer` is the target's, for language models of another vocabulary. `model` is what the target was loaded from,
-    for methods that find their weights there when there is no source; `window` and `quantize` as in `load_drafter`, but
-    language models are in 8 bits only if `quantize` is `int8`. Raises what
-    `load_drafter` and `load_small_lm` raise, and UsageError for a method that doesn't go with the source.
-    """
-    parsed = read_method(method)
-    if window is not None and not parsed.drafter:
-        raise UsageError(f"--draft-window is for drafters that are networks, and {method} is none: leave it out")
-    if quantize is not None and not parsed.drafter:
-        raise UsageError(f"--draft-quantize is for drafters with weights, and {method} has none: leave it out")
-    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
-    if not parsed.drafter:
-        if source is not None:
-            raise UsageError(f"--method {method} needs no drafter: leave out {source}, or the method")
-        assert lookup is not None
-        return lookup
-    if source is None and model is not None and parsed.kind in IN_TARGET:
-        files = local_directory(base_of(find_target(model)))
-        return _united(_decoding(IN_TARGET[parsed.kind](files, target), target, window, quantize), lookup, target)
-    if source is None:
-        raise UsageError(f"method {method} needs a drafter: give a draft model")
-    if parsed.kind in (None, SMALL_LM):
-        path = local_directory(source)
-        if holds_language_model(path):
-            if window is not None:
-                raise UsageError(f"{source} is a language model, which has no window: leave out --draft-window")
-            if weights is not None or ignore_config_keys:
-                raise UsageError(f"{source} is a language model: leave out the drafter's weights and config keys")
-            if lookup is not None:
-                raise UsageError(f"{source} is a language model: it drafts alone, leave out +{parsed.lookup}")
-            return load_small_lm(path, target, tokenizer, "int8" if quantize == "int8" else None)
-        if parsed.kind is not None:
-            raise UsageError(f"{source} is no language model, as method {method} needs: leave the method out")
-    network = load_drafter(
-        source, target, weights=weights, ignore_config_keys=ignore_config_keys, method=parsed.kind, window=window,
-        quantize=quantize,
-    )  # fmt: skip
-    return _united(network, lookup, target)
+
+def _check_small_lm(options: DrafterOptions) -> None:
+    """Raise UsageError for options that a small language model can't have."""
+    if options.window is not None:
+        raise UsageError(f"{options.source} is a language model, which has no window: leave out --draft-window")
+    if options.weights is not None or options.ignore_config_keys:
+        raise UsageError(f"{options.source} is a language model: leave out the drafter's weights and config keys")
+    if (lookup := read_method(options.method).lookup) is not None:
+        raise UsageError(f"{options.source} is a language model: it drafts alone, leave out +{lookup}")
 
 
 def _united(network: NetworkDrafter, lookup: Drafter | None, target: Target) -> Drafter:
@@ -153,8 +161,7 @@ def drafter_layout(target: Target, quantize: str | None = None) -> type[Prepacke
 
     Raises UsageError.
     """
-    if quantize not in (None, "int8", "off"):
-        raise UsageError(f"unknown quantization {quantize!r} of a drafter: write int8 or off, or leave it out")
+    check_quantize(quantize)
     layout = best_layout(target.device, target.dtype)
     if quantize == "int8" and (target.device.type != "cpu" or kernels() is None):
         raise UsageError("a drafter has weights in 8 bits on a CPU with eyas's own kernels only: leave int8 out")
@@ -183,11 +190,9 @@ def drafter_of(
     pairs = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(pairs, int):
         return WindowDrafter(network, taps, Window(pairs), record)
-    if isinstance(network, BlockNetwork):
-        return BlockDrafter(network, taps, record)
     if isinstance(network, Cascade):
         return CascadeDrafter(network, taps, record)
-    return (NetworkDrafter if network.masked_pair() is None else ParallelDrafter)(network, taps, record)
+    return kind_for(network.config).drafter(network, taps, record)
 
 
 def local_directory(source: str | Path) -> Path:

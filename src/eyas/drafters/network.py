@@ -27,11 +27,11 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
-from eyas.targets import Target
-from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder
+from eyas.targets.native.decoder import Form, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
+from eyas.targets.target import EmbeddingAndHead
 
 _LOG = logging.getLogger("eyas")
 
@@ -115,7 +115,7 @@ class DraftNetwork(nn.Module):
         """Names and shapes of all its tensors, the vocabulary map included."""
         return {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
 
-    def fill(self, tensors: Mapping[str, Tensor], target: Target | None = None) -> DraftNetwork:
+    def fill(self, tensors: Mapping[str, Tensor], target: EmbeddingAndHead | None = None) -> DraftNetwork:
         """Make a blank network of exactly these tensors, none of them copied, and what it shares with `target`.
 
         Returns the network itself, in inference mode.
@@ -131,7 +131,7 @@ class DraftNetwork(nn.Module):
         self.t2d.fill_(False)
         self.t2d[ids.to(self.t2d.device)] = True
 
-    def borrow(self, target: Target) -> None:
+    def borrow(self, target: EmbeddingAndHead) -> None:
         """Use the target's embedding and head where this network has none; the vocabulary must be set before.
 
         Raises CheckpointError when they have another size.
@@ -206,7 +206,7 @@ def native_decoder(
 ) -> NativeDecoder | None:  # fmt: skip
     """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes.
 
-    See `NativeDecoder` for `mix` and `returns_normed`.
+    See `Form` for `mix` and `returns_normed`.
     """
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
     probe = torch.empty(0, dtype=network.dtype)
@@ -216,7 +216,7 @@ def native_decoder(
     try:
         return NativeDecoder(
             layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
-            network.dtype, mix=mix, returns_normed=returns_normed, activation=activation_of(layers[0].mlp.act),
+            network.dtype, Form(mix, returns_normed, activation=activation_of(layers[0].mlp.act)),
         )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)

@@ -1,11 +1,12 @@
 """All drafters: the kinds of networks, which of them a checkpoint holds, and methods that need no weights.
 
-A new kind is a file in `kinds/` and its name here.
+A new kind is a file in `kinds/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from importlib import import_module
 from typing import Any
 
 from eyas.drafters.config import DrafterConfig
@@ -15,13 +16,12 @@ from eyas.drafters.formats.speculators import ALGORITHMS, MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family, Kind
-from eyas.drafters.kinds import dflash, dspark, eagle1, eagle3, medusa, mla, mlp, mtp, peagle
+from eyas.drafters.kinds import NAMES, medusa
 from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
 from eyas.targets import Target
 
-_ALL = (dflash, dspark, peagle, eagle1, eagle3, mla, mlp, medusa, mtp)
-KINDS: dict[str, Kind] = {module.KIND.name: module.KIND for module in _ALL}
+KINDS: dict[str, Kind] = {name: import_module(f"eyas.drafters.kinds.{name}").KIND for name in NAMES}
 
 WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
     "lookahead": lookahead.make, "ngram": ngram.make, "suffix": suffix.make,

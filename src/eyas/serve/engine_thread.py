@@ -190,7 +190,7 @@ class EngineThread:
         self._become("stopped" if self.error is None else "failed")
         self._refuse_if_ended()
         for handle in {id(handle): handle for handle, _ in self._sequences.values()}.values():
-            _call_on_loop(handle.loop, handle.fail, EngineStoppedError(self._why_ended()))
+            _call_on_loop(handle.loop, handle.fail, EngineStoppedError(_why_ended(self.status)))
         self._sequences.clear()
 
     def _make_calls(self, engine: ServedEngine) -> bool:
@@ -221,10 +221,7 @@ class EngineThread:
         while self.status in ("stopped", "failed") and not self._calls.empty():
             call = self._calls.get()
             if call is not None:
-                call(_EndedEngine(self._why_ended()))
-
-    def _why_ended(self) -> str:
-        return "the engine failed" if self.status == "failed" else "the server is going down"
+                call(_EndedEngine(_why_ended(self.status)))
 
     def _become(self, status: Status) -> None:
         self.status = status
@@ -298,6 +295,10 @@ class _EndedEngine:
 
     def cancel(self, index: int) -> None:
         """Do nothing: every sequence has ended with the thread."""
+
+
+def _why_ended(status: Status) -> str:
+    return "the engine failed" if status == "failed" else "the server is going down"
 
 
 def _deliver_batch(batch: list[tuple[RequestHandle, int, Chunk]]) -> None:

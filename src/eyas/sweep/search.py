@@ -1,7 +1,4 @@
-"""What a sweep varies, and how it searches: a grid, random draws, or Optuna's tree-structured Parzen estimator (TPE).
-
-The YAML file of `eyas sweep`: which recipe keys vary, how they are searched, and how trials are scored and timed.
-"""
+"""What a sweep varies, and how it searches: a grid, random draws, or Optuna's Parzen estimator (TPE)."""
 
 from __future__ import annotations
 

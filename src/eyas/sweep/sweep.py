@@ -33,17 +33,15 @@ from eyas.cluster.worker import Key, Take, Unit, UnitReport
 from eyas.data.chats.folder import splits, write_prompts
 from eyas.data.store import FeatureStore
 from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
-from eyas.drafters.loading import load_drafter
-from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.drafters.options import DrafterOptions
 from eyas.errors import DataError, EyasError, UsageError
 from eyas.files import file_hash, write_json
+from eyas.options import EngineOptions, TargetOptions
+from eyas.session import Session
 from eyas.sweep.search import ScoreConfig, Search, SweepConfig
 from eyas.sweep.trial import TrainProcess, Trial, Trials
-from eyas.targets import Target, load_target, load_tokenizer
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import HELD_OUT_SHARE
-from eyas.tree import parse_tree
 from eyas.types import SamplingParams, Stats
 
 
@@ -57,14 +55,14 @@ class Scorer:
     """The folder into which prompts taken from held-out chats are written."""
 
     @cached_property
-    def target(self) -> Target:
+    def session(self) -> Session:
         """The recipe's target, loaded once for all trials."""
-        return load_target(self.recipe.target, dtype=self.config.dtype, device=self.config.device)
+        return Session.open(TargetOptions(self.recipe.target, self.config.dtype, self.config.device))
 
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The tokenizer of the recipe's target."""
-        return load_tokenizer(self.recipe.target)
+    @property
+    def options(self) -> EngineOptions:
+        """Of all engines."""
+        return EngineOptions(self.config.tree, batch_size=self.config.batch_size)
 
     @cached_property
     def params(self) -> SamplingParams:
@@ -77,7 +75,7 @@ class Scorer:
         if self.config.prompt_files:
             return list(dict.fromkeys(self.config.prompt_files))
         path = self.folder / "held_out.jsonl"
-        write_prompts(path, held_out_rows(self.recipe, self.tokenizer), self.config.prompts)
+        write_prompts(path, held_out_rows(self.recipe, self.session.tokenizer), self.config.prompts)
         return [path]
 
     @cached_property
@@ -114,9 +112,7 @@ class Scorer:
         return found
 
     def _decode(self, drafter: Path, task: Task) -> Stats:
-        loaded = load_drafter(drafter, self.target)
-        spec = tree_for(loaded, None if self.config.tree is None else parse_tree(self.config.tree))
-        engine = Engine(self.target, self.tokenizer, Speculation(loaded, spec), batch_size=self.config.batch_size)
+        engine = self.session.fixed_engine(self.session.drafter(DrafterOptions(drafter)), self.options)
         pooled = Stats()
         for group in task.groups:
             run = run_group(engine, group, self.params)
@@ -241,14 +237,12 @@ class Sweep:
         settings = {"score": self.config.score.model_dump(mode="json"), "repeats": timing.repeats, "machine": machine}
         bench = DrafterBench(
             {result.trial.name: result.trial.drafter for result in chosen},
-            scorer.target,
-            scorer.tokenizer,
+            scorer.session,
             scorer.tasks,
             scorer.params,
             Plan(timing.repeats, timing.warmup),
             Ledger(self.config.output / "bench", settings, scorer.prompts),
-            batch_size=self.config.score.batch_size,
-            tree=self.config.score.tree,
+            scorer.options,
             together=timing.together,
         )
         with bar(bench.work) as advance:

@@ -33,6 +33,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets.native.linears import native_attention
+from eyas.tree import DraftTree
 
 
 def columns_seen(lengths: Tensor, staged: Tensor, columns: Tensor) -> Tensor:
@@ -97,6 +98,14 @@ class RaggedLayout:
         """Rows of `counts` tokens each; their padded form is as wide as the longest."""
         steps = torch.arange(max(counts), device=device)
         return RaggedLayout.of(steps < to_device(list(counts), device).unsqueeze(1), sum(counts))
+
+    @staticmethod
+    def of_tree(tree: DraftTree) -> RaggedLayout | None:
+        """The trees' valid nodes, roots included; None = run padded: all are valid, or counting them takes a sync."""
+        if tree.full is not False:
+            return None
+        nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
+        return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def gather(self, padded: Tensor) -> Tensor:
         """The real tokens of a padded tensor: [R, Q, ...] -> [1, T, ...]."""

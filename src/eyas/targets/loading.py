@@ -32,7 +32,7 @@ from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
-from eyas.targets.target import Target
+from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
@@ -210,13 +210,6 @@ def _trial_logits(model: Any) -> Tensor:
     return logits
 
 
-class EmbeddingAndHead(Target):
-    """A target's sizes, embedding, final norm and head: all that training from a store needs.
-
-    It has one decoder layer, so a forward pass through it means nothing.
-    """
-
-
 def load_embedding_and_head(
     model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
 ) -> EmbeddingAndHead:
@@ -236,10 +229,7 @@ def load_embedding_and_head(
         loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
         transformers_logging.set_verbosity(verbosity)
-    target = EmbeddingAndHead(loaded.to(torch_device).eval().requires_grad_(False))
-    target.config = config.get_text_config()
-    target.num_layers = target.config.num_hidden_layers
-    return target
+    return EmbeddingAndHead.of_first_layer(loaded.to(torch_device).eval().requires_grad_(False), config)
 
 
 def _shortened(config: Any) -> Any:

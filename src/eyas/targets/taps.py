@@ -65,6 +65,17 @@ def _full_attention_boundaries(config: Any) -> list[int]:
     return [i + 1 for i, kind in enumerate(plan.of_layers(config)) if kind in (FULL, "hybrid") or not plan.hybrid]
 
 
+def spread_taps(count: int, layers: int) -> tuple[int, ...]:
+    """The outputs of `count` of a target's layers, spread from layer 1 to layer n - 3, as boundaries.
+
+    There are as many as draft layers; in targets with few layers those that coincide are taken once.
+    """
+    if count == 1:
+        return (layers // 2 + 1,)
+    found = (round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
+    return tuple(sorted({min(max(tap, 0), layers) for tap in found}))
+
+
 def odd_taps(caught: Sequence[Tensor], size: int) -> dict[int, list[int]]:
     """The boundaries of a pass over one token where no state [1, 1, size] was caught, and the shape of what was."""
     return {k: list(state.shape) for k, state in enumerate(caught) if state.shape != (1, 1, size)}
@@ -82,6 +93,13 @@ def check_boundaries(taps: Sequence[int], final: int, odd: Mapping[int, list[int
             f"a drafter can't read this model's states at taps {list(taps)}: those of one token have the shapes "
             f"{found}, not that of a single vector; decode without a drafter, or with one that reads other taps"
         )
+
+
+def stacked(caught: Sequence[Tensor], tokens: Tensor, hidden: int, dtype: torch.dtype) -> Tensor:
+    """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
+    if not caught:
+        return torch.empty(*tokens.shape, 0, hidden, dtype=dtype, device=tokens.device)
+    return torch.stack(list(caught), dim=2).to(dtype)
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
 from eyas.targets.recurrent import ShapeProbe, check_states, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
-from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
+from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
 from eyas.targets.trials import choose_passes
@@ -72,78 +72,51 @@ class PrefillChunk(NamedTuple):
     final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
 
 
-@dataclass
-class Target:
-    """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
+class EmbeddingAndHead:
+    """A transformers model's sizes and limits, embedding and head; a `Target` has passes besides.
 
-    It keeps nothing of any sequence. Raises UnsupportedModelError for models that can't verify trees.
+    Raises UnsupportedModelError for models that can't be targets.
     """
 
-    model: Any
-    ragged: bool = True
-    """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
-    native: NativeDecoder | None = None
-    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
-    record: Record | None = None
-    """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
+    head_is_exact: bool
+    """Whether `head` gives the model's own logits."""
 
-    def __post_init__(self) -> None:
-        refuse_unsupported(type(self.model), self.model.config)
-        self.config = self.model.config.get_text_config()
-        head = self.model.get_output_embeddings()
+    def __init__(self, model: Any, config: Any = None) -> None:
+        """`config` describes the whole model, of which `model` may have the first layers only; None: it is whole."""
+        refuse_unsupported(type(model), model.config)
+        own = model.config.get_text_config()
+        self.model = model
+        self.config = own if config is None else config.get_text_config()
+        head = model.get_output_embeddings()
         self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
         self.hidden_size: int = self.config.hidden_size
         self.num_layers: int = self.config.num_hidden_layers
-        self.dtype: torch.dtype = self.model.dtype
-        self.device: torch.device = self.model.device
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
         self.max_length = context_limit(self.config)
-        self.layers = decoder_layers(self.model, self.num_layers)
-        self.plan = attention_plan(self.config)
+        self.layers = decoder_layers(model, own.num_hidden_layers)
         self.finish = logit_finish(self.config)
         """What the model does to its head's product: nothing, a scale, a soft cap."""
-        with refused_where_it_fails(self.model):
-            self._probe()
-            choose_passes(self)
-            if self.states:
-                check_states(self)
+        self._odd_taps: Mapping[int, list[int]] = {}
 
-    @torch.inference_mode()
-    def _probe(self) -> None:
-        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
-        probe = ShapeProbe()
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
-        mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
-        taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
-        with probe.watching(self.model), taps as caught:
-            out = self.model(
-                input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
-                output_hidden_states=False, **given(self.model, probe),
-            )  # fmt: skip
-        self._odd_taps = odd_taps(caught, self.hidden_size)
-        refuse_encoder(self.model, token)
-        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
-        run_by_levels(probe.modules)
-        final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
-        self.head_is_exact: bool = torch.allclose(
-            self.finish(self.model.get_output_embeddings()(final)).float(), out.logits.float(), rtol=1e-3, atol=1e-4
-        )
+    @classmethod
+    def of_first_layer(cls, model: Any, config: Any) -> EmbeddingAndHead:
+        """The ends of a model that `config` describes, from one with its first layer only."""
+        made = cls(model, config)
+        with refused_where_it_fails(model), torch.inference_mode():
+            token = made.an_ordinary_token()
+            logits = model(input_ids=token, use_cache=False).logits
+            made.head_is_exact = made._gives(model.base_model(input_ids=token, use_cache=False)[0], logits)
+        return made
 
-    def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
-        """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
-        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, self.states)
-        cache.graphs = None if self.record is None else PassGraphs(self.record)
-        return cache
+    def an_ordinary_token(self, rows: int = 1) -> Tensor:
+        """Token ids [rows, 1] to try a model with: a padding token's state is all zeros, as are its logits."""
+        return torch.full((rows, 1), self.vocab_size // 2, device=self.device)
 
-    @property
-    def alone(self) -> bool:
-        """Whether torch had better compute on one thread: beside native passes, or in many small operations."""
-        return self.native is not None or (bool(self.states) and self.device.type == "cpu")
-
-    @property
-    def dense_pass(self) -> int | None:
-        """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
-        return _DENSE_PASS if multiplies_by_vectors(self.model) else None
+    def _gives(self, final: Tensor, logits: Tensor) -> bool:
+        """Whether `head` computes these `logits` of the `final` states."""
+        head = self.finish(self.model.get_output_embeddings()(final))
+        return torch.allclose(head.float(), logits.float(), rtol=1e-3, atol=1e-4)
 
     @property
     def final_boundary(self) -> int:
@@ -183,6 +156,67 @@ class Target:
     def check_taps(self, taps: Sequence[int]) -> None:
         """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
         check_boundaries(taps, self.final_boundary, self._odd_taps)
+
+
+@dataclass
+class Target(EmbeddingAndHead):
+    """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
+
+    It keeps nothing of any sequence. Raises UnsupportedModelError for models that can't verify trees.
+    """
+
+    model: Any
+    ragged: bool = True
+    """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
+    native: NativeDecoder | None = None
+    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
+    record: Record | None = None
+    """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
+
+    def __post_init__(self) -> None:
+        super().__init__(self.model)
+        self.plan = attention_plan(self.config)
+        with refused_where_it_fails(self.model):
+            self._probe()
+            choose_passes(self)
+            if self.states:
+                check_states(self)
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
+        probe = ShapeProbe()
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
+        mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
+        taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
+        with probe.watching(self.model), taps as caught:
+            out = self.model(
+                input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
+                output_hidden_states=False, **given(self.model, probe),
+            )  # fmt: skip
+        self._odd_taps = odd_taps(caught, self.hidden_size)
+        refuse_encoder(self.model, token)
+        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
+        run_by_levels(probe.modules)
+        final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
+        self.head_is_exact = self._gives(final, out.logits)
+
+    def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
+        """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, self.states)
+        cache.graphs = None if self.record is None else PassGraphs(self.record)
+        return cache
+
+    @property
+    def alone(self) -> bool:
+        """Whether torch had better compute on one thread: beside native passes, or in many small operations."""
+        return self.native is not None or (bool(self.states) and self.device.type == "cpu")
+
+    @property
+    def dense_pass(self) -> int | None:
+        """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
+        return _DENSE_PASS if multiplies_by_vectors(self.model) else None
 
     def prefill(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
@@ -247,19 +281,12 @@ class Target:
         if replayed is not None:
             logits, caught = replayed
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
-        layout = self._layout(tree)
+        layout = RaggedLayout.of_tree(tree) if self.ragged else None
         if cache.states is not None:
             cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
-
-    def _layout(self, tree: DraftTree) -> RaggedLayout | None:
-        """The layout of the trees' valid nodes; None = run padded: all are valid, or counting them takes a sync."""
-        if not self.ragged or tree.full is not False:
-            return None
-        nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
-        return RaggedLayout.of(F.pad(tree.valid, (1, 0), value=True), tree.valid.shape[0] + nodes)
 
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
@@ -329,7 +356,7 @@ class Target:
                 use_cache=True,
                 **given(runner, cache),
             )[0]
-        return out, self.stacked(caught, tokens)
+        return out, stacked(caught, tokens, self.hidden_size, self.dtype)
 
     def _run_native(
         self, native: NativeDecoder, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None,
@@ -348,12 +375,6 @@ class Target:
         done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
-
-    def stacked(self, caught: Sequence[Tensor], tokens: Tensor) -> Tensor:
-        """Caught taps as one tensor [R, Q, A, Ht], for tokens [R, Q]; A may be 0."""
-        if not caught:
-            return torch.empty(*tokens.shape, 0, self.hidden_size, dtype=self.dtype, device=self.device)
-        return torch.stack(list(caught), dim=2).to(self.dtype)
 
     def masks(
         self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,

@@ -8,23 +8,23 @@ Shapes: B rows, S positions, N states, A taps, Ht hidden size.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import StagedCache
 from eyas.targets.states import StatePath
-from eyas.targets.taps import caught_taps
+from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.transformers_names import given
 
 if TYPE_CHECKING:
-    from eyas.targets.loading import EmbeddingAndHead
-    from eyas.targets.target import Target
+    from eyas.targets.target import EmbeddingAndHead, Target
 
 AT_ONCE = 4096
 """Rows of at most so many positions are read in one pass."""
@@ -58,7 +58,7 @@ def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
         final = target.model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)[
             0
         ]
-    return Trace(target.stacked(caught, tokens), final)
+    return Trace(stacked(caught, tokens, target.hidden_size, target.dtype), final)
 
 
 def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
@@ -83,29 +83,28 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
                 **given(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
             )[0]
         cache.commit(range(rows), [range(piece.shape[1])] * rows)
-        parts.append(Trace(target.stacked(caught, piece), final))
+        parts.append(Trace(stacked(caught, piece, target.hidden_size, target.dtype), final))
     return Trace(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
 
 
 class FinalNorm:
     """What a model does after its layers, for states that another engine's layers have computed.
 
-    It is the model's own pass with its layer left out, so that nothing here knows how models name their last norm.
+    It is the model's own pass with its layers left out, so that nothing here knows how models name their last norm.
     Raises UnsupportedModelError for a model whose final states are not those of its last layer, normed.
     """
 
     def __init__(self, target: EmbeddingAndHead) -> None:
-        self.target, self._layer = target, target.layers[-1]
-        self._tuple = False
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-        outputs: list[Any] = []
-        handle = self._layer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+        self.target, outputs = target, list[Any]()
+        self._pass, self._layer = _without_layers(target.model.base_model, target.layers)
+        handle = target.layers[-1].register_forward_hook(lambda _module, _args, output: outputs.append(output))
         try:
-            expected = traced(target, zero + target.vocab_size // 2, zero[0] + 1, ()).final[0]
+            with torch.no_grad():
+                expected = target.model.base_model(input_ids=target.an_ordinary_token(), use_cache=False)[0][0]
         finally:
             handle.remove()
-        self._tuple = not isinstance(outputs[-1], Tensor)
-        leaving = outputs[-1][0] if self._tuple else outputs[-1]
+        self._layer.wraps = not isinstance(outputs[-1], Tensor)
+        leaving = outputs[-1][0] if self._layer.wraps else outputs[-1]
         if leaving.shape != (1, 1, target.hidden_size) or not torch.allclose(self(leaving[0]), expected):
             raise UnsupportedModelError(
                 f"{target.config.model_type} does more to its last layer's states than to norm them: capture with "
@@ -115,16 +114,42 @@ class FinalNorm:
     @torch.no_grad()
     def __call__(self, leaving: Tensor) -> Tensor:
         """The final states [N, Ht] of the states [N, Ht] that leave the last layer."""
-        target, count = self.target, len(leaving)
-        positions = torch.zeros(count, 1, dtype=torch.int64, device=target.device)
-        states = leaving.to(target.device, target.dtype).unsqueeze(1)  # [N, 1, Ht]
-        mask = target.masks(positions[:, 0], 0, (positions == 0).unsqueeze(2), positions)
-        self._layer.forward = lambda *_args, **_options: (states,) if self._tuple else states
-        try:
-            final: Tensor = target.model.base_model(
-                input_ids=positions + target.vocab_size // 2, attention_mask=mask, position_ids=positions,
-                use_cache=False,
-            )[0]  # fmt: skip
-        finally:
-            del self._layer.forward
+        self._layer.states = leaving.to(self.target.device, self.target.dtype).unsqueeze(1)  # [N, 1, Ht]
+        final: Tensor = self._pass(input_ids=self.target.an_ordinary_token(len(leaving)), use_cache=False)[0]
         return final[:, 0]
+
+
+class _GivenStates(nn.Module):
+    """In place of a layer: it puts out `states`, whatever it is given, and has the layer's attributes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.states: Tensor | None = None
+        self.wraps = False
+        """Whether layers put out a tuple."""
+
+    def forward(self, *_args: Any, **_options: Any) -> Any:
+        """The states [N, 1, Ht]."""
+        return (self.states,) if self.wraps else self.states
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("layer", "states") else getattr(self.layer, name)
+
+
+def _without_layers(model: nn.Module, layers: nn.ModuleList) -> tuple[nn.Module, _GivenStates]:
+    """A copy of a model that shares all of it but its `layers`, and what is in place of these."""
+    given = _GivenStates(layers[-1])
+    *path, name = next(found for found, module in model.named_modules() if module is layers).split(".")
+    shell = inner = _shared_copy(model)
+    for part in path:
+        inner._modules[part] = inner = _shared_copy(inner._modules[part])
+    inner._modules[name] = nn.ModuleList([given])
+    return shell, given
+
+
+def _shared_copy(module: Any) -> Any:
+    """The same module, whose parts can be replaced without changing the original's."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made

@@ -10,8 +10,9 @@ import pytest
 from eyas.bench.offline.external import Endpoint, run_engine_as_client
 from eyas.bench.serving.client import LoadRun
 from eyas.bench.serving.servers import Side
-from eyas.engine import Engine, load
+from eyas.engine import Engine
 from eyas.errors import EndpointError
+from eyas.session import load
 from eyas.text.chats import Message
 from eyas.text.prompts import PromptRow
 from eyas.types import SamplingParams

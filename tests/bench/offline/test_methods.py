@@ -25,6 +25,7 @@ from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.methods import read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
+from eyas.session import Session
 from eyas.targets import load_target
 from eyas.types import Request, SamplingParams
 
@@ -43,7 +44,7 @@ def test_all_are_the_drafters_and_whatever_needs_none() -> None:
 
 def test_a_kind_is_without_a_drafter_unless_one_is_named_so_or_is_one(tmp_path: Path) -> None:
     target = load_target(save_target(tmp_path / "model"))
-    opener = MethodOpener(target, str(tmp_path / "model"), tokenizer())
+    opener = MethodOpener(Session(target, tokenizer(), tmp_path / "model"))
     opened, _ = opener.open([MethodChoice("pick", str(save_drafter(tmp_path / "pick")))])
     assert opened[0].kind == "eagle3"
     assert without_drafter(opened) == [kind for kind in (*KINDS, "draft_model") if kind != "eagle3"]
@@ -93,7 +94,7 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
     made = Path(shutil.copytree(good, tmp_path / "made"))
     config["eyas"] = {"steps": 30, "seconds": 90.0, "rows": 7, "loss": {"token": "ce"}}
     (made / "config.json").write_text(json.dumps(config))
-    opener = MethodOpener(target, "tiny", tokenizer())
+    opener = MethodOpener(Session(target, tokenizer(), "tiny"))
     choices = [
         MethodChoice("good", str(good)),
         MethodChoice("made", str(made)),

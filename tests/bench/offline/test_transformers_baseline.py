@@ -8,8 +8,8 @@ import pytest
 
 from eyas.bench.offline.external import TransformersBaseline
 from eyas.bench.offline.runner import read_task, run_group
-from eyas.engine import load
 from eyas.errors import UsageError
+from eyas.session import load
 from eyas.types import SamplingParams
 
 from ... import pairs

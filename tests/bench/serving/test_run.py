@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eyas.bench.serving.client import Item, Load, read_items
+from eyas.bench.serving.client import Client, Item, Load, read_items
 from eyas.bench.serving.run import Results, ServePlan, measure_sides
 from eyas.bench.serving.servers import Side
 from eyas.errors import DataError, EndpointError
@@ -28,7 +29,8 @@ def echo(body: dict[str, Any]) -> list[bytes]:
 
 def measure(*sides: Side, loads: tuple[Load, ...] = (Load("closed", 2),), **plan: Any) -> Results:
     settings = ServePlan(**{"repeats": 1, "requests": 4, "per_client": 1, "warmup": 0, **plan})
-    return asyncio.run(measure_sides(sides, loads, ITEMS, SamplingParams(max_tokens=3, seed=10), settings, timeout=20))
+    connect = partial(Client, params=SamplingParams(max_tokens=3, seed=10), timeout=20)
+    return asyncio.run(measure_sides(sides, loads, ITEMS, connect, settings))
 
 
 def prompts(server: FakeServer) -> list[str]:
@@ -61,7 +63,8 @@ def test_one_side_at_a_time_in_turn() -> None:
     with serving(echo) as server:
         sides = [Side(name, server.url) for name in "abc"]
         plan = ServePlan(repeats=3, requests=1, per_client=1, warmup=0)
-        asyncio.run(measure_sides(sides, [Load("closed", 1)], ITEMS, SamplingParams(), plan, around=around))
+        connect = partial(Client, params=SamplingParams(), timeout=20)
+        asyncio.run(measure_sides(sides, [Load("closed", 1)], ITEMS, connect, plan, around=around))
     assert "".join(order) == "abcbcacab"
 
 

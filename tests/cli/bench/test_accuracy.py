@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engine import load
+from eyas.session import load
 from eyas.targets import Target
 from eyas.tree import NodeLogits
 
@@ -183,7 +183,7 @@ def test_the_report_page_shows_it(run: Run, pair: Pair, maths: Path) -> None:
         ("--task humaneval={eagle} --execute", "no `test` and `entry_point`"),
         ("--task gsm8k={maths} --method none", "leave it out"),
         ("--task gsm8k={maths} --method bush", "unknown method 'bush'"),
-        ("--task gsm8k={maths} --method eagle3", "give a drafter with --draft-model"),
+        ("--task gsm8k={maths} --method eagle3", "method eagle3 needs a drafter: give one with --draft-model"),
         ("--task gsm8k={maths} --method ngram --draft-model demo", "is for none of the methods"),
         ("--task gsm8k={maths} --tree chain:2", "--tree and --coupled are about drafting"),
         ("--task gsm8k={maths} --method ngram --tree bush", "unknown tree 'bush'"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engine import load
+from eyas.session import load
 
 from ...bench.serving.fake_server import event, serving, stream
 from ...pairs import Pair, write_rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -259,3 +260,6 @@ def test_as_many_questions_ahead_as_a_workers_server_answers() -> None:
         answerers.WorkerEngineOptions("vllm"),
     )  # fmt: skip
     assert options.ahead == 21
+    sent = pickle.dumps(options.worker())
+    assert b"ServerAnswererMaker" in sent
+    assert b"eyas.cli" not in sent

@@ -14,7 +14,8 @@ from transformers.modeling_layers import MtpModel
 
 from eyas.drafters.in_target._cascade import CascadeDrafter
 from eyas.drafters.in_target.mtp import find_modules
-from eyas.drafters.loading import open_drafter
+from eyas.drafters.loading import make_drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.targets import Target, load_target
@@ -37,7 +38,7 @@ class Case:
         self.path, (self.architecture, layout) = path, CASES[name]
         self.tensors = checkpoints.save(path, self.architecture, layout, MODULES)
         self.target: Target = load_target(path, dtype="float32")
-        drafter = open_drafter(None, self.target, method="mtp", model=path, quantize="off")
+        drafter = make_drafter(DrafterOptions(method="mtp", quantize="off"), self.target, model=path)
         assert isinstance(drafter, CascadeDrafter)
         self.drafter = drafter
 
@@ -154,4 +155,4 @@ def test_modules_are_found_in_order(case: Any) -> None:
 def test_windows_are_refused(case: Any) -> None:
     made = case("mimo")
     with pytest.raises(UsageError, match="no attention to earlier pairs"):
-        open_drafter(None, made.target, method="mtp", model=made.path, window=8)
+        make_drafter(DrafterOptions(method="mtp", window=8), made.target, model=made.path)

@@ -16,7 +16,8 @@ from transformers.modeling_layers import MtpModel
 
 import eyas
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import open_drafter
+from eyas.drafters.loading import make_drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
@@ -45,7 +46,7 @@ class Case:
         architecture, layout = CASES[name]
         self.path, self.tensors = path, checkpoints.save(path, architecture, layout)
         self.target = load_target(path, dtype="float32")
-        drafter = open_drafter(None, self.target, method="mtp", model=path, quantize="off")
+        drafter = make_drafter(DrafterOptions(method="mtp", quantize="off"), self.target, model=path)
         assert isinstance(drafter, NetworkDrafter)
         self.drafter = drafter
 
@@ -201,7 +202,7 @@ def test_copies_of_the_target_s_embedding_and_head_are_shared(case: Any, tmp_pat
         (tmp_path / file.name).write_bytes(file.read_bytes())
     held[f"model.layers.{tiny.LAYERS}.shared_head.head.weight"] *= 2
     save_file(held, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    own = open_drafter(None, case("deepseek").target, method="mtp", model=tmp_path, quantize="off")
+    own = make_drafter(DrafterOptions(method="mtp", quantize="off"), case("deepseek").target, model=tmp_path)
     assert isinstance(own, NetworkDrafter)
     assert (own.network.config.embedding, own.network.config.head) == ("shared", "own")
     for ours, other in zip(two_steps(own), two_steps(case("deepseek").drafter), strict=True):
@@ -245,7 +246,7 @@ def _damaged(case: Any, path: Path, **changes: Tensor | None) -> Target:
 def test_damage_is_named(case: Any, tmp_path: Path, name: str, tensor: Tensor | None, reason: str) -> None:
     target = _damaged(case, tmp_path, **{name: tensor})
     with pytest.raises(CheckpointError, match=reason):
-        open_drafter(None, target, method="mtp", model=tmp_path)
+        make_drafter(DrafterOptions(method="mtp"), target, model=tmp_path)
 
 
 def test_a_block_that_drafters_do_not_compute_is_named(tmp_path: Path) -> None:

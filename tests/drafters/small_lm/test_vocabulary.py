@@ -12,11 +12,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from eyas.drafters.loading import open_drafter
+from eyas.drafters.loading import make_drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.drafters.small_lm.vocabulary import SharedVocabulary, token_bytes
-from eyas.engine import Engine, Speculation, load
+from eyas.engine import Engine, Speculation
 from eyas.errors import DrafterMismatchError, UsageError
+from eyas.session import load
 from eyas.targets import Target, load_tokenizer
 from eyas.train.lm.lm import train_tokenizer
 from eyas.tree import parse_tree
@@ -134,24 +136,24 @@ def test_another_tokenizer_is_mapped_and_its_share_told(tmp_path: Path, caplog: 
     tiny.build_model("llama", vocab_size=len(other()), num_hidden_layers=1).save_pretrained(small)
     other().save_pretrained(small)
     with caplog.at_level(logging.WARNING, "eyas"):
-        drafter = open_drafter(small, loaded, tokenizer=pairs.tokenizer())
+        drafter = make_drafter(DrafterOptions(small), loaded, tokenizer=pairs.tokenizer())
     assert isinstance(drafter, SmallLmDrafter)
     assert drafter.shared is not None
     assert drafter.max_fanout == len(drafter.shared.target_ids)
     assert f"{100 * drafter.shared.share:.1f} % of its tokens can be drafted" in caplog.text
     with pytest.raises(DrafterMismatchError, match="the target has none"):
-        open_drafter(small, loaded)
+        make_drafter(DrafterOptions(small), loaded)
     tokens_only = tmp_path / "bare"
     tiny.build_model("llama", vocab_size=90, num_hidden_layers=1).save_pretrained(tokens_only)
     with pytest.raises(DrafterMismatchError, match="the draft model has none"):
-        open_drafter(tokens_only, loaded, tokenizer=pairs.tokenizer())
+        make_drafter(DrafterOptions(tokens_only), loaded, tokenizer=pairs.tokenizer())
 
 
 def test_methods_and_options_that_do_not_go_with_it(tmp_path: Path) -> None:
     loaded = Target(tiny.build_model("llama", vocab_size=len(pairs.tokenizer())))
     small, drafter = pairs.save_target(tmp_path / "small"), pairs.save_drafter(tmp_path / "drafter")
     with pytest.raises(UsageError, match="is no language model"):
-        open_drafter(drafter, loaded, method="draft_model")
+        make_drafter(DrafterOptions(drafter, method="draft_model"), loaded)
     with pytest.raises(UsageError, match="is a language model: leave out"):
-        open_drafter(small, loaded, weights="model.safetensors")
+        make_drafter(DrafterOptions(small, weights="model.safetensors"), loaded)
     assert load_tokenizer(small) is not None

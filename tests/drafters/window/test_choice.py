@@ -9,7 +9,8 @@ import pytest
 
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import load_drafter, open_drafter
+from eyas.drafters.loading import load_drafter, make_drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.window.decoding import WindowDrafter
 from eyas.errors import CheckpointError, ConfigError, UsageError
 from eyas.train.drafter.shape import DrafterShape, drafter_config
@@ -58,7 +59,7 @@ def test_windows_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--draft-window 0: write a number"):
         load_drafter(tmp_path, tiny.target(), window="0")
     with pytest.raises(UsageError, match="--draft-window is for drafters that are networks, and ngram is none"):
-        open_drafter(None, tiny.target(), method="ngram", window="8")
+        make_drafter(DrafterOptions(method="ngram", window="8"), tiny.target())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import openai
 import pydantic
 import pytest
 
-from eyas.engine import load
+from eyas.session import load
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 from eyas.types import Limits

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from eyas.engine import load
 from eyas.serve.schema.chat import CompletionChunk, CompletionResponse
+from eyas.session import load
 
 from ... import tiny
 from ..conftest import post, run

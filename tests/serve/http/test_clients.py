@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from eyas.engine import load
 from eyas.errors import UsageError
 from eyas.serve.context import ServeSettings
 from eyas.serve.http import request as reading
 from eyas.serve.http.streaming import encoded
+from eyas.session import load
 from eyas.types import Limits
 
 from ...pairs import Pair

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.drafters.weightless.suffix import SuffixDrafter
-from eyas.engine import load
+from eyas.session import load
 from eyas.types import Limits
 
 from ...pairs import Pair

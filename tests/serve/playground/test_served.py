@@ -13,11 +13,11 @@ from pydantic import SecretStr
 pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
-from eyas.engine import load
 from eyas.serve.app import create_app
 from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.playground.page import Gauges
+from eyas.session import load
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET
 from .fake_server import serving

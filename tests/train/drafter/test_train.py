@@ -13,8 +13,8 @@ import pytest
 
 from eyas.data.capture.shard import read_rows
 from eyas.drafters.network import DraftNetwork
-from eyas.engine import load
 from eyas.errors import CheckpointError, ConfigError
+from eyas.session import load
 from eyas.train.drafter import train as run
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter

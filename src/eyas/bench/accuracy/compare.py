@@ -2,8 +2,6 @@
 
 Engines in this process are compared token by token, and where two answers part, the target says whether rounding
 excuses it (`bench/offline/certificate.py`). Of servers only the text is known: it is compared character by character.
-
-What `eyas bench accuracy` found: scores with standard errors, equal answers, differences; as table and as JSON.
 """
 
 from __future__ import annotations

@@ -13,20 +13,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from eyas.bench.offline.candidates import Candidate, TaskScore, task_score
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
-from eyas.drafters.loading import load_drafter
-from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.drafters.options import DrafterOptions
+from eyas.engine import Engine
 from eyas.errors import DataError, EyasError
 from eyas.files import file_hash, write_json
-from eyas.targets import Target
-from eyas.tree import parse_tree
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.types import SamplingParams
 
 
@@ -80,17 +79,13 @@ class DrafterBench:
     """The drafters to measure, by name, and what they are measured with."""
 
     drafters: Mapping[str, Path]
-    target: Target
-    tokenizer: Any
+    session: Session
     tasks: Sequence[Task]
     params: SamplingParams
     plan: Plan
     ledger: Ledger
-    batch_size: int = 1
-    coupled: bool = True
-    tree: str | None = None
-    """The draft tree of all; None = each drafter's own."""
-    ignore_config_keys: Sequence[str] = ()
+    options: EngineOptions
+    """Of all engines; without a tree, each drafter's own shape."""
     together: int = 6
     measure: Measure | None = None
     """Measures a task; None: in this process."""
@@ -120,7 +115,7 @@ class DrafterBench:
 
     def run(self, advance: Advance = lambda: None) -> list[Candidate]:
         """Measure what the ledger lacks; returns candidates in the order given, without those that failed."""
-        plain = Engine(self.target, self.tokenizer, batch_size=self.batch_size)
+        plain = self.session.engine(None, replace(self.options, tree=None))
         for batch in _chunks(self.missing, self.together):
             engines = {name: engine for name, _ in batch if (engine := self._engine(name)) is not None}
             for task in self.tasks:
@@ -135,12 +130,11 @@ class DrafterBench:
 
     def _engine(self, name: str) -> Engine | None:
         try:
-            drafter = load_drafter(self.drafters[name], self.target, ignore_config_keys=self.ignore_config_keys)
-            spec = tree_for(drafter, None if self.tree is None else parse_tree(self.tree))
+            drafter = self.session.drafter(DrafterOptions(self.drafters[name]))
+            return self.session.fixed_engine(drafter, self.options)
         except EyasError as error:
             self.failures[name] = str(error)
             return None
-        return Engine(self.target, self.tokenizer, Speculation(drafter, spec, self.coupled), batch_size=self.batch_size)
 
 
 def _chunks(items: list[Any], size: int) -> Iterator[list[Any]]:

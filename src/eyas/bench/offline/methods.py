@@ -22,17 +22,20 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import PROVENANCE
 from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.kinds import NAMES as KINDS
-from eyas.drafters.loading import local_directory, open_drafter
+from eyas.drafters.loading import local_directory
 from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.network import DraftNetwork
+from eyas.drafters.options import DrafterOptions
 from eyas.drafters.registry import kind_for
 from eyas.drafters.small_lm import METHOD as SMALL_LM
-from eyas.engine import Engine, Speculation
-from eyas.engine.controller import CostTable, make_controller
-from eyas.engine.load import default_tree, tree_for
+from eyas.engine import Engine
+from eyas.engine.controller import costs_for
+from eyas.engine.load import default_tree
 from eyas.errors import EyasError, UsageError
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.targets import Target
-from eyas.tree import is_auto, parse_tree
+from eyas.tree import is_auto
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 """What belongs to the program, not to an object of it."""
@@ -47,7 +50,7 @@ class MethodChoice:
     name: str
     source: str | None = None
     method: str | None = None
-    """What `open_drafter` is asked for; None = whatever the files hold."""
+    """What `DrafterOptions` are asked for; None = whatever the files hold."""
     tree: str | None = None
     """None = the drafter's own."""
 
@@ -197,14 +200,12 @@ class OpenedMethod:
 class MethodOpener:
     """Opens methods for one target; drafters of the same files are loaded once."""
 
-    target: Target
-    model: str
-    """What the target was loaded from."""
-    tokenizer: Any
-    batch_size: int = 1
-    coupled: bool = True
-    ignore_config_keys: Sequence[str] = ()
-    _drafters: dict[tuple[str | None, str | None], tuple[Drafter, int]] = field(default_factory=dict)
+    session: Session
+    options: EngineOptions = EngineOptions()  # noqa: RUF009  # frozen
+    """Of all engines; a choice may name another tree."""
+    files: DrafterOptions = DrafterOptions()  # noqa: RUF009
+    """How drafters are read and run."""
+    _drafters: dict[DrafterOptions, tuple[Drafter, int]] = field(default_factory=dict)
 
     def open(self, choices: Sequence[MethodChoice]) -> tuple[list[OpenedMethod], list[Skipped]]:
         """All methods that can run, and why the others can't."""
@@ -218,41 +219,33 @@ class MethodOpener:
 
     def plain(self) -> dict[str, Engine]:
         """Plain decoding, which is always measured, by its name."""
-        return {PLAIN: Engine(self.target, self.tokenizer, batch_size=self.batch_size)}
+        return {PLAIN: self.session.engine(None, self.options)}
 
     def _open(self, choice: MethodChoice) -> OpenedMethod:
-        drafter, weights = self._drafter(choice)
+        drafter, weights = self._drafter(self.files.of(choice.source, choice.method))
         tree = choice.tree or default_tree(drafter)
-        engine = drafting_engine(self.target, self.tokenizer, drafter, tree, self.batch_size, self.coupled)
+        engine = self.session.engine(drafter, replace(self.options, tree=tree))
         assert engine.speculation is not None
         return OpenedMethod(choice, engine, engine.speculation.drafter, tree, weights)
 
-    def _drafter(self, choice: MethodChoice) -> tuple[Drafter, int]:
-        key = choice.source, choice.method
-        if key not in self._drafters:
-            drafter = open_drafter(
-                choice.source, self.target, ignore_config_keys=self.ignore_config_keys, method=choice.method,
-                tokenizer=self.tokenizer, model=self.model,
-            )  # fmt: skip
-            self._drafters[key] = drafter, drafter_bytes(drafter, self.target)
-        return self._drafters[key]
+    def _drafter(self, options: DrafterOptions) -> tuple[Drafter, int]:
+        if options not in self._drafters:
+            drafter = self.session.drafter(options)
+            self._drafters[options] = drafter, drafter_bytes(drafter, self.session.target)
+        return self._drafters[options]
 
 
-def drafting_engine(
-    target: Target,
-    tokenizer: Any,
-    drafter: Drafter,
-    tree: str,
-    batch_size: int,
-    coupled: bool = True,
-    costs: CostTable | None = None,
-) -> Engine:
-    """An engine for a loaded target and drafter; for `auto` trees `costs` are measured unless they are given."""
-    if not is_auto(tree):
-        speculation = Speculation(drafter, tree_for(drafter, parse_tree(tree)), coupled)
-        return Engine(target, tokenizer, speculation, batch_size=batch_size)
-    controller = make_controller(target, drafter, tree, batch_size, costs)
-    return Engine(target, tokenizer, Speculation(drafter, None, coupled), batch_size=batch_size, controller=controller)
+def engines_for(
+    session: Session, drafters: Mapping[str, Drafter], trees: Sequence[str], options: EngineOptions
+) -> dict[tuple[str, str], Engine]:
+    """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
+    engines = {}
+    for name, drafter in drafters.items():
+        auto = any(map(is_auto, trees))
+        costs = costs_for(session.target, drafter, options.batch_size or 1) if auto else None
+        for text in trees or [default_tree(drafter)]:
+            engines[name, text] = session.engine(drafter, replace(options, tree=text, costs=costs))
+    return engines
 
 
 def drafter_bytes(drafter: Drafter, target: Target) -> int:

@@ -1,7 +1,4 @@
-"""Figures of measurements, as a table for a terminal and as JSON. Every figure is defined here.
-
-Methods of drafting side by side: the figures of a comparison, as tables for a terminal and as JSON.
-"""
+"""Figures of measurements, as a table for a terminal and as JSON. Every figure is defined here."""
 
 from __future__ import annotations
 

@@ -3,15 +3,13 @@
 Successive halving tries many settings on few prompts, then ever fewer settings on ever more prompts. Every rung is a
 measurement of its own, with everything in it interleaved. Earlier rungs only drop settings; the figures of the
 finalists come from the last one, on all prompts.
-
-Which checkpoint of a training run to serve: its folder as `eyas train` wrote it, and the report of the choice.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
@@ -24,11 +22,11 @@ from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choos
 from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.drafters.base import Drafter
-from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.engine import Engine
 from eyas.errors import CheckpointError, DataError, UsageError
 from eyas.files import write_json
-from eyas.targets import Target
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
@@ -75,19 +73,11 @@ def grid(
 
 
 def tree_engines(
-    target: Target,
-    tokenizer: Any,
-    drafter: Drafter,
-    settings: Sequence[TreeSetting],
-    batch_size: int = 1,
-    coupled: bool = True,
+    session: Session, drafter: Drafter, settings: Sequence[TreeSetting], options: EngineOptions
 ) -> dict[str, Engine]:
     """What a search measures: plain decoding, and the drafter with every tree."""
-    engines = {PLAIN: Engine(target, tokenizer, batch_size=batch_size)}
-    for setting in settings:
-        speculation = Speculation(drafter, tree_for(drafter, parse_tree(setting.name)), coupled)
-        engines[setting.name] = Engine(target, tokenizer, speculation, batch_size=batch_size)
-    return engines
+    engines = {PLAIN: session.engine(None, options)}
+    return engines | {one.name: session.engine(drafter, replace(options, tree=one.name)) for one in settings}
 
 
 class Rung(NamedTuple):

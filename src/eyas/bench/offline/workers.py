@@ -9,11 +9,13 @@ from __future__ import annotations
 import socket
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from eyas.bench.machine import describe_machine
 from eyas.bench.offline.runner import (
+    PLAIN,
     Advance,
     Group,
     GroupRun,
@@ -26,8 +28,13 @@ from eyas.bench.offline.runner import (
 )
 from eyas.cluster.crew import Crew
 from eyas.cluster.worker import Key, Take, Unit, UnitReport
+from eyas.drafters.base import Drafter
+from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
+from eyas.options import EngineOptions, TargetOptions
 from eyas.runtime import taken_by_others
+from eyas.session import Session
+from eyas.targets.fingerprint import fingerprint
 from eyas.types import SamplingParams
 
 MakeEngine = Callable[[str], Engine]
@@ -72,6 +79,35 @@ class GroupWorker:
 
     def _answer(self, params: SamplingParams, name: str, group: Group) -> GroupRun:
         return run_group(self._engines[name], group, params)
+
+
+@dataclass(frozen=True)
+class MeasuringMaker:
+    """Makes the worker of a measurement on its machine: the target, and an engine for each method."""
+
+    target: TargetOptions
+    methods: Mapping[str, tuple[DrafterOptions, str | None]]
+    """Method -> its drafter and its tree; None: the drafter's own tree."""
+    options: EngineOptions
+    """Of all engines, but for the tree."""
+
+    def __call__(self) -> GroupWorker:
+        """Load the target; drafters are loaded when they are first needed."""
+        session = Session.open(self.target)
+
+        @lru_cache(maxsize=1)  # trees share a drafter; of several drafters each is loaded once by its engine
+        def drafter(options: DrafterOptions) -> Drafter:
+            return session.drafter(options)
+
+        def engine(name: str) -> Engine:
+            if name == PLAIN:
+                return session.engine(None, self.options)
+            chosen, tree = self.methods[name]
+            return session.fixed_engine(drafter(chosen), replace(self.options, tree=tree))
+
+        target = session.target
+        dtype = str(target.dtype).removeprefix("torch.")
+        return GroupWorker({"target": fingerprint(target.model), "dtype": dtype, "device": target.device.type}, engine)
 
 
 class CrewMeasure:

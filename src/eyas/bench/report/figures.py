@@ -1,7 +1,5 @@
 """The figures of reports: a training run, its checkpoints on real tasks, a tree sweep, servers under load.
 
-The style of all plots, and how a figure becomes an SVG file.
-
 Colours are Okabe and Ito's, which colour-blind readers can tell apart; text and lines are a mid grey on a transparent
 ground, legible on light and dark pages. matplotlib is imported when a plot is made, without a display.
 """

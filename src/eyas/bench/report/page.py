@@ -1,7 +1,4 @@
-"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing.
-
-The sections of a report on a training run, each made from files that verbs have written.
-"""
+"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing."""
 
 from __future__ import annotations
 

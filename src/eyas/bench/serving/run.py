@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from eyas.bench.offline.runner import rotated
 from eyas.bench.serving.client import Client, Item, Load, LoadRun
 from eyas.bench.serving.servers import Side
-from eyas.types import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -47,21 +46,20 @@ async def measure_sides(
     sides: Sequence[Side],
     loads: Sequence[Load],
     items: Sequence[Item],
-    params: SamplingParams,
+    connect: Callable[[Side], Client],
     plan: ServePlan,
     *,
-    timeout: float = 600.0,
-    api_key: str | None = None,
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
     advance: Callable[[], None] = lambda: None,
 ) -> Results:
     """Measure every side under every load, `plan.repeats` times. Raises EndpointError for a side that isn't there.
 
-    `around(side)` is entered around each measured run, such as an `IdleMeter`.
+    `connect(side)` is a client of the side's server; `around(side)`, such as an `IdleMeter`, is entered around each
+    measured run.
     """
     results: Results = {}
     async with AsyncExitStack() as stack:
-        clients = {side.name: await stack.enter_async_context(Client(side, params, timeout, api_key)) for side in sides}
+        clients = {side.name: await stack.enter_async_context(connect(side)) for side in sides}
         at = 0  # the number of the next request, on which alone its prompt and its seed depend
         for load in loads:
             warm = _taken(items, at, plan.warmup * load.clients)

@@ -17,9 +17,9 @@ from eyas.cli.bench.bench import (
     endpoint_sides,
     open_endpoints,
 )
-from eyas.cli.common.build import check_drafter, check_method, check_target, check_tree, open_target, sampling_params
+from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar, show_table
-from eyas.cli.common.measuring import check_output, engines_for, write_report
+from eyas.cli.common.measuring import check_output, write_report
 from eyas.cli.common.options import (
     BatchSize,
     Coupled,
@@ -34,14 +34,17 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE, Given
 from eyas.drafters.methods import WITHOUT_DRAFTER
+from eyas.drafters.options import check_source
 from eyas.errors import UsageError
+from eyas.options import EngineOptions
 
 if TYPE_CHECKING:
+    from eyas.bench.accuracy.compare import AnswerProblems, MethodAccuracy
     from eyas.bench.accuracy.sandbox import Sandbox
     from eyas.bench.accuracy.tasks import AccuracyTask
-    from eyas.drafters.base import Drafter
+    from eyas.drafters.options import DrafterOptions
     from eyas.engine import Engine
-    from eyas.targets import Target
+    from eyas.session import Session
 
 _MATHS, _CODE = "gsm8k", "humaneval"
 
@@ -73,7 +76,7 @@ def accuracy(
     ] = None,
     raw: Annotated[bool, Option("--raw", help="Ask without the chat template, as texts to continue.")] = False,
     execute: Annotated[
-        bool, Option("--execute", help="Run the code of humaneval's answers, in a sandbox with limits.")
+        bool, Option("--execute", help="Run the code of humaneval's answers, in a sandbox with limits (experimental).")
     ] = False,
     limit: Limit = None,
     batch_size: BatchSize = 1,
@@ -85,8 +88,8 @@ def accuracy(
     Every problem is answered plainly and by every method, with the same seed: scores, equal answers, and where answers
     differ the target's verdict on whether rounding explains it. With --endpoint servers are compared by their texts.
     """
-    methods = _methods(draft_model, method)
-    if not methods and (tree or coupled is not None):
+    drafters = _drafters(draft_model, method, files)
+    if not drafters and (tree or coupled is not None):
         raise UsageError("--tree and --coupled are about drafting: give --draft-model or --method")
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
@@ -96,52 +99,22 @@ def accuracy(
     sides = endpoint_sides(servers)
     sandbox = _sandbox(execute, task)
     tasks = _tasks(task, limit, shots, shots_file, sandbox)
-    if target.model is not None:
-        check_target(target.model, target)
-    if draft_model is not None:
-        check_drafter(draft_model, files)
-    elif files != LoadedDrafterOptions():
-        raise UsageError("how a drafter is loaded is about a drafter: give --draft-model")
-    from eyas.bench.accuracy.compare import (
-        DEFINITIONS,
-        AnswerProblems,
-        accuracy_report,
-        accuracy_table,
-        describe_difference,
-        engine_answers,
-        measure_accuracy,
-        server_answers,
-        verdict,
-    )
+    loading = None if target.model is None else target.of(target.model)
+    if loading is not None:
+        loading.check()
+    for each in drafters.values():
+        each.check()
+    from eyas.bench.accuracy.compare import accuracy_report, engine_answers, measure_accuracy, server_answers
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.runner import PLAIN
-    from eyas.drafters.loading import open_drafter
-    from eyas.engine import Engine
     from eyas.targets import load_tokenizer
     from eyas.text.template import has_chat_template
 
-    engines: dict[str, Engine] = {}
-    loaded = None if target.model is None else open_target(target.model, target)
-    named = servers.tokenizer or target.model
-    tokenizer = None if named is None else load_tokenizer(named)
-    if loaded is not None:
-        own = tokenizer if servers.tokenizer is None else load_tokenizer(str(target.model))
-        drafters = {
-            name: open_drafter(
-                source,
-                loaded,
-                weights=files.draft_weights if source is not None else None,
-                ignore_config_keys=files.ignore_config_key,
-                method=kind,
-                tokenizer=own,
-                model=target.model,
-                window=files.draft_window if source is not None else None,
-                quantize=files.draft_quantize if source is not None else None,
-            )
-            for name, (source, kind) in methods.items()
-        }
-        engines = {PLAIN: Engine(loaded, own, batch_size=batch_size)}
-        engines |= _drafting(loaded, own, drafters, tree, coupled is not False, batch_size)
+    session = None if loading is None else open_session(loading)
+    shared = EngineOptions(coupled=coupled is not False, batch_size=batch_size)
+    engines = {} if session is None else _engines(session, drafters, tree, shared)
+    own = None if session is None else session.tokenizer
+    tokenizer = own if servers.tokenizer is None else load_tokenizer(servers.tokenizer)
     baseline = PLAIN if engines else BASELINE if BASELINE in sides else None
     chat = not raw and (tokenizer is None or has_chat_template(tokenizer))
     answering: dict[str, AnswerProblems] = {name: engine_answers(one, params) for name, one in engines.items()}
@@ -149,14 +122,13 @@ def accuracy(
     with ExitStack() as stack:
         opened = stack.enter_context(open_endpoints(servers, sides, params, tokenizer))
         answering |= {name: server_answers(server, batch_size) for name, server in opened.items()}
-        total = sum(len(one.rows) for one in tasks) * len(answering)
-        advance = stack.enter_context(row_bar(total))
+        advance = stack.enter_context(row_bar(sum(len(one.rows) for one in tasks) * len(answering)))
         for one in tasks:
             judge = engines.get(PLAIN)
             results += measure_accuracy(one, answering, baseline, params, judge=judge, chat=chat, advance=advance)
     settings: dict[str, Any] = {
         "model": target.model,
-        "dtype": None if loaded is None else str(loaded.dtype).removeprefix("torch."),
+        "dtype": None if session is None else str(session.target.dtype).removeprefix("torch."),
         "draft_model": draft_model,
         "methods": list(answering),
         "baseline": baseline,
@@ -170,33 +142,42 @@ def accuracy(
     content = accuracy_report(describe_machine(), settings, tasks, results, params.max_tokens, baseline)
     write_report(content, json, output_)
     if not json:
-        console = output()
-        title = "Servers" if loaded is None else f"{target.model}, {settings['dtype']}"
-        show_table(console, accuracy_table(content["lines"], title))
-        for each in results:
-            for difference in each.differences:
-                console.print(describe_difference(each, difference))
-        for line in DEFINITIONS:
-            console.print(line)
-        console.print(verdict(results))
+        _show(content, results, "Servers" if session is None else f"{target.model}, {settings['dtype']}")
     for error in content["errors"]:
         note(f"error: {error}")
     return 0 if content["equal"] and not content["errors"] else FAILURE
 
 
-def _methods(draft_model: str | None, methods: Sequence[str]) -> dict[str, tuple[str | None, str | None]]:
-    """Name -> its drafter's files and its method. Raises UsageError for methods that don't go with the drafter."""
+def _show(content: Mapping[str, Any], results: Sequence[MethodAccuracy], title: str) -> None:
+    """Print the table, every answer that differs, what the figures are, and the verdict."""
+    from eyas.bench.accuracy.compare import DEFINITIONS, accuracy_table, describe_difference, verdict
+
+    console = output()
+    show_table(console, accuracy_table(content["lines"], title))
+    for each in results:
+        for difference in each.differences:
+            console.print(describe_difference(each, difference))
+    for line in (*DEFINITIONS, verdict(results)):
+        console.print(line)
+
+
+def _drafters(
+    draft_model: str | None, methods: Sequence[str], files: LoadedDrafterOptions
+) -> dict[str, DrafterOptions]:
+    """Name -> what drafts. Raises UsageError for methods that don't go with the drafter."""
     if "none" in methods:
         raise UsageError("--method none: plain decoding is what all methods are compared with; leave it out")
-    found: dict[str, tuple[str | None, str | None]] = {}
+    if draft_model is None and files != LoadedDrafterOptions():
+        raise UsageError("how a drafter is loaded is about a drafter: give --draft-model")
+    read = files.of(draft_model)
+    found: dict[str, DrafterOptions] = {}
     for name in methods:
-        source = None if name in WITHOUT_DRAFTER else draft_model
-        check_method(name, source)
-        found[name] = source, name
-    if draft_model is not None and not any(source for source, _ in found.values()):
+        found[name] = read.of(None if name in WITHOUT_DRAFTER else draft_model, name)
+        check_source(name, found[name].source)
+    if draft_model is not None and not any(one.source for one in found.values()):
         if found:
             raise UsageError(f"--draft-model {draft_model} is for none of the methods: name its kind, or leave out all")
-        found[draft_model] = draft_model, None
+        found[draft_model] = read
     return found
 
 
@@ -238,15 +219,13 @@ def _tasks(
     ]
 
 
-def _drafting(
-    target: Target,
-    tokenizer: Any,
-    drafters: Mapping[str, Drafter],
-    trees: Sequence[str],
-    coupled: bool,
-    batch_size: int,
+def _engines(
+    session: Session, drafters: Mapping[str, DrafterOptions], trees: Sequence[str], options: EngineOptions
 ) -> dict[str, Engine]:
-    """The engines that speculate, named by their method, and by their tree where there are several."""
+    """Plain decoding, and what drafts by its name; by its tree as well where there are several."""
+    from eyas.bench.offline.methods import engines_for
+    from eyas.bench.offline.runner import PLAIN
 
-    made = engines_for(target, tokenizer, drafters, trees, coupled, batch_size)
-    return {f"{name} {tree}" if len(trees) > 1 else name: one for (name, tree), one in made.items()}
+    made = engines_for(session, {name: session.drafter(one) for name, one in drafters.items()}, trees, options)
+    named = {f"{name} {tree}" if len(trees) > 1 else name: one for (name, tree), one in made.items()}
+    return {PLAIN: session.engine(None, options)} | named

@@ -1,7 +1,4 @@
-"""`eyas bench measure`: drafters and trees, or a server, against plain decoding.
-
-`eyas bench --endpoint`: a server measured as an engine in this process is.
-"""
+"""`eyas bench measure`: drafters and trees, or a server, against plain decoding."""
 
 from __future__ import annotations
 
@@ -15,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import check_drafter, check_target, check_tree, open_target, sampling_params
+from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     check_output,
-    engines_for,
     finish,
     note_impossible,
     plan_settings,
@@ -39,6 +35,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import Given
 from eyas.errors import UsageError
+from eyas.options import EngineOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,8 +43,10 @@ if TYPE_CHECKING:
     from eyas.bench.offline.external import Endpoint, Method
     from eyas.bench.offline.runner import Plan, Task
     from eyas.bench.serving.servers import Side
+    from eyas.drafters.options import DrafterOptions
     from eyas.engine import Engine
     from eyas.engine.controller import ControllerState
+    from eyas.session import Session
     from eyas.types import SamplingParams
 
 
@@ -79,68 +78,79 @@ def bench(
     check_output(output_)
     for text in tree:
         check_tree(text)
-    if target.model is not None:
-        check_target(target.model, target)
-    for name in draft_model:
-        check_drafter(name, files)
-    from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
-    from eyas.bench.offline.runner import PLAIN, Plan, measure, read_tasks
-    from eyas.drafters.loading import open_drafter
-    from eyas.engine import Engine
-    from eyas.targets import load_tokenizer
+    loading = None if target.model is None else target.of(target.model)
+    if loading is not None:
+        loading.check()
+    drafters = {name: files.of(name) for name in draft_model}
+    for each in drafters.values():
+        each.check()
+    from eyas.bench.offline.runner import Plan, read_tasks
 
-    batch_size = measuring.batch_size
-    tasks = read_tasks(measuring.prompt_file, batch_size, measuring.limit)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
     engines: dict[str, Engine] = {}
-    settings, what = plan_settings(measuring, params), f"batch {batch_size}"
-    if target.model is not None:
-        loaded = open_target(target.model, target)
-        tokenizer = load_tokenizer(target.model)
-        drafters = {
-            name: open_drafter(
-                name,
-                loaded,
-                weights=files.draft_weights,
-                ignore_config_keys=files.ignore_config_key,
-                tokenizer=tokenizer,
-                window=files.draft_window,
-                quantize=files.draft_quantize,
-            )
-            for name in draft_model
-        }
-        drafted = engines_for(loaded, tokenizer, drafters, tree, coupled is not False, batch_size)
-        engines = {PLAIN: Engine(loaded, tokenizer, batch_size=batch_size)}
-        engines |= {text if len(drafters) == 1 else f"{name} {text}": one for (name, text), one in drafted.items()}
-        settings = settings_of(target.model, loaded, target, measuring, params)
-        settings |= {"drafters": draft_model, "coupled": coupled is not False}
-        settings |= {} if files.draft_window is None else {"draft_window": files.draft_window}
-        settings |= {} if files.draft_quantize is None else {"draft_quantize": files.draft_quantize}
+    settings, what = plan_settings(measuring, params), f"batch {measuring.batch_size}"
+    if loading is not None:
+        session = open_session(loading)
+        shared = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
+        engines = _engines(session, drafters, tree, shared)
+        settings = settings_of(loading, session.target, measuring, params)
+        settings |= {"drafters": draft_model, "coupled": shared.coupled}
+        settings |= {name: value for name, value in vars(files).items() if name in _HOW and value is not None}
         what = f"{target.model}, {settings['dtype']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     if servers.endpoint is not None:
         report, table = measure_endpoints(servers, engines, tasks, params, plan, settings, what)
     else:
-        results = {}
-        with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
-            for task in tasks:
-                results[task.name] = measure(task, engines, params, plan, advance)
-        lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
-        table = table_of([*lines, *means(lines)], what)
-        errors = [error for task in tasks for error in task.errors]
-        report = report_dict(describe_machine(), settings, results, errors)
+        report, table = _measure_engines(engines, tasks, params, plan, settings, what)
     snapshots = {name: one.controller.snapshot() for name, one in engines.items() if one.controller is not None}
     if snapshots:
         report["settings"] |= {"chosen": {name: vars(state) for name, state in snapshots.items()}}
     write_report(report, json, output_)
-    if servers.endpoint is None:
-        note_impossible(lines)
     if not json:
         console = output()
         show_table(console, table)
         for line in (*report["definitions"], *(_mean_shape(name, state) for name, state in snapshots.items())):
             console.print(line)
     return finish(report["machine"], report["errors"])
+
+
+_HOW = ("draft_window", "draft_quantize")
+"""Options about how a drafter runs, which a report names where they are given."""
+
+
+def _engines(
+    session: Session, drafters: Mapping[str, DrafterOptions], trees: Sequence[str], options: EngineOptions
+) -> dict[str, Engine]:
+    """Plain decoding, and every drafter with every tree; of several drafters a name has both."""
+    from eyas.bench.offline.methods import engines_for
+    from eyas.bench.offline.runner import PLAIN
+
+    drafted = engines_for(session, {name: session.drafter(each) for name, each in drafters.items()}, trees, options)
+    named = {text if len(drafters) == 1 else f"{name} {text}": one for (name, text), one in drafted.items()}
+    return {PLAIN: session.engine(None, options)} | named
+
+
+def _measure_engines(
+    engines: Mapping[str, Engine],
+    tasks: Sequence[Task],
+    params: SamplingParams,
+    plan: Plan,
+    settings: Mapping[str, Any],
+    what: str,
+) -> tuple[dict[str, Any], Table]:
+    """Measure the engines of this process: the report and its table."""
+    from eyas.bench.machine import describe_machine
+    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
+    from eyas.bench.offline.runner import measure
+
+    results = {}
+    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * len(engines)) as advance:
+        for task in tasks:
+            results[task.name] = measure(task, engines, params, plan, advance)
+    lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
+    note_impossible(lines)
+    errors = [error for task in tasks for error in task.errors]
+    return report_dict(describe_machine(), settings, results, errors), table_of([*lines, *means(lines)], what)
 
 
 def _mean_shape(name: str, state: ControllerState) -> str:

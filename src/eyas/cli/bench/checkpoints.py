@@ -10,29 +10,33 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from eyas.cli.common.build import check_device, check_target, open_target, sampling_params
+from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
-    MeasuringMaker,
     check_output,
     finish,
     machine_of,
     measured_on,
     prompt_options,
-    runtime_here,
     settings_of,
+    target_here,
     warn_of,
     write_report,
 )
 from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
 from eyas.cli.common.verb import keeping
-from eyas.errors import UsageError
+from eyas.drafters.options import DrafterOptions
+from eyas.errors import DataError, UsageError
+from eyas.options import EngineOptions, check_device
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
+    from eyas.bench.offline.candidates import Selection
     from eyas.bench.offline.drafters import DrafterBench
-    from eyas.bench.offline.trees import TrainingRun, TreeReport
+    from eyas.bench.offline.trees import CheckpointReport, TrainingRun, TreeReport
+    from eyas.bench.offline.workers import CrewMeasure, MeasuringMaker
+    from eyas.session import Session
 
 
 def checkpoints(
@@ -76,51 +80,34 @@ def checkpoints(
     shared = cluster.check(run)
     check_device(None if shared else runtime.device)
     if model is not None:
-        check_target(model, runtime_here(runtime, shared))
-    from eyas.bench.machine import describe_machine
+        target_here(runtime.of(model), shared).check()
     from eyas.bench.offline.candidates import choose
     from eyas.bench.offline.drafters import DrafterBench, Ledger
     from eyas.bench.offline.runner import Plan, read_tasks
-    from eyas.bench.offline.trees import CheckpointReport, TrainingRun, tree_to_keep, write_default_tree
-    from eyas.bench.report.figures import checkpoint_figure
-    from eyas.errors import DataError
-    from eyas.files import copy_folder, file_hash, write_bytes, write_json
-    from eyas.targets import load_tokenizer
-    from eyas.targets.fingerprint import fingerprint
+    from eyas.bench.offline.trees import CheckpointReport, TrainingRun
+    from eyas.bench.offline.workers import MeasuringMaker
+    from eyas.files import file_hash
 
     trained = TrainingRun(run)
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
-    name = model or _target_of(trained)
+    target = runtime.of(model or _target_of(trained))
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(name, runtime_here(runtime, shared))
-    settings = settings_of(name, loaded, runtime, measuring, params) | {"tree": tree, "coupled": coupled is not False}
+    session = open_session(target_here(target, shared))
+    options = EngineOptions(tree, coupled is not False, batch_size=measuring.batch_size)
+    settings = settings_of(target, session.target, measuring, params) | {"tree": tree, "coupled": options.coupled}
     prompts = {
         task.name: file_hash(path) for task, path in zip(tasks, dict.fromkeys(measuring.prompt_file), strict=True)
     }
-    methods = {name: (str(path), tree) for name, path in drafters.items()}
-    make = MeasuringMaker(name, runtime, methods, coupled is not False, measuring.batch_size)
-    kept = f"the scores of checkpoints measured so far are kept in {run / 'bench'}"
+    make = MeasuringMaker(target, {name: (DrafterOptions(path), tree) for name, path in drafters.items()}, options)
     with ExitStack() as stack:
-        workers = stack.enter_context(measured_on(cluster, make, loaded)) if shared else None
-        machine = describe_machine() if workers is None else workers.settings
+        workers = stack.enter_context(measured_on(cluster, make, session.target)) if shared else None
         settings |= {} if workers is None else workers.settings
-        target = {"target": fingerprint(loaded.model)}
-        key = settings | target | {k: v for k, v in machine.items() if k != "load_average"}
+        ledger = Ledger(run / "bench", _key(settings, session, workers), prompts)
+        plan = Plan(measuring.repeats, measuring.warmup)
         bench = DrafterBench(
-            drafters,
-            loaded,
-            load_tokenizer(name),
-            tasks,
-            params,
-            Plan(measuring.repeats, measuring.warmup),
-            Ledger(run / "bench", key, prompts),
-            batch_size=measuring.batch_size,
-            coupled=coupled is not False,
-            tree=tree,
-            together=together,
-            measure=workers,
+            drafters, session, tasks, params, plan, ledger, options, together=together, measure=workers
         )
-        stack.enter_context(keeping(kept))
+        stack.enter_context(keeping(f"the scores of checkpoints measured so far are kept in {run / 'bench'}"))
         candidates = bench.run(stack.enter_context(row_bar(bench.work)))
     errors = [error for task in tasks for error in dict.fromkeys(task.errors)]
     errors += [f"{checkpoint}: {reason}" for checkpoint, reason in bench.failures.items()]
@@ -129,36 +116,66 @@ def checkpoints(
     report = CheckpointReport(trained, choose(candidates, by), settings, machine_of(workers), errors)
     best = drafters[report.choice.best.name]
     trees = _trees(bench, best, settings, cluster if shared else None, make) if tree is None else None
-    content = report.as_dict()
-    write_json(run / "bench" / "checkpoints.json", content)
-    write_bytes(run / "bench" / "checkpoints.svg", checkpoint_figure(trained, content))
-    write_report(content, json, output_)
+    _write(report, trees, json, output_)
     if not json:
-        console = output()
-        show_table(console, report.table())
-        console.print(f"Pick: {report.choice.reason}")
-        if workers is not None:
-            console.print(workers.described)
-    if trees is not None:
-        write_json(run / "bench" / "trees.json", trees.as_dict())
-        if not json:
-            show_table(console, trees.table())
-            console.print(f"Tree: {trees.choice.reason}")
+        _show(report, trees, workers)
     decided = report.choice if trees is None else trees.choice
     warn_of(decided)
     if write:
-        copy_folder(best, run / "pick")
-        note(f"copied {best.name} to {run / 'pick'}")
-        own = tree_to_keep(decided, tree or decided.best.name)
-        write_default_tree(run / "pick", own)
-        note(f"its default_tree is {own}")
-    code = finish(report.machine, errors)
-    options = prompt_options(measuring)
+        _write_pick(best, run / "pick", decided, tree)
+    code, prompt_files = finish(report.machine, errors), prompt_options(measuring)
     if write:
-        next_step("bench", "methods", name, "--draft-model", run / "pick", *options)
+        next_step("bench", "methods", target.model, "--draft-model", run / "pick", *prompt_files)
     else:
-        next_step("bench", "checkpoints", run, *options, "--write")
+        next_step("bench", "checkpoints", run, *prompt_files, "--write")
     return code
+
+
+def _key(settings: Mapping[str, Any], session: Session, workers: CrewMeasure | None) -> dict[str, Any]:
+    """What a score depends on besides the drafter and the prompts."""
+    from eyas.bench.machine import describe_machine
+    from eyas.targets.fingerprint import fingerprint
+
+    machine = describe_machine() if workers is None else workers.settings
+    kept = {name: value for name, value in machine.items() if name != "load_average"}
+    return {**settings, "target": fingerprint(session.target.model), **kept}
+
+
+def _write(report: CheckpointReport, trees: TreeReport | None, json: bool, path: Path | None) -> None:
+    """Write the reports beside the run, and that on checkpoints wherever it was asked for."""
+    from eyas.bench.report.figures import checkpoint_figure
+    from eyas.files import write_bytes, write_json
+
+    content, folder = report.as_dict(), report.run.path / "bench"
+    write_json(folder / "checkpoints.json", content)
+    write_bytes(folder / "checkpoints.svg", checkpoint_figure(report.run, content))
+    write_report(content, json, path)
+    if trees is not None:
+        write_json(folder / "trees.json", trees.as_dict())
+
+
+def _show(report: CheckpointReport, trees: TreeReport | None, workers: CrewMeasure | None) -> None:
+    """Print the tables, the picks and why they are."""
+    console = output()
+    show_table(console, report.table())
+    console.print(f"Pick: {report.choice.reason}")
+    if workers is not None:
+        console.print(workers.described)
+    if trees is not None:
+        show_table(console, trees.table())
+        console.print(f"Tree: {trees.choice.reason}")
+
+
+def _write_pick(best: Path, folder: Path, decided: Selection, tree: str | None) -> None:
+    """Copy the checkpoint that was picked, with the tree that was decided on unless one was given."""
+    from eyas.bench.offline.trees import tree_to_keep, write_default_tree
+    from eyas.files import copy_folder
+
+    copy_folder(best, folder)
+    note(f"copied {best.name} to {folder}")
+    own = tree_to_keep(decided, tree or decided.best.name)
+    write_default_tree(folder, own)
+    note(f"its default_tree is {own}")
 
 
 def _trees(
@@ -166,15 +183,15 @@ def _trees(
 ) -> TreeReport:
     """A few trees for the checkpoint that was picked, measured on the same prompts; with a cluster, by its workers."""
     from eyas.bench.offline.trees import FEW, TreeReport, TreeSweep, grid, tree_engines
-    from eyas.drafters.loading import load_drafter
 
-    tried, drafter = grid(*FEW), load_drafter(picked, bench.target)
-    engines = tree_engines(bench.target, bench.tokenizer, drafter, tried, bench.batch_size, bench.coupled)
+    tried, drafter = grid(*FEW), DrafterOptions(picked)
+    engines = tree_engines(bench.session, bench.session.drafter(drafter), tried, bench.options)
     with ExitStack() as stack:
         workers = None
         if cluster is not None:
-            methods: dict[str, tuple[str, str | None]] = {each.name: (str(picked), each.name) for each in tried}
-            workers = stack.enter_context(measured_on(cluster, replace(make, methods=methods), bench.target))
+            methods: dict[str, tuple[DrafterOptions, str | None]] = {one.name: (drafter, one.name) for one in tried}
+            each = replace(make, methods=methods)
+            workers = stack.enter_context(measured_on(cluster, each, bench.session.target))
         sweep = TreeSweep(engines, tried, bench.tasks, bench.params, bench.plan, finalists=3, measure=workers)
         choice = sweep.run(stack.enter_context(row_bar(sweep.work)))
     return TreeReport(picked.name, tried, sweep.passes, choice, settings, machine_of(workers), [])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import check_target, check_tree, open_target, sampling_params
+from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
     check_output,
@@ -21,6 +22,7 @@ from eyas.cli.common.measuring import (
 from eyas.cli.common.options import (
     Coupled,
     Json,
+    LoadedDrafterOptions,
     MaxNewTokens,
     MeasureOptions,
     ReportFile,
@@ -29,10 +31,18 @@ from eyas.cli.common.options import (
 )
 from eyas.drafters.methods import read_method
 from eyas.errors import UsageError
+from eyas.options import EngineOptions
+
+if TYPE_CHECKING:
+    from eyas.bench.offline.methods import MethodChoice, MethodOpener, OpenedMethod, Skipped
+    from eyas.bench.offline.report import MethodComparison
+    from eyas.bench.offline.runner import MethodResult, Plan, Task
+    from eyas.types import SamplingParams
 
 
 def methods(
     target: TargetOptions,
+    files: LoadedDrafterOptions,
     measuring: MeasureOptions,
     method: Annotated[
         list[str],
@@ -56,9 +66,6 @@ def methods(
     frequency_penalty: Annotated[
         float, Option(help="Keeps small models from repeating one phrase, which is easy to draft.")
     ] = 0.0,
-    ignore_config_key: Annotated[
-        list[str], Option(help="A key of the drafters' config.json to ignore; may be repeated.")
-    ] = [],  # noqa: B006
     coupled: Coupled = None,
     transformers: Annotated[
         bool, Option("--transformers", help="Measure transformers.generate as well, at temperature 0.")
@@ -72,7 +79,8 @@ def methods(
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
     every temperature, in turns, under one counter; every answer is compared with plain decoding's.
     """
-    from eyas.bench.report.figures import check_plot
+    from eyas.bench.report.figures import check_plot, methods_figure
+    from eyas.files import write_bytes
 
     heats = read_temperatures(temperature, "--temperature")
     params = sampling_params(
@@ -91,88 +99,125 @@ def methods(
         if name.partition("+")[0] not in drafters:
             read_method(name)
     trees = dict(_named_tree(text) for text in tree)
-    check_target(target.model, target)
+    loading = target.of(target.model)
+    loading.check()
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.external import TransformersBaseline
-    from eyas.bench.offline.methods import (
-        MethodOpener,
-        all_choices,
-        named_choices,
-        preset_choices,
-        with_trees,
-        without_drafter,
-    )
-    from eyas.bench.offline.report import COMPARISON, MethodComparison
-    from eyas.bench.offline.runner import PLAIN, Plan, answerer, measure_answerers, read_tasks
-    from eyas.bench.report.figures import methods_figure
-    from eyas.files import write_bytes
-    from eyas.targets import load_tokenizer
+    from eyas.bench.offline.methods import MethodOpener
+    from eyas.bench.offline.report import MethodComparison
+    from eyas.bench.offline.runner import Plan, read_tasks
 
-    if preset is not None:
-        choices, skipped = preset_choices(preset, drafters)
-    elif method:
-        choices, skipped = named_choices(method, drafters), []
-    else:
-        choices, skipped = all_choices(drafters), []
-    choices = with_trees(choices, trees)
+    choices, skipped = _choices(method, preset, drafters, trees)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(target.model, target, modules=transformers)
-    opener = MethodOpener(
-        loaded, target.model, load_tokenizer(target.model), measuring.batch_size, coupled is not False,
-        ignore_config_key,
-    )  # fmt: skip
+    session = open_session(loading, modules=transformers)
+    options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
+    opener = MethodOpener(session, options, files.of(None))
     opened, failed = opener.open(choices)
     skipped += failed
-    for name, reason in skipped:
-        note(f"can't run {name}: {reason}")
-    if not method and preset is None and (others := without_drafter(opened)):
-        note(f"not compared, as no drafter of the kind is given (--draft-model): {', '.join(others)}")
-    if not opened:
-        raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
-    engines = opener.plain() | {one.choice.name: one.engine for one in opened}
-    baseline = TransformersBaseline(target.model, engines[PLAIN]) if transformers else None
+    _say_what_is_missing(opened, skipped, everything=not method and preset is None)
     plan = Plan(measuring.repeats, measuring.warmup)
-    results = {}
-    runs = len(heats) * len(engines) + transformers
-    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * runs) as advance:
-        for heat in heats:
-            for task in tasks:
-                at = params.model_copy(update={"temperature": heat})
-                answering = {name: answerer(engine, at) for name, engine in engines.items()}
-                if baseline is not None and heat == 0.0:
-                    answering["transformers"] = partial(baseline.run_group, params=at)
-                results[heat, task.name] = measure_answerers(task, answering, plan, advance)
-                for one in opened:
-                    one.weigh(loaded)
+    sampled = {heat: params.model_copy(update={"temperature": heat}) for heat in heats}
+    results = _measure(opener, opened, tasks, sampled, plan, transformers)
     errors = list(dict.fromkeys(error for task in tasks for error in task.errors))
-    settings = settings_of(target.model, loaded, target, measuring, params)
-    settings |= {"temperatures": heats, "preset": preset, "coupled": coupled is not False}
-    samples = [
-        {
-            "task": task.name,
-            "prompt": task.groups[0][0].said,
-            "answer": opener.tokenizer.decode(results[heats[0], task.name][PLAIN].sample, skip_special_tokens=True),
-        }
-        for task in tasks
-        if results[heats[0], task.name][PLAIN].sample
-    ]
+    settings = settings_of(loading, session.target, measuring, params)
+    settings |= {"temperatures": heats, "preset": preset, "coupled": options.coupled}
+    samples = _samples(session.tokenizer, tasks, {task.name: results[heats[0], task.name] for task in tasks})
     comparison = MethodComparison(opened, skipped, results, settings, describe_machine(), errors, samples)
-    content = comparison.as_dict()
-    write_report(content, json, output_)
+    write_report(comparison.as_dict(), json, output_)
     if plot is not None:
-        write_bytes(plot, methods_figure(content))
+        write_bytes(plot, methods_figure(comparison.as_dict()))
     note_impossible(one.line for one in comparison.lines)
     if not json:
-        console = output()
-        show_table(console, comparison.table(f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}"))
-        show_table(console, comparison.costs())
-        for line in (*COMPARISON, comparison.equality):
-            console.print(line)
-        console.print(comparison.verdict)
+        _show(comparison, f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}")
     code = finish(comparison.machine, errors)
     if not errors:
         next_step("serve", target.model, *comparison.fastest_options)
     return code
+
+
+def _choices(
+    methods: Sequence[str], preset: str | None, drafters: Mapping[str, str], trees: Mapping[str | None, str]
+) -> tuple[list[MethodChoice], list[Skipped]]:
+    """The methods that were asked for, with their trees, and those of a preset for which there is no drafter."""
+    from eyas.bench.offline.methods import all_choices, named_choices, preset_choices, with_trees
+
+    skipped: list[Skipped] = []
+    if preset is not None:
+        choices, skipped = preset_choices(preset, drafters)
+    else:
+        choices = named_choices(methods, drafters) if methods else all_choices(drafters)
+    return with_trees(choices, trees), skipped
+
+
+def _say_what_is_missing(opened: Sequence[OpenedMethod], skipped: Sequence[Skipped], everything: bool) -> None:
+    """Name the methods that can't run, and, if `everything` was asked for, those without a drafter.
+
+    Raises UsageError if none is left.
+    """
+    from eyas.bench.offline.methods import without_drafter
+
+    for name, reason in skipped:
+        note(f"can't run {name}: {reason}")
+    if everything and (others := without_drafter(opened)):
+        note(f"not compared, as no drafter of the kind is given (--draft-model): {', '.join(others)}")
+    if not opened:
+        raise UsageError("none of these methods can run here: there is nothing to compare with plain decoding")
+
+
+def _measure(
+    opener: MethodOpener,
+    opened: Sequence[OpenedMethod],
+    tasks: Sequence[Task],
+    sampled: Mapping[float, SamplingParams],
+    plan: Plan,
+    transformers: bool,
+) -> dict[tuple[float, str], dict[str, MethodResult]]:
+    """What every method took for every task at every temperature, in turns with plain decoding."""
+    from eyas.bench.offline.external import TransformersBaseline
+    from eyas.bench.offline.runner import PLAIN, answerer, measure_answerers
+
+    engines = opener.plain() | {one.choice.name: one.engine for one in opened}
+    baseline = TransformersBaseline(str(opener.session.model), engines[PLAIN]) if transformers else None
+    results = {}
+    runs = len(sampled) * len(engines) + transformers
+    with row_bar(sum(len(task.groups) for task in tasks) * plan.repeats * runs) as advance:
+        for heat, params in sampled.items():
+            for task in tasks:
+                answering = {name: answerer(engine, params) for name, engine in engines.items()}
+                if baseline is not None and heat == 0.0:
+                    answering["transformers"] = partial(baseline.run_group, params=params)
+                results[heat, task.name] = measure_answerers(task, answering, plan, advance)
+                for one in opened:
+                    one.weigh(opener.session.target)
+    return results
+
+
+def _samples(
+    tokenizer: Any, tasks: Sequence[Task], results: Mapping[str, Mapping[str, MethodResult]]
+) -> list[dict[str, str | None]]:
+    """Plain decoding's answer to the first prompt of every task."""
+    from eyas.bench.offline.runner import PLAIN
+
+    first = {task.name: results[task.name][PLAIN].sample for task in tasks}
+    return [
+        {
+            "task": task.name,
+            "prompt": task.groups[0][0].said,
+            "answer": tokenizer.decode(first[task.name], skip_special_tokens=True),
+        }
+        for task in tasks
+        if first[task.name]
+    ]
+
+
+def _show(comparison: MethodComparison, title: str) -> None:
+    """Print the tables, what their figures are, and the verdict."""
+    from eyas.bench.offline.report import COMPARISON
+
+    console = output()
+    show_table(console, comparison.table(title))
+    show_table(console, comparison.costs())
+    for line in (*COMPARISON, comparison.equality, comparison.verdict):
+        console.print(line)
 
 
 def _named_path(text: str) -> tuple[str, str]:

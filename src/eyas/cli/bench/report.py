@@ -51,6 +51,7 @@ def report(
     check_output(output)
     folder = _drafter(run)
     drafter = _read(folder / "config.json")
+    from eyas.bench.accuracy.compare import accuracy_section
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.trees import TrainingRun
     from eyas.bench.report.page import (
@@ -89,7 +90,7 @@ def report(
         sections.append(learning_section(learnt))
     if grown is not None:
         sections.append(tree_section(grown))
-    methods, served = (_optional(run / "bench" / f"{name}.json") for name in ("methods", "serve"))
+    methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
     if methods is not None:
         sections.append(methods_section(methods))
         if samples := methods.get("samples"):  # not in those of earlier versions
@@ -99,8 +100,6 @@ def report(
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
     if accuracy is not None:
-        from eyas.bench.accuracy.compare import accuracy_section
-
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
@@ -140,8 +139,8 @@ def _drafter(run: Path) -> Path:
 def _store(folder: Path) -> list[Section]:
     """The section on the store; empty if the store is gone."""
     from eyas.bench.report.page import store_section
-    from eyas.data.plan import Workload, storage
     from eyas.data.store.manifest import MANIFEST, read_manifest
+    from eyas.plan.costs import Workload, storage
 
     if not (folder / MANIFEST).is_file():
         note(f"{folder} no longer exists: the report has no section on the store")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -17,6 +18,7 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.serving.client import Load
+    from eyas.bench.serving.report import ServeReport
     from eyas.bench.serving.servers import ServerProcess, Side
 
 
@@ -94,8 +96,8 @@ def serve(
     running, servers = _running(sides), _servers(sides)
     from eyas.bench.machine import describe_machine
     from eyas.bench.report.figures import serve_figure
-    from eyas.bench.serving.client import read_items
-    from eyas.bench.serving.report import DEFINITIONS, ServeReport, lines_of, markdown_of, table_of
+    from eyas.bench.serving.client import Client, read_items
+    from eyas.bench.serving.report import ServeReport, lines_of
     from eyas.bench.serving.run import ServePlan, measure_sides
     from eyas.bench.serving.servers import IdleMeter, check_names
     from eyas.files import write_bytes
@@ -112,19 +114,9 @@ def serve(
         behind = started | ({"off": started[_speculating(sides)[0]]} if sides.off else {})
         idle = IdleMeter(behind)
         with row_bar(len(levels) * plan.repeats * len(compared)) as advance:
-            results = asyncio.run(
-                measure_sides(
-                    compared,
-                    levels,
-                    items,
-                    params,
-                    plan,
-                    timeout=loads.timeout,
-                    api_key=sides.api_key,
-                    around=idle,
-                    advance=advance,
-                )
-            )
+            connect = partial(Client, params=params, timeout=loads.timeout, api_key=sides.api_key)
+            measuring = measure_sides(compared, levels, items, connect, plan, around=idle, advance=advance)
+            results = asyncio.run(measuring)
     settings = {
         "sides": {side.name: side.settings() for side in compared},
         "servers": {name: server.command for name, server in servers.items()},
@@ -135,18 +127,11 @@ def serve(
         "sampling": params.model_dump(mode="json"),
     }
     report = ServeReport(baseline, lines_of(results, baseline), settings, describe_machine(), idle.shares())
-    content = report.as_dict()
-    write_report(content, json, output_)
+    write_report(report.as_dict(), json, output_)
     if plot is not None:
-        write_bytes(plot, serve_figure(content))
+        write_bytes(plot, serve_figure(report.as_dict()))
     if not json:
-        console = output()
-        if markdown:
-            console.print(markdown_of(report))
-        else:
-            show_table(console, table_of(report, f"{len(items)} prompts"))
-        for sentence in (*report.verdicts(), *DEFINITIONS):
-            console.print(sentence)
+        _show(report, f"{len(items)} prompts", markdown)
     if again:
         note(
             f"warning: {again} of {again + len(items)} requests to a side repeat a prompt that it has answered: prefix "
@@ -156,6 +141,19 @@ def serve(
         if share > 0.02:
             note(f"warning: the server {name!r} used {share:.0%} of a core while another side was measured")
     return finish(report.machine, report.errors())
+
+
+def _show(report: ServeReport, title: str, markdown: bool) -> None:
+    """Print the table, as Markdown if asked, and what it says."""
+    from eyas.bench.serving.report import DEFINITIONS, markdown_of, table_of
+
+    console = output()
+    if markdown:
+        console.print(markdown_of(report))
+    else:
+        show_table(console, table_of(report, title))
+    for sentence in (*report.verdicts(), *DEFINITIONS):
+        console.print(sentence)
 
 
 def _levels(options: LoadOptions) -> list[Load]:

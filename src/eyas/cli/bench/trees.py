@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
-from eyas.cli.common.build import check_drafter, check_target, open_target, sampling_params
+from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note, output, row_bar, show_table
 from eyas.cli.common.measuring import (
-    MeasuringMaker,
     check_output,
     finish,
     machine_of,
     measured_on,
     prompt_options,
-    runtime_here,
     settings_of,
+    target_here,
     warn_of,
     whole_numbers,
     write_report,
@@ -34,6 +33,11 @@ from eyas.cli.common.options import (
     TargetOptions,
 )
 from eyas.errors import UsageError
+from eyas.options import EngineOptions
+
+if TYPE_CHECKING:
+    from eyas.bench.offline.trees import TreeReport
+    from eyas.bench.offline.workers import CrewMeasure
 
 
 def trees(
@@ -64,7 +68,9 @@ def trees(
     is interleaved with plain decoding. Figures of the finalists come from the last pass alone. With --on ray each group
     of prompts is answered with all trees in turn by one worker.
     """
-    from eyas.bench.report.figures import check_plot
+    from eyas.bench.report.figures import check_plot, tree_figure
+    from eyas.drafters.small_lm.loading import holds_language_model
+    from eyas.files import write_bytes
 
     params = sampling_params(sampling)
     check_output(output_)
@@ -72,57 +78,38 @@ def trees(
     given = {"--tree-depth": tree_depth, "--tree-top-k": tree_top_k, "--tree-nodes": tree_nodes, "--chain": chain}
     sizes = [whole_numbers(text, option) for option, text in given.items()]
     shared = cluster.check(Path(draft_model))
-    runtime = runtime_here(target, shared)
-    check_target(target.model, runtime)
+    named, drafter = target.of(target.model), files.of(draft_model)
+    here = target_here(named, shared)
+    here.check()
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
-    check_drafter(draft_model, files)
+    drafter.check()
+    if write and holds_language_model(Path(draft_model)):
+        raise UsageError(f"--write sets a drafter's own tree, and {draft_model} is a language model: leave it out")
     from eyas.bench.offline.runner import Plan, read_tasks
     from eyas.bench.offline.trees import TreeReport, TreeSweep, grid, tree_engines, tree_to_keep, write_default_tree
-    from eyas.bench.report.figures import tree_figure
-    from eyas.drafters.loading import load_drafter
-    from eyas.files import write_bytes
-    from eyas.targets import load_tokenizer
+    from eyas.bench.offline.workers import MeasuringMaker
 
     tried = grid(*sizes)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
-    loaded = open_target(target.model, runtime)
-    drafter = load_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key,
-        window=files.draft_window, quantize=files.draft_quantize,
-    )  # fmt: skip
-    tokenizer = load_tokenizer(target.model)
-    engines = tree_engines(loaded, tokenizer, drafter, tried, measuring.batch_size, coupled is not False)
-    plan = Plan(measuring.repeats, measuring.warmup)
-    settings = settings_of(target.model, loaded, target, measuring, params) | {"coupled": coupled is not False}
-    methods = {setting.name: (draft_model, setting.name) for setting in tried}
-    ignored = tuple(files.ignore_config_key)
-    make = MeasuringMaker(
-        target.model, target, methods, coupled is not False, measuring.batch_size, files.draft_weights, ignored,
-        files.draft_window, files.draft_quantize,
-    )  # fmt: skip
+    session = open_session(here)
+    options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
+    engines = tree_engines(session, session.drafter(drafter), tried, options)
+    settings = settings_of(named, session.target, measuring, params) | {"coupled": options.coupled}
+    make = MeasuringMaker(named, {each.name: (drafter, each.name) for each in tried}, options)
     with ExitStack() as stack:
-        workers = stack.enter_context(measured_on(cluster, make, loaded)) if shared else None
+        workers = stack.enter_context(measured_on(cluster, make, session.target)) if shared else None
         settings |= {} if workers is None else workers.settings
+        plan = Plan(measuring.repeats, measuring.warmup)
         sweep = TreeSweep(engines, tried, tasks, params, plan, by, coarse=coarse, finalists=finalists, measure=workers)
         choice = sweep.run(stack.enter_context(row_bar(sweep.work)))
     errors = [error for task in tasks for error in task.errors]
     report = TreeReport(draft_model, tried, sweep.passes, choice, settings, machine_of(workers), errors)
-    content = report.as_dict()
-    write_report(content, json, output_)
+    write_report(report.as_dict(), json, output_)
     if plot is not None:
-        write_bytes(plot, tree_figure(content))
+        write_bytes(plot, tree_figure(report.as_dict()))
     if not json:
-        console = output()
-        show_table(console, report.table())
-        if len(sweep.passes) > 1:
-            console.print(
-                "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "
-                "same number compare."
-            )
-        console.print(f"Pick: {choice.reason}")
-        if workers is not None:
-            console.print(workers.described)
+        _show(report, workers)
     warn_of(choice)
     if write:
         kept = tree_to_keep(choice, choice.best.name)
@@ -131,3 +118,17 @@ def trees(
     code = finish(report.machine, errors)
     next_step("bench", "methods", target.model, "--draft-model", draft_model, *prompt_options(measuring))
     return code
+
+
+def _show(report: TreeReport, workers: CrewMeasure | None) -> None:
+    """Print the table, the pick and why it is the pick."""
+    console = output()
+    show_table(console, report.table())
+    if len(report.passes) > 1:
+        console.print(
+            "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "
+            "same number compare."
+        )
+    console.print(f"Pick: {report.choice.reason}")
+    if workers is not None:
+        console.print(workers.described)

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
-from re import fullmatch
 from typing import TYPE_CHECKING
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import (
-    ChatTargetOptions,
-    DrafterFileOptions,
     DraftOptions,
-    LoadedDrafterOptions,
-    RuntimeOptions,
     SamplingOptions,
     TargetOptions,
 )
-from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
+from eyas.drafters.methods import read_method
+from eyas.drafters.options import check_source
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
-from eyas.drafters.window.window import read_window
-from eyas.errors import CheckpointError, ModelError, UsageError
-from eyas.hub import find_drafter, find_target
+from eyas.errors import UsageError
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
+    from eyas import options
     from eyas.engine import Engine
-    from eyas.targets import Target
+    from eyas.session import Session
     from eyas.types import Limits, SamplingParams, TypicalAcceptance
     from eyas.verify import WalkRule
 
@@ -67,7 +61,7 @@ def tree_text(options: DraftOptions) -> str | None:
         return None
     if options.draft_model is None and (options.method is None or not read_method(options.method).alone):
         raise UsageError(f"{_given_flags(options)} needs a drafter: give --draft-model, or leave it out")
-    check_method(options.method, options.draft_model)
+    check_source(options.method, options.draft_model)
     if options.num_speculative_tokens is None:
         check_tree(options.tree)
         return options.tree
@@ -95,45 +89,14 @@ def note_plain(options: DraftOptions) -> None:
         note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 
-def check_target(name: str, runtime: RuntimeOptions) -> None:
-    """Refuse what is wrong with the options of a target before anything heavy is imported. Raises UsageError."""
-    check_device(runtime.device)
-    if runtime.quantize is not None and runtime.compile:
-        raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
-    if runtime.enforce_eager and (runtime.compile or runtime.device == "cpu"):
-        raise UsageError("only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager")
-    found = Path(find_target(name))
-    if found.is_file():
-        raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
-    if found.is_dir() and not (found / "config.json").is_file():
-        raise ModelError(f"{name} has no config.json, so no model config: give the folder of a transformers model")
-
-
-def check_device(device: str | None) -> None:
-    """Raise UsageError for a device that can't be meant; whether there is one is found out later."""
-    if device is not None and not fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise UsageError(f"unknown device {device!r}: write cpu, cuda or cuda:N")
-
-
-def check_drafter(name: str, files: DrafterFileOptions) -> None:
-    """Refuse a drafter that isn't there, or a window that can't be, before anything heavy is imported."""
-    if isinstance(files, LoadedDrafterOptions):
-        read_window(files.draft_window)
-    found = Path(find_drafter(name))
-    if files.draft_weights is not None and found.is_dir() and not (found / files.draft_weights).is_file():
-        raise CheckpointError(f"--draft-weights {files.draft_weights}: {name} holds no such file")
-
-
 def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
     """Refuse what is wrong with the options of an engine before anything heavy is imported; returns the tree's spec."""
     tree = tree_text(draft)
-    if draft.costs is not None and not is_auto(tree):
-        raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
     check_acceptance(draft, tree)
-    read_window(draft.draft_window)
-    check_target(target.model, target)
-    if draft.draft_model is not None:
-        check_drafter(draft.draft_model, draft)
+    draft.engine(tree).check(draft.drafter is not None)
+    target.of(target.model).check()
+    if draft.drafter is not None:
+        draft.drafter.check()
     return tree
 
 
@@ -150,52 +113,20 @@ def open_engine(
     rule = walk_rule(draft.acceptance)
     with nullcontext() if logged else loading(target.model):
         quiet()
-        from eyas.engine import load
+        from eyas import session
 
-        return load(
-            target.model,
-            draft.draft_model,
-            tree=tree,
-            costs=draft.costs,
-            coupled=draft.coupled is not False,
-            rule=rule,
-            batch_size=batch_size,
-            limits=limits,
-            dtype=target.dtype,
-            device=target.device,
-            attention=target.attention,
-            compiled=target.compile,
-            eager=target.enforce_eager,
-            quantize=target.quantize,
-            draft_weights=draft.draft_weights,
-            ignore_config_keys=draft.ignore_config_key,
-            draft_window=draft.draft_window,
-            draft_quantize=draft.draft_quantize,
-            method=None if draft.method == "none" else draft.method,
-            chat_template=target.chat_template if isinstance(target, ChatTargetOptions) else None,
-        )
+        options = draft.engine(tree, batch_size, limits, rule)
+        return session.open_engine(target.of(target.model), draft.drafter, options)
 
 
-def open_target(name: str, runtime: RuntimeOptions, modules: bool = False) -> Target:
-    """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well.
-
-    They may be slow in the dtype that native passes are fast in.
-    """
-    check_target(name, runtime)
-    with loading(name):
+def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:
+    """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well."""
+    target.check()
+    with loading(str(target.model)):
         quiet()
-        from eyas.targets import load_target
-        from eyas.targets.loading import resolve_device, resolve_dtype
+        from eyas.session import Session
 
-        return load_target(
-            name,
-            dtype=resolve_dtype(runtime.dtype, name, resolve_device(runtime.device)) if modules else runtime.dtype,
-            device=runtime.device,
-            attention=runtime.attention,
-            compiled=runtime.compile,
-            eager=runtime.enforce_eager,
-            quantize=runtime.quantize,
-        )
+        return Session.open(target, modules=modules)
 
 
 REJECTION = "rejection"
@@ -246,17 +177,6 @@ def quiet() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-
-
-def check_method(method: str | None, draft_model: str | None) -> None:
-    """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
-    parsed = read_method(method)
-    if draft_model is None and not parsed.alone:
-        raise UsageError(
-            f"give a drafter with --draft-model, or a --method that needs none: {', '.join(WITHOUT_DRAFTER)}"
-        )
-    if draft_model is not None and not parsed.drafter:
-        raise UsageError(f"--method {method} needs no drafter: leave out --draft-model, or the method")
 
 
 def _refuse_draft_options(options: DraftOptions) -> None:

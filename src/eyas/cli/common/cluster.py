@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ClusterOptions:
     """Where the work is done, and what each of the workers gets."""
 
-    PANEL: ClassVar = "Several machines"
+    PANEL: ClassVar = "Several machines (experimental)"
     on: Annotated[
         str | None,
         Option(

@@ -6,28 +6,25 @@ import json as jsonlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import note
-from eyas.cli.common.options import MeasureOptions, RuntimeOptions
+from eyas.cli.common.options import MeasureOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.candidates import Selection
     from eyas.bench.offline.report import MethodLine
-    from eyas.bench.offline.workers import CrewMeasure, GroupWorker
-    from eyas.drafters.base import Drafter
-    from eyas.engine import Engine
+    from eyas.bench.offline.workers import CrewMeasure, MeasuringMaker
+    from eyas.options import TargetOptions
     from eyas.targets import Target
     from eyas.types import SamplingParams
-
-RuntimeT = TypeVar("RuntimeT", bound=RuntimeOptions)
 
 
 def check_output(path: Path | None) -> None:
@@ -37,68 +34,19 @@ def check_output(path: Path | None) -> None:
 
 
 def settings_of(
-    model: str, loaded: Target, runtime: RuntimeOptions, measuring: MeasureOptions, params: SamplingParams
+    options: TargetOptions, loaded: Target, measuring: MeasureOptions, params: SamplingParams
 ) -> dict[str, Any]:
     """What a measurement was taken with, apart from drafters and trees."""
     return {
-        "model": model,
+        "model": options.model,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": str(loaded.device),
-        "attention": runtime.attention,
-        "compile": runtime.compile,
-        "enforce_eager": runtime.enforce_eager,
-        "quantize": runtime.quantize,
+        "attention": options.attention,
+        "compile": options.compiled,
+        "enforce_eager": options.eager,
+        "quantize": options.quantize,
         **plan_settings(measuring, params),
     }
-
-
-@dataclass(frozen=True)
-class MeasuringMaker:
-    """Makes the worker of a measurement on its machine: the target, and an engine for each method."""
-
-    model: str
-    runtime: RuntimeOptions
-    methods: Mapping[str, tuple[str, str | None]]
-    """Method -> its drafter and its tree; None: the drafter's own tree."""
-    coupled: bool
-    batch_size: int
-    weights: str | None = None
-    ignore_config_keys: tuple[str, ...] = ()
-    window: str | None = None
-    quantize: str | None = None
-
-    def __call__(self) -> GroupWorker:
-        """Load the target; drafters are loaded when they are first needed."""
-        from functools import lru_cache
-
-        from eyas.bench.offline.runner import PLAIN
-        from eyas.bench.offline.workers import GroupWorker
-        from eyas.cli.common.build import open_target
-        from eyas.drafters.loading import load_drafter
-        from eyas.engine import Engine, Speculation
-        from eyas.engine.load import tree_for
-        from eyas.targets import load_tokenizer
-        from eyas.targets.fingerprint import fingerprint
-        from eyas.tree import parse_tree
-
-        target, tokenizer = open_target(self.model, self.runtime), load_tokenizer(self.model)
-
-        @lru_cache(maxsize=1)  # trees share a drafter; of several drafters each is loaded once by its engine
-        def drafter(path: str) -> Drafter:
-            return load_drafter(
-                path, target, weights=self.weights, ignore_config_keys=self.ignore_config_keys, window=self.window,
-                quantize=self.quantize,
-            )  # fmt: skip
-
-        def engine(name: str) -> Engine:
-            if name == PLAIN:
-                return Engine(target, tokenizer, batch_size=self.batch_size)
-            path, tree = self.methods[name]
-            spec = tree_for(drafter(path), None if tree is None else parse_tree(tree))
-            return Engine(target, tokenizer, Speculation(drafter(path), spec, self.coupled), batch_size=self.batch_size)
-
-        dtype = str(target.dtype).removeprefix("torch.")
-        return GroupWorker({"target": fingerprint(target.model), "dtype": dtype, "device": target.device.type}, engine)
 
 
 @contextmanager
@@ -111,14 +59,15 @@ def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -
     with cluster.executor() as executor, Crew(executor, make, workers=cluster.workers, ahead=1) as crew:
         found = dict(crew.identity())
         if found.pop("target") != fingerprint(target.model):
-            raise ClusterError(f"the workers' {make.model} has other weights than this machine's: use the same files")
+            name = make.target.model
+            raise ClusterError(f"the workers' {name} has other weights than this machine's: use the same files")
         each = {"cpus_per_worker": cluster.cpus_per_worker or 1, "gpus_per_worker": cluster.gpus_per_worker}
         yield CrewMeasure(crew, {**found, "on": "ray", **each})
 
 
-def runtime_here(runtime: RuntimeT, shared: bool) -> RuntimeT:
+def target_here(target: TargetOptions, shared: bool) -> TargetOptions:
     """How this process loads a target: on its CPU if workers compute, since it only looks at it then."""
-    return replace(runtime, device="cpu", quantize=None, compile=False, enforce_eager=False) if shared else runtime
+    return replace(target, device="cpu", quantize=None, compiled=False, eager=False) if shared else target
 
 
 def machine_of(workers: CrewMeasure | None) -> dict[str, Any]:
@@ -142,28 +91,6 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
 def prompt_options(measuring: MeasureOptions) -> list[str]:
     """The options that name the same prompt files for another verb."""
     return [word for path in measuring.prompt_file for word in ("--prompt-file", str(path))]
-
-
-def engines_for(
-    target: Target,
-    tokenizer: Any,
-    drafters: Mapping[str, Drafter],
-    trees: Sequence[str],
-    coupled: bool,
-    batch_size: int,
-) -> dict[tuple[str, str], Engine]:
-    """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
-    from eyas.bench.offline.methods import drafting_engine
-    from eyas.engine.controller import costs_for
-    from eyas.engine.load import default_tree
-    from eyas.tree import is_auto
-
-    engines = {}
-    for name, drafter in drafters.items():
-        costs = costs_for(target, drafter, batch_size) if any(map(is_auto, trees)) else None
-        for text in trees or [default_tree(drafter)]:
-            engines[name, text] = drafting_engine(target, tokenizer, drafter, text, batch_size, coupled, costs)
-    return engines
 
 
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:

@@ -6,18 +6,22 @@ Second names of an option are those of vLLM, SGLang or llama.cpp for the same th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
+from eyas import options
 from eyas.cli.common.aliases import ModelArgument, SpeculationAliases
+from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.urls import fetch
 
 if TYPE_CHECKING:
     from eyas.data.store.layout import FinalKind
+    from eyas.types import Limits
+    from eyas.verify import WalkRule
 
 _PROMPT_FILE = Option(
     exists=True,
@@ -86,6 +90,12 @@ class RuntimeOptions:
     ] = False
     quantize: Annotated[Literal["int8"] | None, Option(help="Keep the target's weights in 8 bits, on a CPU.")] = None
 
+    def of(self, model: str) -> options.TargetOptions:
+        """The options of the target `model`."""
+        return options.TargetOptions(
+            model, self.dtype, self.device, self.attention, self.compile, self.enforce_eager, self.quantize
+        )
+
 
 @dataclass(frozen=True)
 class TargetOptions(RuntimeOptions):
@@ -108,6 +118,10 @@ class ChatTargetOptions(TargetOptions):
             exists=True, dir_okay=False, help="A Jinja file in place of the model's own chat template.",
         ),
     ] = None  # fmt: skip
+
+    def of(self, model: str) -> options.TargetOptions:
+        """The options of the target `model`, its template included."""
+        return replace(super().of(model), chat_template=self.chat_template)
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,10 @@ class DrafterFileOptions:
         list[str], Option(help="A key of the drafter's config.json to ignore; may be repeated.")
     ] = field(default_factory=list)
 
+    def of(self, source: str | None, method: str | None = None) -> DrafterOptions:
+        """The options of a drafter."""
+        return DrafterOptions(source, method, self.draft_weights, tuple(self.ignore_config_key))
+
 
 @dataclass(frozen=True)
 class LoadedDrafterOptions(DrafterFileOptions):
@@ -150,6 +168,10 @@ class LoadedDrafterOptions(DrafterFileOptions):
         Literal["int8", "off"] | None,
         Option(help="Keep the drafter's weights in 8 bits, on a CPU (default: where eyas's kernels are the fastest)."),
     ] = None
+
+    def of(self, source: str | None, method: str | None = None) -> DrafterOptions:
+        """The options of a drafter, and of how it runs."""
+        return replace(super().of(source, method), window=self.draft_window, quantize=self.draft_quantize)
 
 
 @dataclass(frozen=True)
@@ -194,6 +216,23 @@ class DraftOptions(LoadedDrafterOptions):
             help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
         ),
     ] = None
+
+    @property
+    def drafter(self) -> DrafterOptions | None:
+        """The options of the drafter, or of a method without one; None for plain decoding."""
+        drafts = self.method != "none" and (self.draft_model is not None or self.method is not None)
+        return self.of(self.draft_model, self.method) if drafts else None
+
+    def engine(
+        self,
+        tree: str | None,
+        batch_size: int | None = None,
+        limits: Limits | None = None,
+        rule: WalkRule | None = None,
+    ) -> options.EngineOptions:
+        """The options of the engine; `tree` as `tree_text` reads it, `rule` as `walk_rule` does."""
+        coupled = self.coupled is not False
+        return options.EngineOptions(tree, coupled, rule, batch_size, limits, self.costs)
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,24 @@
-"""`eyas data capture`: the target's hidden states for all chats, stored once.
-
-Options of `eyas data capture` about another engine: a vLLM server, started here, that writes the hidden states.
-"""
+"""`eyas data capture`: the target's hidden states for all chats, stored once."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
-from eyas.assets import named_target
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import check_target
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import ProgressLines, next_step, note
-from eyas.cli.common.engine_program import EngineProgram
 from eyas.cli.common.options import (
     Device,
     Dtype,
     EngineArguments,
     EngineCommand,
     Final,
-    RuntimeOptions,
     States,
     Taps,
     parse_final,
@@ -35,16 +26,17 @@ from eyas.cli.common.options import (
     readable,
 )
 from eyas.cli.common.verb import keeping
-from eyas.errors import EndpointError, StoreError, UsageError
+from eyas.errors import UsageError
+from eyas.options import TargetOptions
+from eyas.other_engines.program import EngineProgram
+from eyas.other_engines.workers import StateServer, StateWorkerMaker
 from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:
     from eyas.cluster.crew import Executor
     from eyas.cluster.worker import Worker
     from eyas.data.capture.capture import Capture, CaptureConfig
-    from eyas.data.capture.connector import ConnectorStates
-    from eyas.data.capture.workers import CaptureWorker
-    from eyas.data.store.manifest import CaptureSettings, Manifest
+    from eyas.data.store.manifest import Manifest
 
 
 def capture(
@@ -89,7 +81,7 @@ def capture(
         raise UsageError("--dry-run measures this machine: leave out --on")
     kind, top = parse_final(final)
     boundaries = parse_taps(taps)
-    check_target(model, RuntimeOptions(device=device))
+    TargetOptions(model, device=device).check()
     engines.check(model, shared=shared)
     elsewhere = engines.engine != "eyas"
     if elsewhere:
@@ -242,10 +234,6 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
-_WHOLE = 10**9
-"""More lines than a log has."""
-
-
 @dataclass(frozen=True)
 class StateEngineOptions:
     """Who runs the target, and how another engine is started."""
@@ -306,72 +294,3 @@ class StateEngineOptions:
                 f"{context - 1}, or leave out --engine"
             )
         return StateServer(self.program, model, device or "cpu", longest)
-
-
-@dataclass(frozen=True)
-class StateServer:
-    """How the server is started, on whatever machine."""
-
-    program: EngineProgram
-    model: str
-    device: str
-    """Where what vLLM leaves to eyas is computed: the final norm, the head, encoding."""
-    longest: int
-    """The most tokens of a row."""
-
-    @contextmanager
-    def states(self, settings: CaptureSettings) -> Iterator[ConnectorStates]:
-        """The states of a server that runs in the block.
-
-        Raises EndpointError if it can't be started, and UnsupportedModelError for a target whose final states can't
-        be computed from what it writes.
-        """
-        from eyas.data.capture.connector import ConnectorStates, boundaries
-        from eyas.interop.serving.hidden_states import connector_arguments, explained
-        from eyas.targets.fingerprint import embedding_head_fingerprint
-        from eyas.targets.loading import load_embedding_and_head
-        from eyas.targets.trace import FinalNorm
-
-        wanted = settings.target
-        target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
-        if embedding_head_fingerprint(target.model, target.layers) != wanted.ends:
-            raise StoreError(f"{self.model} isn't the same model here as where the command runs: {wanted.name}")
-        final_norm, written = FinalNorm(target), boundaries(settings.layout, wanted.layers)
-        with TemporaryDirectory(prefix="eyas-states-") as folder:
-            arguments = connector_arguments(written, Path(folder), wanted.dtype, self.longest)
-            server = self.program.server(self.model, arguments)
-
-            def explain(message: str) -> str:
-                known = explained(server.log_tail(_WHOLE))
-                return f"{message}; its output ends with: {server.log_tail()}" if known is None else known
-
-            try:
-                try:
-                    server.start()
-                except EndpointError as error:
-                    raise EndpointError(explained(server.log_tail(_WHOLE)) or str(error)) from error
-                with ConnectorStates(server.url, named_target(self.model), final_norm, written, explain) as states:
-                    yield states
-            finally:
-                server.__exit__()
-
-
-@dataclass(frozen=True)
-class StateWorkerMaker:
-    """What a worker with a server of its own is made of, on its machine."""
-
-    server: StateServer
-    folder: AnyPath
-    """The store, by its absolute path."""
-    settings: CaptureSettings
-
-    def __call__(self) -> CaptureWorker:
-        """Start the server, which lasts as long as the worker."""
-        from eyas.data.capture.workers import CaptureWorker, check_shared
-
-        check_shared(self.folder, self.settings)
-        with ExitStack() as stack:
-            states = stack.enter_context(self.server.states(self.settings))
-            worker = CaptureWorker(states, self.folder, self.settings, self.settings.target, states.version())
-            weakref.finalize(worker, stack.pop_all().close)
-        return worker

@@ -1,7 +1,4 @@
-"""`eyas data regenerate`: the target answers the chats itself.
-
-Options of `eyas data regenerate` about who answers: the engine here, an endpoint, or batch files.
-"""
+"""`eyas data regenerate`: the target answers the chats itself."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import json
 import json as jsonlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -21,11 +17,10 @@ import typer
 from typer import Option
 
 from eyas.cli.common.aliases import option_name
-from eyas.cli.common.build import open_engine, sampling_params
+from eyas.cli.common.build import check_engine, quiet, sampling_params, walk_rule
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import ProgressLines, next_step, note
+from eyas.cli.common.display import ProgressLines, loading, next_step, note
 from eyas.cli.common.display import output as screen
-from eyas.cli.common.engine_program import EngineProgram
 from eyas.cli.common.options import (
     DraftOptions,
     EngineArguments,
@@ -37,17 +32,20 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
+from eyas.other_engines.program import EngineProgram
+from eyas.other_engines.workers import ServerAnswererMaker
 from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:
     from eyas.data.regenerate import (
         Answerer,
         CompletionSettings,
+        Connection,
         RegenerationProgress,
         RegenerationSummary,
         RewriteRule,
     )
-    from eyas.data.regenerate.workers import AnswererWorker
+    from eyas.data.regenerate.workers import AnswererWorker, EngineAnswererMaker
 
 
 def regenerate(
@@ -122,8 +120,8 @@ def _on_cluster(answering: AnswererOptions, cluster: ClusterOptions, stack: Exit
     from eyas.cluster.crew import Crew
     from eyas.data.regenerate.workers import CrewAnswerer
 
-    executor, make = stack.enter_context(cluster.executor()), partial(engine_worker, answering)
-    crew = Crew(executor, make, workers=cluster.workers, ahead=answering.ahead)
+    executor = stack.enter_context(cluster.executor())
+    crew = Crew(executor, answering.worker(), workers=cluster.workers, ahead=answering.ahead)
     return CrewAnswerer(stack.enter_context(crew))
 
 
@@ -338,6 +336,8 @@ class AnswererOptions:
                 )
             if self.elsewhere:
                 raise UsageError("--engine starts servers on the workers: leave it out, or --endpoint and batch files")
+            if self.endpoint.api_key_env is not None:
+                raise UsageError("--api-key-env would be ignored: a worker's own server has no key")
             _refuse("servers on the workers", [self.target, self.draft, self.slots])
             return
         _refuse("eyas itself: --engine says who else", [self.workers])
@@ -383,7 +383,9 @@ class AnswererOptions:
             from eyas.data.regenerate import BatchAnswerer
 
             return BatchAnswerer(self.files.batch_read, self.completions())
-        return self._engine()
+        with loading(self.target.model):
+            quiet()
+            return self._engine().answerer()
 
     @property
     def ahead(self) -> int:
@@ -391,47 +393,43 @@ class AnswererOptions:
         together = self.slots.batch_size if self.workers.engine == "eyas" else self.endpoint.concurrency
         return together * 5 // 4 + 1
 
-    def server(self) -> Answerer:
-        """An answerer whose server is started here, for this process alone."""
-        from eyas.data.regenerate.workers import ServerAnswerer
-
+    def worker(self) -> Callable[[], AnswererWorker]:
+        """What makes a worker of a cluster, which answers with an engine, or an engine's server, of its own."""
         options = self.workers
+        if options.engine == "eyas":
+            return self._engine()
         program = EngineProgram(options.engine, options.engine_command, tuple(options.engine_option))
-        server = program.server(self.target.model)
-        server.__enter__()
-        return ServerAnswerer(options.engine, self._endpoint(server.url), server.__exit__)
+        return ServerAnswererMaker(program, self.target.model, self.completions(), self._connection())
+
+    def _connection(self) -> Connection:
+        from eyas.data.regenerate import Connection
+        from eyas.data.regenerate.endpoint import RetryPolicy
+
+        options = self.endpoint
+        retry = RetryPolicy(attempts=options.max_attempts)
+        return Connection(concurrency=options.concurrency, timeout=options.timeout, retry=retry)
 
     def _endpoint(self, url: str) -> Answerer:
-        from eyas.data.regenerate import Connection, EndpointAnswerer
-        from eyas.data.regenerate.endpoint import RetryPolicy
+        from eyas.data.regenerate import EndpointAnswerer
 
         options, key = self.endpoint, None
         if options.api_key_env is not None:
             key = os.environ.get(options.api_key_env)
             if not key:
                 raise UsageError(f"--api-key-env {options.api_key_env}: there is no such environment variable")
-        retry = RetryPolicy(attempts=options.max_attempts)
-        connection = Connection(concurrency=options.concurrency, timeout=options.timeout, retry=retry)
-        return EndpointAnswerer(url, self.completions(), connection, key)
+        return EndpointAnswerer(url, self.completions(), self._connection(), key)
 
-    def _engine(self) -> Answerer:
+    def _engine(self) -> EngineAnswererMaker:
+        from eyas.data.regenerate.workers import EngineAnswererMaker
+
         max_length, limit = self.slots.max_length, self.sampling.max_new_tokens
         if max_length is None and limit is None:
             max_length = MAX_LENGTH
         params = sampling_params(replace(self.sampling, max_new_tokens=limit or max_length))
-        engine = open_engine(self.target, self.draft, self.slots.batch_size)
-        from eyas.data.regenerate.workers import EngineAnswerer
-        from eyas.types import Request
-
-        engine.check(Request((0,), params))  # what is wrong with every chat is wrong with the options
-        return EngineAnswerer(engine, params, max_length)
-
-
-def engine_worker(answering: AnswererOptions) -> AnswererWorker:
-    """A worker of a cluster that answers with an engine, or an engine's server, of its own."""
-    from eyas.data.regenerate.workers import AnswererWorker
-
-    return AnswererWorker(answering.answerer() if answering.workers.engine == "eyas" else answering.server())
+        target, drafter = self.target.of(self.target.model), self.draft.drafter
+        tree, rule = check_engine(self.target, self.draft), walk_rule(self.draft.acceptance)
+        options = self.draft.engine(tree, self.slots.batch_size, rule=rule)
+        return EngineAnswererMaker(target, drafter, options, params, max_length)
 
 
 def _refuse(way: str, groups: Sequence[Any]) -> None:

@@ -21,6 +21,7 @@ from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import OutputError
 from eyas.files import write_text
+from eyas.options import EngineOptions, TargetOptions
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
@@ -101,11 +102,13 @@ def _engines(dtype: str, tree: str) -> dict[str, Engine]:
     """The plain and the speculative engine, on one model; the drafter and suffix decoding share a tree."""
     from eyas.assets import SMOLLM2
     from eyas.cli.common.build import quiet
-    from eyas.engine import Engine, load
+    from eyas.drafters.options import DrafterOptions
+    from eyas.session import Session
 
     quiet()
-    speculative = load(SMOLLM2, SMOLLM2, method="+suffix", tree=tree, dtype=dtype)
-    return {"plain": Engine(speculative.target, speculative.tokenizer), "speculative": speculative}
+    session = Session.open(TargetOptions(SMOLLM2, dtype))
+    drafter = session.drafter(DrafterOptions(SMOLLM2, "+suffix"))
+    return {"plain": session.engine(), "speculative": session.engine(drafter, EngineOptions(tree))}
 
 
 def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
@@ -113,18 +116,18 @@ def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
     from eyas.assets import SMOLLM2
     from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
     from eyas.cli.common.build import quiet
-    from eyas.engine import load
+    from eyas.session import Session
 
     quiet()
-    plain = load(SMOLLM2, dtype=dtype)
+    session = Session.open(TargetOptions(SMOLLM2, dtype))
     choices = all_choices({"eagle3": SMOLLM2})
     choices = with_trees(choices, {} if tree is None else {None: tree})
-    racing, failed = MethodOpener(plain.target, SMOLLM2, plain.tokenizer).open(choices)
+    racing, failed = MethodOpener(session).open(choices)
     for name, reason in failed:
         note(f"not in this race: {name}: {reason}")
     if missing := without_drafter(racing):
         note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
-    return {"plain": plain} | {one.choice.name: one.engine for one in racing}
+    return {"plain": session.engine()} | {one.choice.name: one.engine for one in racing}
 
 
 def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:

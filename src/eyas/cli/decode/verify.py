@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
-from eyas.cli.common.build import check_drafter, check_method, check_target, open_target, sampling_params
+from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
@@ -80,35 +80,29 @@ def verify(
         raise UsageError(
             "--transformers needs the model's modules, which judge where two answers part: leave out --no-modules"
         )
-    check_target(target.model, target)
-    check_method(method, draft_model)
-    if draft_model is not None:
-        check_drafter(draft_model, files)
+    loading, drafts = target.of(target.model), files.of(draft_model, method)
+    loading.check()
+    drafts.check()
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
     from eyas.bench.offline.external import TransformersBaseline
-    from eyas.drafters.loading import open_drafter
-    from eyas.engine import Engine
-    from eyas.targets import load_tokenizer
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
 
     trees = {text: parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
-    loaded = open_target(target.model, target, modules=True)
-    tokenizer = load_tokenizer(target.model)
-    drafter = open_drafter(
-        draft_model, loaded, weights=files.draft_weights, ignore_config_keys=files.ignore_config_key, method=method,
-        tokenizer=tokenizer, model=target.model, window=files.draft_window, quantize=files.draft_quantize,
-    )  # fmt: skip
-    own = own_modules(target.model, loaded) if modules else None
-    baseline = TransformersBaseline(target.model, Engine(loaded, tokenizer)) if transformers else None
-    certifier = Certifier(loaded, tokenizer, drafter, params, coupled is not False, modules=own, baseline=baseline)
+    session = open_session(loading, modules=True)
+    drafter = session.drafter(drafts)
+    own = own_modules(target.model, session.target) if modules else None
+    baseline = TransformersBaseline(target.model, session.engine()) if transformers else None
+    certifier = Certifier(
+        session.target, session.tokenizer, drafter, params, coupled is not False, modules=own, baseline=baseline
+    )
     cells = []
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
-    certificate = Certificate(target.model, draft_model or str(method), loaded.dtype, cells)
+    certificate = Certificate(target.model, draft_model or str(method), session.target.dtype, cells)
     for error in certificate.errors:
         note(f"error: {error}")
     if json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
-from eyas.cli.common.build import check_drafter, check_target, open_target
+from eyas.cli.common.build import open_session
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
 from eyas.cli.common.verb import FAILURE
@@ -34,27 +34,26 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check that a drafter's files are read as it was trained.
+    """Check that a drafter's files are read as it was trained (experimental).
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
     Exit code 1: the weights were trained for another reading, or fit none.
     """
     if fix is not None:
         refuse_used(fix)
-    check_target(target.model, target)
-    check_drafter(draft_model, files)
+    target.of(target.model).check()
+    files.of(draft_model).check()
     from eyas.doctor.diagnosis import Doctor, report
     from eyas.drafters.checkpoint import open_checkpoint
     from eyas.drafters.loading import local_directory
-    from eyas.targets import load_tokenizer
 
     path = local_directory(draft_model)
-    loaded = open_target(target.model, target, modules=True)
+    session = open_session(target.of(target.model), modules=True)
+    loaded = session.target
     checkpoint = open_checkpoint(
         path, weights=files.draft_weights, ignore=files.ignore_config_key, layers=loaded.num_layers
     )
-    tokenizer = load_tokenizer(target.model)
-    examiner = Doctor(checkpoint, loaded, tokenizer, num_speculative_tokens, max_new_tokens)
+    examiner = Doctor(checkpoint, loaded, session.tokenizer, num_speculative_tokens, max_new_tokens)
     with counting() as progress:
         diagnosis = examiner.diagnose(progress)
     found = report(diagnosis, checkpoint.report.doubts)

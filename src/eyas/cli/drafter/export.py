@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.build import check_drafter, quiet
+from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
 from eyas.errors import UsageError
@@ -46,7 +46,7 @@ def export(
     What was written is read back and must give the same logits; the command that serves it there is printed.
     """
     boundaries = None if taps is None else _boundaries(taps)
-    check_drafter(drafter, files)
+    files.of(drafter).check()
     if model is not None:
         find_target(model)
     quiet()

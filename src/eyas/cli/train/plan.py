@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from typer import Option
 
@@ -16,10 +15,12 @@ from eyas.errors import UsageError
 from eyas.hub import find_target
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
-    from eyas.data.devices import Cluster, Machine
-    from eyas.data.plan import StorageOption
+    from eyas.plan.costs import StorageOption
+    from eyas.plan.devices import Cluster, Machine
+    from eyas.plan.drafters import DrafterPlan
 
 
 @dataclass(frozen=True)
@@ -32,36 +33,60 @@ class PlannedTarget:
     )
 
 
+@dataclass(frozen=True)
+class PlannedDrafterOptions:
+    """The drafter that is planned; options that its kind doesn't have are refused."""
+
+    kind: Annotated[
+        Literal["eagle3", "peagle", "dflash", "dspark"],
+        Option(help="The drafter; all but eagle3 are experimental, the last two block drafters."),
+    ] = "eagle3"
+    unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None
+    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None
+    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (5, 4).")] = None
+    block_size: Annotated[int | None, Option(min=2, help="Block drafters: slots of a block (dflash 8, dspark 7).")] = (
+        None
+    )
+    anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None
+
+
+@dataclass(frozen=True)
+class MachineOptions:
+    """What computes, and what it costs."""
+
+    machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None
+    tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None
+    bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None
+    devices: Annotated[int | None, Option(min=1, help="Number of devices (default: 1).")] = None
+    machines: Annotated[
+        str | None,
+        Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),
+    ] = None
+    price: Annotated[
+        float | None, Option(min=0, help="With --machines: dollars an hour of a GPU (default: a round figure).")
+    ] = None
+
+    def check(self) -> None:
+        """Raise UsageError for options that contradict each other or would be ignored."""
+        if self.machine is not None and self.tflops is not None and self.bandwidth is not None:
+            raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
+        if self.machines is not None and (self.machine is not None or self.devices is not None):
+            raise UsageError("--machines says which devices and how many: leave out --machine and --devices")
+        if self.price is not None and self.machines is None:
+            raise UsageError("--price would be ignored: it is what a GPU of --machines costs an hour")
+
+
 def plan(
     target: PlannedTarget,
     samples: Annotated[int, Option(min=1, help="Chats.")],
     length: Annotated[int, Option(min=1, help="Tokens of a chat.")],
+    drafter: PlannedDrafterOptions,
+    hardware: MachineOptions,
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",
     answer_share: Annotated[float, Option(min=0, max=1, help="Share of answer tokens.")] = 0.5,
     epochs: Annotated[int, Option(min=1, help="Times training goes over the chats.")] = 1,
-    kind: Annotated[
-        Literal["eagle3", "peagle", "dflash", "dspark"], Option(help="The drafter: the last two are block drafters.")
-    ] = "eagle3",
-    unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None,
-    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None,
-    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (5, 4).")] = None,
-    block_size: Annotated[
-        int | None, Option(min=2, help="Block drafters: slots of a block (dflash 8, dspark 7).")
-    ] = None,
-    anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None,
-    machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None,
-    tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None,
-    bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None,
-    devices: Annotated[int | None, Option(min=1, help="Number of devices (default: 1).")] = None,
-    machines: Annotated[
-        str | None,
-        Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),
-    ] = None,
-    price: Annotated[
-        float | None, Option(min=0, help="With --machines: dollars an hour of a GPU (default: a round figure).")
-    ] = None,
     batch_size: Annotated[int, Option(min=1, help="Chats that a device answers together.")] = 32,
 ) -> None:
     """Estimate what a drafter costs in bytes and hours.
@@ -70,88 +95,100 @@ def plan(
     """
     model, boundaries = target.model, parse_taps(taps)
     final_kind, top = parse_final(final)
-    block = kind in ("dflash", "dspark")
-    _check_kind(kind, {
-        "--unroll": (unroll, not block), "--draft-vocab": (draft_vocab, not block),
-        "--draft-layers": (draft_layers, kind != "eagle3"),
-        "--block-size": (block_size, block), "--anchors": (anchors, block),
-    })  # fmt: skip
-    if machine is not None and tflops is not None and bandwidth is not None:
-        raise UsageError("--machine and --tflops with --bandwidth both say how fast it is: give one of them")
-    if machines is not None and (machine is not None or devices is not None):
-        raise UsageError("--machines says which devices and how many: leave out --machine and --devices")
-    if price is not None and machines is None:
-        raise UsageError("--price would be ignored: it is what a GPU of --machines costs an hour")
+    hardware.check()
     find_target(model)
     quiet()
-    from eyas.data import plan as plans
-    from eyas.data.devices import PRICES, cluster_of
-    from eyas.data.plan import BlockPlan, BlockShape, PEaglePlan, model_size
     from eyas.data.store.layout import ShardLayout
-    from eyas.drafters.block.network import spread_taps
-    from eyas.targets.architecture import context_limit
+    from eyas.plan.costs import Workload, model_size, storage
+    from eyas.plan.devices import cluster_of
+    from eyas.plan.drafters import PlannedDrafter
     from eyas.targets.loading import read_config
-    from eyas.targets.taps import choose_taps, why_taps
-    from eyas.train.drafter.settings import CHATS, LENGTH
 
+    planned = PlannedDrafter(**vars(drafter))
+    planned.check()
     config = read_config(model)
     size = model_size(config)
-    layers = draft_layers or (5 if block else 4)
-    chosen = boundaries or (spread_taps(layers, size.layers) if block else choose_taps(config))
+    chosen = boundaries or planned.boundaries(config, size)
     if any(not 0 <= k <= size.layers + 1 for k in chosen):
         raise UsageError(f"--taps {taps}: the model's boundaries are 0 to {size.layers + 1}")
     if size.layers + 1 in chosen and final_kind != "all":
         raise UsageError(f"--taps {taps}: boundary {size.layers + 1} is the final state everywhere: use --final all")
     stored = tuple(k for k in chosen if k <= size.layers)
     layout = ShardLayout(hidden=size.hidden, vocab=size.vocab, taps=stored, states=states, final=final_kind, top=top)
-    steps = unroll or (8 if kind == "peagle" else 7)
-    work = plans.Workload(samples, length, answer_share, epochs, steps, min(draft_vocab or 32000, size.vocab))
-    planned: plans.Eagle3Plan | PEaglePlan | BlockPlan = plans.Eagle3Plan(size, len(chosen), work)
-    if kind == "peagle":
-        planned = PEaglePlan(size, len(chosen), layers, work)
-    if block:
-        slots = block_size or 7 + (kind == "dflash")
-        planned = BlockPlan(size, BlockShape(kind, layers, len(chosen), slots, anchors or 512), work)
-    cluster = None if machines is None else cluster_of(machines)
-    on = _machine(machine, tflops, bandwidth, None if cluster is None else cluster.device)
-    count = cluster.devices if cluster is not None else devices or 1
+    work = planned.work(size, Workload(samples, length, answer_share, epochs))
+    cluster = None if hardware.machines is None else cluster_of(hardware.machines)
+    on = _machine(hardware, None if cluster is None else cluster.device)
+    count = cluster.devices if cluster is not None else hardware.devices or 1
+    costs = planned.plan(size, len(chosen), work)
     console = output()
     console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
-    reason = why_taps(config, chosen)
-    if block and boundaries is None:
-        reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
-    console.print(reason)
-    ours = f"--states {states} --final {final}"
-    show_table(console, _table(plans.storage(layout, work), ours))
-    chosen_bytes = layout.data_bytes(work.size)
-    console.print(f"your choice, {ours}: {_amount(chosen_bytes)}, {chosen_bytes / work.tokens:,.0f} bytes a token")
-
-    capturing = plans.capture_hours(size, work, on, count)
-    training = planned.training_hours(on, count)
-    answering = plans.regeneration_hours(size, work, on, count, batch_size)
-    console.print(
-        f"regeneration, {batch_size} chats at a time on a device, without a drafter: {_hours(answering)} (skip it only "
-        "for chats that the target itself answered)"
-    )
-    console.print(f"capture: {_hours(capturing)}, writing {chosen_bytes / capturing / 3.6e12:.3g} GB/s")
-    console.print(f"training from the store, {epochs} x all {planned.what}: {_hours(training)}")
-    console.print(f"training with the target in the loop: {_hours(training + epochs * capturing)}")
+    console.print(planned.why(config, chosen, given=boundaries is not None))
+    ours, stored_bytes = f"--states {states} --final {final}", layout.data_bytes(work.size)
+    show_table(console, _table(storage(layout, work), ours))
+    console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")
+    hours = _show_hours(console, costs, on, count, batch_size, stored_bytes)
     if cluster is not None:
-        paid = PRICES[cluster.device.name] if price is None else price
-        online = training + epochs * capturing
-        by_step = {"regeneration": answering, "capture": capturing, "training from the store": training}
-        total = "all three, one after the other"
-        console.print(_prices(cluster, {**by_step, total: sum(by_step.values()), "training in the loop": online}, paid))
+        console.print(_prices(cluster, hours, epochs, hardware.price))
+    _show_memory(console, costs, count, config)
+    _show_speedup(console, costs, on, model)
+    console.print("Assumed:")
+    for line in (
+        f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {count}",
+        *([] if cluster is None else _about(cluster, hardware.price)),
+        f"{answer_share:.0%} of the tokens are answers; every chat has {length} tokens",
+        *costs.assumed(costs.speedup().draft_cost),
+    ):
+        console.print(f"  {line}")
+
+
+class _Hours(NamedTuple):
+    """Hours of the steps."""
+
+    answering: float
+    capturing: float
+    training: float
+
+
+def _show_hours(
+    console: Console, costs: DrafterPlan, on: Machine, count: int, batch_size: int, stored_bytes: int
+) -> _Hours:
+    from eyas.plan.costs import capture_hours, regeneration_hours
+
+    size, work = costs.target, costs.work
+    hours = _Hours(
+        regeneration_hours(size, work, on, count, batch_size),
+        capture_hours(size, work, on, count),
+        costs.training_hours(on, count),
+    )
+    console.print(
+        f"regeneration, {batch_size} chats at a time on a device, without a drafter: {_hours(hours.answering)} (skip "
+        "it only for chats that the target itself answered)"
+    )
+    console.print(f"capture: {_hours(hours.capturing)}, writing {stored_bytes / hours.capturing / 3.6e12:.3g} GB/s")
+    console.print(f"training from the store, {work.epochs} x all {costs.what}: {_hours(hours.training)}")
+    online = hours.training + work.epochs * hours.capturing
+    console.print(f"training with the target in the loop: {_hours(online)}")
+    return hours
+
+
+def _show_memory(console: Console, costs: DrafterPlan, count: int, config: Any) -> None:
+    from eyas.targets.architecture import context_limit
+    from eyas.train.drafter.settings import CHATS, LENGTH
+
     longest = min(LENGTH, context_limit(config.get_text_config()) or LENGTH)
-    memory = planned.training_memory(CHATS, longest)
+    memory = costs.training_memory(CHATS, longest)
     console.print(
         f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: "
         f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop"
         + (f", {_amount(memory.sharded(count))} with drafter.loop.parallel=fsdp" if count > 1 else "")
         + f"; {_amount(memory.activations)} of it shrink with drafter.batch_tokens"
     )
-    gain = planned.speedup()
-    speed = plans.plain_speed(size, on)
+
+
+def _show_speedup(console: Console, costs: DrafterPlan, on: Machine, model: str) -> None:
+    from eyas.plan.costs import plain_speed
+
+    gain, speed = costs.speedup(), plain_speed(costs.target, on)
     console.print(
         f"expected speedup at batch 1: {gain.low:.1f}x to {gain.high:.1f}x, an estimate: "
         f"plain decoding {_rate(speed)} tokens/s, speculative {_rate(speed * gain.low)} to {_rate(speed * gain.high)}"
@@ -162,29 +199,14 @@ def plan(
         "free: --method ngram and --method suffix need no chats and no training, and are fast where answers repeat "
         f"what was said. Try them first: eyas bench methods {model} --prompt-file PROMPTS.jsonl"
     )
-    console.print("Assumed:")
-    for line in (
-        f"{on.name}: {on.tflops:.3g} TFLOP/s and {on.bandwidth:.4g} GB/s sustained, x {count}",
-        *([] if cluster is None else _about(cluster, price)),
-        f"{answer_share:.0%} of the tokens are answers; every chat has {length} tokens",
-        *planned.assumed(gain.draft_cost),
-    ):
-        console.print(f"  {line}")
 
 
-def _check_kind(kind: str, options: Mapping[str, tuple[int | None, bool]]) -> None:
-    """Refuse options of the other kinds of drafter; each is its value, and whether this kind has it."""
-    for name, (value, applies) in options.items():
-        if value is not None and not applies:
-            raise UsageError(f"{name} has no meaning for a drafter of kind {kind}: leave it out, or change --kind")
-
-
-def _machine(
-    name: str | None, tflops: float | None, bandwidth: float | None, planned: Machine | None = None
-) -> Machine:
-    from eyas.data.devices import Machine, known_machine, this_machine
+def _machine(options: MachineOptions, planned: Machine | None) -> Machine:
+    """The device as it is planned or stated, else published, else measured here."""
+    from eyas.plan.devices import Machine, known_machine, this_machine
     from eyas.runtime import busy, machine_load
 
+    name, tflops, bandwidth = options.machine, options.tflops, options.bandwidth
     if planned is None and tflops is not None and bandwidth is not None:
         return Machine("as stated", tflops, bandwidth)
     found = planned or (this_machine() if name is None else known_machine(name))
@@ -206,19 +228,29 @@ def _table(rows: list[StorageOption], ours: str) -> Table:
     return table
 
 
-def _prices(cluster: Cluster, hours: Mapping[str, float], price: float) -> Table:
+def _prices(cluster: Cluster, hours: _Hours, epochs: int, price: float | None) -> Table:
     """Hours, hours of all GPUs together, and dollars of each step."""
     from rich.table import Table
 
+    from eyas.plan.devices import PRICES
+
+    paid = PRICES[cluster.device.name] if price is None else price
+    steps = {
+        "regeneration": hours.answering,
+        "capture": hours.capturing,
+        "training from the store": hours.training,
+        "all three, one after the other": sum(hours),
+        "training in the loop": hours.training + epochs * hours.capturing,
+    }
     table = Table(f"on {cluster.described}", "time", "GPU hours", "dollars", box=None)
-    for step, each in hours.items():
-        table.add_row(step, _hours(each), f"{each * cluster.devices:,.1f}", f"{each * cluster.devices * price:,.2f}")
+    for step, each in steps.items():
+        table.add_row(step, _hours(each), f"{each * cluster.devices:,.1f}", f"{each * cluster.devices * paid:,.2f}")
     return table
 
 
 def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
     """What a cluster's figures assume, in words."""
-    from eyas.data.devices import PRICES
+    from eyas.plan.devices import PRICES
 
     paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour of a {cluster.device.name}"
     source = "--price" if price is not None else "a round figure to reckon with, nobody's offer: --price says yours"

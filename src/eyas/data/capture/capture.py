@@ -27,8 +27,7 @@ from eyas.data.capture.shard import (
     shard_tensors,
     traced_rows,
 )
-from eyas.data.plan import variants
-from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, StateEncoding, size_of
+from eyas.data.store.layout import FinalKind, RowTotals, ShardLayout, StateEncoding, size_of, variants
 from eyas.data.store.manifest import (
     MANIFEST,
     SETTINGS,

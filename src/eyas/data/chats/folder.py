@@ -1,8 +1,6 @@
 """Chat folders: `train.jsonl`, `validation.jsonl` and `report.json`. Also prompt files made of held-out chats.
 
 The report is written last; a folder without one is incomplete and is refused.
-
-Counts for the report of a chat folder: rows kept and dropped by source and reason, and figures of each split.
 """
 
 from __future__ import annotations

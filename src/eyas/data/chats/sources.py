@@ -2,8 +2,6 @@
 
 Rows are read one at a time and identified by file and line. A row that can't be read, or isn't a chat, is yielded as an
 error, which the caller counts.
-
-Parsers for the row layouts of chat data sets: OpenAI, ShareGPT and Alpaca.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Answers from other engines: any OpenAI-compatible endpoint, or OpenAI Batch files.
-
-OpenAI chat completions: converts questions into request bodies, and response bodies into answers.
-
-OpenAI Batch files: writes requests to upload and reads back results in any order.
-"""
+"""Answers from other engines: any OpenAI-compatible endpoint, or OpenAI Batch files."""
 
 from __future__ import annotations
 

@@ -3,10 +3,6 @@
 It can be killed at any moment: a line counts once its line break is written, and an incomplete last line is removed
 when the file is opened again. The first line holds the settings that the answers were made with. If a question has
 several entries, the last one counts.
-
-Questions to a target, and the entries that result from them: an answer, or the reason why there is none.
-
-Entries are also the lines of the journal.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Every reply is written to a journal first, so a run can be interrupted and resumed at any time.
 
-Writes the finished files of a regeneration from its journal, and maps input files to output files.
-
 The output doesn't depend on the order of the journal's entries or on interruptions. Files are replaced atomically; of a
 folder, the report is removed first and written last. A folder gives a folder, a single file gives a single file.
 """

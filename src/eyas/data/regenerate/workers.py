@@ -1,24 +1,25 @@
 """Answers from engines in this process, and from workers on many machines that have such engines.
 
 There is one journal, which the process that runs the crew writes: a question whose answer isn't in it is asked again.
-
-Answers questions with an engine in this process, by continuous batching; with speculation if it has a drafter.
 """
 
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from eyas.cluster.crew import Crew
 from eyas.cluster.worker import Take as TakeUnits
 from eyas.cluster.worker import Unit, UnitReport
 from eyas.data.regenerate.journal import Answer, Answerer, AnswerTokens, Question, Reply, Take, unanswered
+from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
+from eyas.options import EngineOptions, TargetOptions
+from eyas.session import open_engine
 from eyas.targets.fingerprint import fingerprint
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_user_turn
@@ -143,22 +144,25 @@ class AnswererWorker:
             yield UnitReport((reply.entry.id, reply.entry.turn), reply)
 
 
-class ServerAnswerer:
-    """An endpoint that a worker has started for itself: its address says nothing about the answers."""
+@dataclass(frozen=True)
+class EngineAnswererMaker:
+    """Makes an engine that answers, in this process or for a worker on its machine."""
 
-    def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
-        """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
-        self._name, self._answerer = name, answerer
-        weakref.finalize(self, stop)
+    target: TargetOptions
+    drafter: DrafterOptions | None
+    options: EngineOptions
+    params: SamplingParams
+    max_length: int | None
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the requests, and the engine in place of the address."""
-        return {**self._answerer.settings, "answered_by": self._name}
+    def answerer(self) -> EngineAnswerer:
+        """Load the engine. Raises RequestError for parameters that it can't run, whatever the chat."""
+        engine = open_engine(self.target, self.drafter, self.options)
+        engine.check(Request((0,), self.params))
+        return EngineAnswerer(engine, self.params, self.max_length)
 
-    def answers(self, take: Take) -> Generator[Reply, None, None]:
-        """Yield replies in order of completion."""
-        return self._answerer.answers(take)
+    def __call__(self) -> AnswererWorker:
+        """The worker."""
+        return AnswererWorker(self.answerer())
 
 
 class CrewAnswerer:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -199,3 +199,18 @@ def size_of(rows: list[TokenRow]) -> RowTotals:
 def classic_bytes(tokens: int, hidden: int) -> int:
     """Bytes of SpecForge's layout: three taps and the final state in bf16, ids and mask in int64, at every token."""
     return tokens * (8 * hidden + 16)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "--states bf16 --final all": {"states": "bf16", "final": "all", "top": None},
+    "--states bf16 --final answers": {"states": "bf16", "final": "answers", "top": None},
+    "--states fp8 --final all": {"states": "fp8", "final": "all", "top": None},
+    "--states fp8 --final answers": {"states": "fp8", "final": "answers", "top": None},
+    "--states fp8 --final top:64": {"states": "fp8", "final": "top", "top": 64},
+}
+"""Options of `eyas data capture` and what they change in a layout, most exact first."""
+
+
+def variants(layout: ShardLayout) -> dict[str, ShardLayout]:
+    """The layout with each option of `VARIANTS` applied: the same taps of the same target, stored differently."""
+    return {option: ShardLayout(**{**layout.model_dump(), **change}) for option, change in VARIANTS.items()}

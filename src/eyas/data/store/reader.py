@@ -1,7 +1,5 @@
 """Reads a finished store: its rows in the order of capture, and their features, also as batches for training.
 
-Feature sources that read a store; their batches equal those of a target in the loop.
-
 Stored rows, which have no padding, are assembled into padded batches. They move to the device encoded and are decoded
 there. Legend: B chats, S positions, A taps stored, Ht target hidden, M positions filled, k candidates.
 """
@@ -27,7 +25,7 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
-from eyas.targets.loading import EmbeddingAndHead
+from eyas.targets.target import EmbeddingAndHead
 from eyas.urls import fetch
 
 OPEN_SHARDS = 256
@@ -75,10 +73,10 @@ class FeatureStore:
             raise StoreError(f"{self.folder} is damaged: the tokens of {split} differ from those captured")
         return found
 
-    def check_target(self, target: Target) -> None:
+    def check_target(self, target: EmbeddingAndHead) -> None:
         """Raise StoreError unless the states are this target's; if only parts of it are loaded, these are compared."""
         facts = self.settings.target
-        if isinstance(target, EmbeddingAndHead):
+        if len(target.layers) < target.num_layers:
             found, wanted = embedding_head_fingerprint(target.model, target.layers), facts.ends
         else:
             found, wanted = fingerprint(target.model), facts.fingerprint

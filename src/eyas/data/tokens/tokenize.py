@@ -1,7 +1,5 @@
 """Tokenizes chats and documents into token ids with a loss mask, which marks what the assistant generates.
 
-Finds which characters of a rendered chat the assistant generates, without generation marks in the template.
-
 A chat template is a program, so it is run rather than parsed: copies of the messages with private-use characters in
 them are rendered, and these marks show where the words of each message went. Without the marks, the text must equal the
 plain rendering. An answer begins where its prompt, rendered with `add_generation_prompt`, stops; it ends with the first

@@ -69,10 +69,6 @@ class BlockDrafter(NetworkDrafter):
         self._read(rows, self._ids[:1].expand(2, pairs), taps, [pairs, pairs - 1])
         return self._run_block(rows)
 
-    @property
-    def max_depth(self) -> int:
-        return self.network.config.guesses
-
     def resize(self, slots: int) -> None:
         super().resize(slots)
         # the last token of each slot: its own state isn't known yet, and a block begins with it
@@ -96,7 +92,7 @@ class BlockDrafter(NetworkDrafter):
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        depth = min(spec.depth, self.max_depth)
+        depth = min(spec.depth, self.network.config.guesses)
         network, native = self.network, self._decoder is not None
         states = self._run_block(rows)[:, :depth]  # [R, D, H]
         logits = network.logits(states)  # [R, D, Vd]

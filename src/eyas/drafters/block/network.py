@@ -30,6 +30,7 @@ from eyas.drafters.network import (
 )
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
+from eyas.targets.taps import spread_taps
 
 Store = Callable[[int, Tensor, Tensor], None]
 """(layer, keys [R, heads, S, D], values) of context positions."""
@@ -37,6 +38,8 @@ Store = Callable[[int, Tensor, Tensor], None]
 
 class BlockConfig(GroupedConfig, MaskedConfig):
     """Sizes of a block drafter, and what its blocks are."""
+
+    is_block = True
 
     num_aux_hidden_states: int = Field(ge=1, le=MOST_TAPS)
     block_size: int = Field(ge=2, le=256)
@@ -55,17 +58,6 @@ class BlockConfig(GroupedConfig, MaskedConfig):
 
     def default_taps(self, layers: int) -> tuple[int, ...]:
         return spread_taps(self.num_hidden_layers, layers)
-
-
-def spread_taps(count: int, layers: int) -> tuple[int, ...]:
-    """The outputs of `count` of a target's layers, spread from layer 1 to layer n - 3, as boundaries.
-
-    There are as many as draft layers; in targets with few layers those that coincide are taken once.
-    """
-    if count == 1:
-        return (layers // 2 + 1,)
-    found = (round(1 + i * (layers - 4) / (count - 1)) + 1 for i in range(count))
-    return tuple(sorted({min(max(tap, 0), layers) for tap in found}))
 
 
 class BlockNetwork(DraftNetwork):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
@@ -92,4 +93,5 @@ KIND = Kind(
     write,
     architectures=frozenset({"DFlashDraftModel", "DFlashSpeculator"}),
     family=DFLASH,
+    drafter=BlockDrafter,
 )

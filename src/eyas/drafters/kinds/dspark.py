@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import Fields
@@ -155,4 +156,5 @@ KIND = Kind(
     write,
     architectures=frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"}),
     family=DSPARK,
+    drafter=BlockDrafter,
 )

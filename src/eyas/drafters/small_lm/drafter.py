@@ -45,64 +45,92 @@ class SavedReading(NamedTuple):
         return len(self.tokens) - self.read
 
 
+class _Texts:
+    """Each slot's tokens as the model reads them: itself, or in the words of its own vocabulary."""
+
+    def __init__(self, slots: int, shared: SharedVocabulary | None) -> None:
+        self._shared = shared
+        self.of: list[list[int]] = [[] for _ in range(slots)]
+        self._ends: list[list[int]] = [[] for _ in range(slots)]
+        """For each of a slot's tokens the length of the text up to its end."""
+
+    def reshape(self, slots: int) -> None:
+        """Change to so many slots."""
+        more = range(slots - len(self.of))
+        self.of = [*self.of[:slots], *([] for _ in more)]
+        self._ends = [*self._ends[:slots], *([] for _ in more)]
+
+    def cut(self, slot: int, tokens: int) -> None:
+        """Keep the text of a slot's first tokens only."""
+        del self._ends[slot][tokens:]
+        del self.of[slot][self.end(slot, tokens) :]
+
+    def end(self, slot: int, tokens: int) -> int:
+        """The length of the text of a slot's first tokens, as far as it is written."""
+        count = min(tokens, len(self._ends[slot]))
+        return self._ends[slot][count - 1] if count else 0
+
+    def tokens_in(self, slot: int, length: int) -> int:
+        """How many of a slot's tokens lie in the first part of its text."""
+        return bisect_right(self._ends[slot], length)
+
+    def write(self, slot: int, tokens: Sequence[int]) -> None:
+        """Bring a slot's text up to the last of its tokens."""
+        text, ends = self.of[slot], self._ends[slot]
+        for token in tokens[len(ends) :]:
+            text += (token,) if self._shared is None else self._shared.read(token)
+            ends.append(len(text))
+
+    def move(self, source: int, target: int) -> None:
+        """Move a slot's text to another."""
+        self.of[target], self._ends[target] = self.of[source], self._ends[source]
+        self.of[source], self._ends[source] = [], []
+
+
 class SmallLmDrafter(HistoryDrafter):
     """A language model that drafts for a larger one."""
+
+    draws = True
 
     def __init__(self, model: Target, shared: SharedVocabulary | None = None) -> None:
         """Draft with `model`; `shared` maps its vocabulary, None if it is the target's own. There are no slots yet."""
         self.model, self.shared = model, shared
         self._ids = torch.arange(model.vocab_size, device=model.device) if shared is None else shared.target_ids
+        self.max_fanout = len(self._ids)
         super().__init__(model.device)
-
-    @property
-    def max_fanout(self) -> int:
-        return len(self._ids)
-
-    @property
-    def default_tree(self) -> str | None:
-        return None
-
-    @property
-    def draws(self) -> bool:
-        return True
 
     def resize(self, slots: int) -> None:
         super().resize(slots)
         self._cache = self.model.allocate(slots)
-        self._text: list[list[int]] = [[] for _ in range(slots)]
-        """Each slot's tokens as the model reads them."""
-        self._offsets: list[list[int]] = [[] for _ in range(slots)]
-        """For each of a slot's tokens the length of the text up to its end."""
+        self._texts = _Texts(slots, self.shared)
 
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
         self._cache.reshape(slots, columns)
-        more = slots - len(self._text)
-        self._text = [*self._text[:slots], *([] for _ in range(more))]
-        self._offsets = [*self._offsets[:slots], *([] for _ in range(more))]
+        self._texts.reshape(slots)
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         super().begin(slot, prompt, owner)
-        self._forget(slot, 0)
+        self._cut(slot, 0)
 
     def unread(self, slot: int) -> int:
         return max(0, self.length(slot) - self._read_tokens(slot))
 
     def save(self, slot: int, start: int, stop: int) -> SavedReading:
         between = min(max(self._read_tokens(slot), start), stop)
-        columns = self._cache.copy_out(slot, self._offset(slot, start), self._offset(slot, between))
+        columns = self._cache.copy_out(slot, self._texts.end(slot, start), self._texts.end(slot, between))
         return SavedReading(self._tokens[slot][start + 1 : stop + 1], between - start, columns)
 
     def load(self, slot: int, saved: SavedReading, count: int) -> None:
         start, read = self.length(slot), min(count, saved.read)
         self._tokens[slot] += saved.tokens[:count]
         if read:
-            self._write_text(slot)
+            self._texts.write(slot, self._tokens[slot])
             if self._read_tokens(slot) < start:
                 raise UsageError("pairs that were read can't follow unread ones")
-            first = self._offset(slot, start)
+            first = self._texts.end(slot, start)
             self._cache.truncate(slot, first)
-            self._cache.copy_in(slot, saved.columns, self._offset(slot, start + read) - first)
+            self._cache.copy_in(slot, saved.columns, self._texts.end(slot, start + read) - first)
 
     @torch.inference_mode()
     def draft(
@@ -127,41 +155,27 @@ class SmallLmDrafter(HistoryDrafter):
 
     def truncate(self, slot: int, length: int) -> None:
         super().truncate(slot, length)
-        self._forget(slot, len(self._tokens[slot]))
+        self._cut(slot, len(self._tokens[slot]))
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
-        self._text[target], self._offsets[target] = self._text[source], self._offsets[source]
-        self._text[source], self._offsets[source] = [], []
+        self._texts.move(source, target)
         self._cache.move(source, target)
 
-    def _forget(self, slot: int, tokens: int) -> None:
-        """Keep the text of a slot's first `tokens` tokens only."""
-        del self._offsets[slot][tokens:]
-        del self._text[slot][self._offset(slot, tokens) :]
-        self._cache.truncate(slot, len(self._text[slot]))
-
-    def _offset(self, slot: int, tokens: int) -> int:
-        """The length of the text of a slot's first tokens, as far as it is written."""
-        count = min(tokens, len(self._offsets[slot]))
-        return self._offsets[slot][count - 1] if count else 0
+    def _cut(self, slot: int, tokens: int) -> None:
+        """Keep the text of a slot's first tokens only, and what was read of it."""
+        self._texts.cut(slot, tokens)
+        self._cache.truncate(slot, len(self._texts.of[slot]))
 
     def _read_tokens(self, slot: int) -> int:
         """How many of a slot's tokens the model has read."""
-        return bisect_right(self._offsets[slot], self._cache.length(slot))
-
-    def _write_text(self, slot: int) -> None:
-        """Bring a slot's text up to its last token."""
-        text, offsets = self._text[slot], self._offsets[slot]
-        for token in self._tokens[slot][len(offsets) :]:
-            text += (token,) if self.shared is None else self.shared.read(token)
-            offsets.append(len(text))
+        return self._texts.tokens_in(slot, self._cache.length(slot))
 
     def _can_read(self, slot: int) -> bool:
         """Whether a slot's text is there, and fits the model's context."""
-        self._write_text(slot)
+        self._texts.write(slot, self._tokens[slot])
         longest = self.model.max_length
-        return bool(self._text[slot]) and (longest is None or len(self._text[slot]) < longest)
+        return bool(self._texts.of[slot]) and (longest is None or len(self._texts.of[slot]) < longest)
 
     def _read(self, rows: range, wanted: Sequence[bool]) -> Tensor:
         """Read all that the `wanted` rows [R] have not read yet; returns the logits [R, 1, V] of what follows."""
@@ -170,7 +184,7 @@ class SmallLmDrafter(HistoryDrafter):
             if not want:
                 unread.append([])
                 continue
-            text = self._text[slot]
+            text = self._texts.of[slot]
             self._cache.truncate(slot, len(text) - 1)  # the last one's logits are needed
             rest = text[self._cache.length(slot) :]
             if len(rest) > _TOGETHER:

@@ -80,17 +80,9 @@ class LookaheadDrafter(HistoryDrafter):
     ) -> None:
         """W, N and G are those of its default tree: the paper's for models of 7B. Raises UsageError."""
         LookaheadTree(window, ngram, guesses)
-        self._vocab_size = vocab_size
-        self._default_tree = f"lookahead:{window},{ngram},{guesses}"
+        self.max_fanout = vocab_size
+        self.default_tree = f"lookahead:{window},{ngram},{guesses}"
         super().__init__(device)
-
-    @property
-    def max_fanout(self) -> int:
-        return self._vocab_size
-
-    @property
-    def default_tree(self) -> str:
-        return self._default_tree
 
     def resize(self, slots: int) -> None:
         super().resize(slots)

@@ -20,20 +20,15 @@ from eyas.tree.proposal import Proposal
 class NgramDrafter(LookupDrafter):
     """Proposes the continuation of the last tokens' first earlier occurrence, a chain."""
 
+    max_fanout = 1
+    default_tree = "chain:10"
+
     def __init__(self, device: torch.device, longest: int = 3, shortest: int = 1) -> None:
         """Look for the last `longest` tokens, then for fewer, down to `shortest`. Raises UsageError."""
         if not 1 <= shortest <= longest:
             raise UsageError(f"ngram: n-grams of {shortest} to {longest} tokens; write 1 <= shortest <= longest")
         self._sizes = range(longest, shortest - 1, -1)
         super().__init__(device)
-
-    @property
-    def max_fanout(self) -> int:
-        return 1
-
-    @property
-    def default_tree(self) -> str:
-        return "chain:10"
 
     def resize(self, slots: int) -> None:
         super().resize(slots)

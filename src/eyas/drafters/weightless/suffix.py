@@ -71,20 +71,15 @@ class FinishedAnswers:
 class SuffixDrafter(LookupDrafter):
     """Proposes what followed the longest and most telling suffix of a sequence, in itself or in finished answers."""
 
+    max_fanout = _MOST_FANOUT
+
     def __init__(self, device: torch.device, limits: SuffixLimits | None = None) -> None:
         """For a target on `device`. Raises UsageError for limits that make no sense."""
         self._limits = limits or SuffixLimits()
         self._limits.check()
-        super().__init__(device)
-
-    @property
-    def max_fanout(self) -> int:
-        return _MOST_FANOUT
-
-    @property
-    def default_tree(self) -> str:
         nodes = self._limits.nodes(self._limits.longest)
-        return f"dynamic:{nodes},8,{nodes}"
+        self.default_tree = f"dynamic:{nodes},8,{nodes}"
+        super().__init__(device)
 
     def resize(self, slots: int) -> None:
         super().resize(slots)

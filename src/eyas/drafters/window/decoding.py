@@ -52,6 +52,7 @@ class WindowPairs(NamedTuple):
 class WindowDrafter(NetworkDrafter):
     """A drafter whose slots keep the sinks and the last pairs of their rows."""
 
+    forgets = True
     _cache: WindowCache
 
     def __init__(
@@ -64,10 +65,6 @@ class WindowDrafter(NetworkDrafter):
         self.window, self._rotary = window, rotary
         self._forgets_unread = len(network.kv_shapes) == 1
         super().__init__(network, taps, record)
-
-    @property
-    def forgets(self) -> bool:
-        return True
 
     def resize(self, slots: int) -> None:
         super().resize(slots)

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import Kind
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import kind_for
-from eyas.targets import Target
 from eyas.targets.architecture import logit_finish
+from eyas.targets.target import EmbeddingAndHead
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class ServedTarget:
 
     name: str
     """Its name in the exported files and the command."""
-    partial: Target
+    partial: EmbeddingAndHead
     """Its sizes, embedding and head; the layers needn't be loaded."""
     tokenizer: Any = None
     """The transformers tokenizer, for formats that contain one."""
@@ -92,7 +91,7 @@ def drafter_to_export(
     """The config and tensors of a loaded network; if the target is known, default taps are made explicit."""
     drafter = DrafterToExport(network.config, network.state_dict(), target, provenance)
     config = network.config
-    if isinstance(config, FusedTapsConfig | BlockConfig) and config.taps is None and target is not None:
+    if (isinstance(config, FusedTapsConfig) or config.is_block) and config.taps is None and target is not None:
         taps = config.taps_of(target.partial.num_layers)
         drafter = _changed(drafter, {"taps": taps}, {}, f"the default taps {list(taps)} of this target written down")
     return drafter

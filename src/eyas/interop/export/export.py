@@ -1,7 +1,5 @@
 """Exports a drafter in the form that another engine reads; the files are read back and compared before they appear.
 
-Writes GGUF files for llama.cpp: `eagle3`, and `dflash`, which DSpark drafters are, too.
-
 Layer numbers are boundaries, `d2t` holds target ids, and the target's byte-level BPE tokenizer is stored in GGUF's
 keys.
 """
@@ -13,12 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.checkpoint import open_checkpoint, write_directory
 from eyas.drafters.config import DrafterConfig, GroupedConfig
 from eyas.drafters.formats import gguf_dflash, gguf_eagle3
@@ -43,6 +40,9 @@ from eyas.interop.export.drafter import DrafterToExport, ServedTarget, drafter_t
 from eyas.interop.export.forms import Refusal
 from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, tensorrt_yaml
 from eyas.targets.attention import grouped_attention
+
+if TYPE_CHECKING:
+    from eyas.drafters.block.network import BlockNetwork
 
 LAYOUTS: dict[Family, GgufLayout] = {
     EAGLE3: gguf_eagle3.LAYOUT,
@@ -377,8 +377,10 @@ def some_logits(network: DraftNetwork) -> Tensor:
     """
     config, draw = network.config, torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)
-    if isinstance(network, BlockNetwork):
-        return _block_logits(network, taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw))
+    if config.is_block:
+        return _block_logits(
+            cast("BlockNetwork", network), taps, torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)
+        )
     hidden, found = network.fuse(taps), []
     for step in range(STEPS):
         tokens = torch.randint(config.vocab_size, (1, POSITIONS), generator=draw)

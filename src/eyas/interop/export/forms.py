@@ -2,8 +2,6 @@
 
 RoPE is written under the keys of older readers (`rope_theta`, `rope_scaling`) and of newer ones (`rope_parameters`);
 boundaries are also written as `taps`, which is unambiguous.
-
-Rules for what a consumer can represent, each with the field that it concerns and a reason for users.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
@@ -360,7 +359,7 @@ def _check_map(report: DrafterReport, checkpoint: Checkpoint) -> None:
 def _warn(report: DrafterReport, config: DrafterConfig, raw: dict[str, Any]) -> None:
     if config.taps is not None and len(set(config.taps)) != config.tap_count:
         report.problems.append(f"reads {config.tap_count} different taps, but the config names {list(config.taps)}")
-    if config.taps is None and isinstance(config, FusedTapsConfig | BlockConfig):
+    if config.taps is None and (isinstance(config, FusedTapsConfig) or config.is_block):
         report.warnings.append(
             "no taps in config.json: every reader uses its own default, and defaults differ by one between projects "
             "(boundaries or layer outputs)"

@@ -1,7 +1,5 @@
 """The engines that `eyas serve --engine` starts: where each is installed, its command, its arguments.
 
-Translates options of `eyas serve` into arguments of other engines.
-
 Options without a counterpart are refused by name, never ignored. Flags are those of vLLM 0.32, SGLang's main branch of
 2026-09, and the llama.cpp in llama-cpp-python 0.3.36.
 """

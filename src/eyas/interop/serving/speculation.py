@@ -2,8 +2,6 @@
 
 A drafter in another form is refused with the command that exports it, or exported first if `--export-to` is given.
 
-Checks whether a drafter's files have the form that an engine reads, by comparing them with what export would write.
-
 Engines use defaults for missing keys and skip unknown tensors without an error. So every key that matters is compared;
 a missing key counts as the engine's default.
 """

@@ -1,7 +1,4 @@
-"""The routes `POST /v1/chat/completions` and `POST /v1/completions`.
-
-The route `POST /v1/completions`: prompts are encoded, handed to the engine, and continued as text is generated.
-"""
+"""The routes `POST /v1/chat/completions` and `POST /v1/completions`."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from eyas.serve.api.encode import (
+    Wanted,
     bad_word_ids,
     characters_in,
     chat_prompt,
@@ -79,20 +77,17 @@ async def start_chat(
     await context.check_grammar(grammar, info.client)
     prompt = await read_chat(body, context, info, tools)
     bad_words = await read_bad_words(body, context, info)
-    request = encode_request(
-        body,
-        [prompt],
-        request_id=info.id,
-        context=context.max_model_len,
+    wanted = Wanted(
         max_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         bad_words=bad_words,
-        default_seed=context.settings.seed,
         grammar=grammar,
         chat=True,
         shorten=shorten,
     )
+    limit, seed = context.max_model_len, context.settings.seed
+    request = encode_request(body, [prompt], wanted, request_id=info.id, context=limit, default_seed=seed)
     kept = tools.special_tokens if tools else frozenset()
     generation = await Generation.start(
         context,
@@ -158,18 +153,15 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         check_size(tokenizer, size, context.max_model_len)
         prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size, info=info))
     bad_words = await read_bad_words(body, context, info)
-    request = encode_request(
-        body,
-        prompts,
-        request_id=info.id,
-        context=context.max_model_len,
+    wanted = Wanted(
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
         prompt_logprobs=body.scored_alternatives,
         bad_words=bad_words,
-        default_seed=context.settings.seed,
         grammar=grammar,
     )
+    limit, seed = context.max_model_len, context.settings.seed
+    request = encode_request(body, prompts, wanted, request_id=info.id, context=limit, default_seed=seed)
     echoes: list[Echo] = []
     score_all = bool(body.echo) and body.logprobs is not None
     for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from eyas.errors import RequestError
 from eyas.serve.errors import ApiError
@@ -145,27 +145,33 @@ def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
         raise ApiError(400, message, code="invalid_value", param=param)
 
 
+class Wanted(NamedTuple):
+    """What a body asks for that the two APIs say differently, or that had to be read first."""
+
+    max_tokens: int | None
+    logprobs: int | None
+    """How many alternatives; None = no log-probabilities."""
+    prompt_logprobs: int | None
+    bad_words: tuple[tuple[int, ...], ...]
+    """As `bad_word_ids` makes them."""
+    grammar: GrammarSpec | None
+    chat: bool = False
+    shorten: bool = False
+    """Where `max_tokens` don't fit, the answer may have as many tokens as do."""
+
+
 def encode_request(
     body: GenerationRequest,
     prompts: Sequence[tuple[int, ...]],
+    wanted: Wanted,
     *,
     request_id: str,
     context: int | None,
-    max_tokens: int | None,
-    logprobs: int | None,
     default_seed: int | None,
-    prompt_logprobs: int | None = None,
-    bad_words: tuple[tuple[int, ...], ...] = (),
-    grammar: GrammarSpec | None = None,
-    chat: bool = False,
-    shorten: bool = False,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts (chats?); ApiError 400 if they don't fit the `context`.
+    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`.
 
-    `logprobs` and `prompt_logprobs` are numbers of alternatives; None = no log-probabilities. `bad_words` are those of
-    the body as `bad_word_ids` makes them. A body without a seed gets `default_seed`, or one that is drawn.
-
-    `shorten`: where `max_tokens` don't fit, the answer may have as many tokens as do.
+    A body without a seed gets `default_seed`, or one that is drawn.
     """
     seed = default_seed if body.seed is None else body.seed
     if seed is None:
@@ -173,7 +179,7 @@ def encode_request(
     n = body.n or 1
     sequences: list[Request] = []
     for prompt in prompts:
-        answer_tokens = _answer_tokens(len(prompt), max_tokens, context, shorten)
+        answer_tokens = _answer_tokens(len(prompt), wanted.max_tokens, context, wanted.shorten)
         for choice in range(n):
             sequences.append(
                 Request(
@@ -182,15 +188,15 @@ def encode_request(
                         body,
                         max_tokens=answer_tokens,
                         seed=(seed + choice) % 2**63,
-                        logprobs=logprobs,
-                        prompt_logprobs=prompt_logprobs,
-                        bad_words_ids=bad_words,
+                        logprobs=wanted.logprobs,
+                        prompt_logprobs=wanted.prompt_logprobs,
+                        bad_words_ids=wanted.bad_words,
                     ),
                     id=f"{request_id}-{len(sequences)}",
                     trace=body.options.trace,
                     speculate=body.options.speculate,
-                    grammar=grammar,
-                    chat=chat,
+                    grammar=wanted.grammar,
+                    chat=wanted.chat,
                 )
             )
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))

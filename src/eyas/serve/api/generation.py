@@ -3,8 +3,6 @@
 `Generation.start` hands the sequences to the engine's thread. Reading the generation detokenizes them, ends choices at
 stop strings, reports to the observer, and raises what ended a sequence that wasn't its own end.
 
-The output of one choice as it grows: the engine's chunks in, text out, cut at stop strings.
-
 Text never ends inside a character, and what may be the beginning of a stop string is held back until it is certain.
 Speculation makes chunks of other sizes than plain decoding; the text does not depend on them.
 """

@@ -1,7 +1,4 @@
-"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as one.
-
-An answer as the content blocks of Anthropic's Messages API: text and tool use, whole or as events.
-"""
+"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A generation as the JSON of the chat and completions APIs: the full response, or the chunks of a stream.
-
-Traces of rounds as JSON, for `eyas.trace`: what was drafted, what was accepted, and the texts of the tokens.
-"""
+"""A generation as the JSON of the chat and completions APIs: the full response, or the chunks of a stream."""
 
 from __future__ import annotations
 

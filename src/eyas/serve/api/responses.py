@@ -1,9 +1,4 @@
-"""The route `POST /v1/responses`: OpenAI's newer form of a chat, answered as one. Nothing is stored.
-
-An answer as the output items of the Responses API: messages and function calls, whole or as events.
-
-The response that isn't streamed is the one that the stream's last event carries.
-"""
+"""The route `POST /v1/responses`: OpenAI's newer form of a chat, answered as one. Nothing is stored."""
 
 from __future__ import annotations
 

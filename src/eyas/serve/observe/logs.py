@@ -1,8 +1,6 @@
 """Logs of a server: a line for each request, and a line of statistics in intervals while the engine works.
 
 Prompts and answers are never logged. A warning that repeats is written once a second.
-
-Standard error of a server: one JSON object a line if asked, also for libraries, and never a reason to fail.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 The scripts are ES modules, joined into one in the order of `_SCRIPTS`: their `import` lines and `export` words are
 removed. The libraries that they use come before them, as released. The Content-Security-Policy allows this style and
 these scripts by their hashes, and no other; markup can be made of text only by DOMPurify.
-
-The observer behind the playground's gauges: the engine's last state and totals of its rounds.
 """
 
 from __future__ import annotations

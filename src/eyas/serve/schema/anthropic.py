@@ -1,8 +1,6 @@
 """Messages, response and events of `POST /v1/messages` and its `count_tokens`: Anthropic's Messages API.
 
 A request is a chat in other words: `MessagesRequest.as_chat` says it as one, and it is answered as one.
-
-Messages of Anthropic's API as clients send them: content blocks, and what they are as messages of a chat.
 """
 
 from __future__ import annotations

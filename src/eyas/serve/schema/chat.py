@@ -1,7 +1,4 @@
-"""Requests and responses of `POST /v1/chat/completions` and `POST /v1/completions`.
-
-Request and response of `POST /v1/completions`.
-"""
+"""Requests and responses of `POST /v1/chat/completions` and `POST /v1/completions`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
-from eyas.targets.native.decoder import Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
+from eyas.targets.native.decoder import Form, Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
@@ -106,11 +106,17 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         hasattr(attention, "query_key_value"),
     )  # fmt: skip
     positions = shared.get("embed_positions")
+    form = Form(
+        limit=context_limit(config),
+        activation=activations.pop(),
+        embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
+        residual_scale=factors.pop(),
+        positions=None if positions is None else positions.weight.detach(),
+        in_parallel=parallel.pop(),
+    )
     return NativeDecoder(
         parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, shared["embed_tokens"].weight.detach(),
-        model.dtype, limit=context_limit(config), activation=activations.pop(), residual_scale=factors.pop(),
-        embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
-        positions=None if positions is None else positions.weight.detach(), in_parallel=parallel.pop(),
+        model.dtype, form,
     )  # fmt: skip
 
 

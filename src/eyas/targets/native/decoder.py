@@ -90,6 +90,25 @@ class Heads(NamedTuple):
     """Whether `qkv_proj` makes query, key and value of each head in turn, not all queries first."""
 
 
+class Form(NamedTuple):
+    """In what a decoder differs from a plain one."""
+
+    mix: nn.Module | None = None
+    """Makes a drafter's first input of embedding and state side by side."""
+    returns_normed: bool = False
+    """Whether a drafter is fed back its states after the norm."""
+    limit: int | None = None
+    """The longest sequence: positions stay below it, and some RoPE tables change all their entries beyond it."""
+    activation: Activation = Activation.SILU
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    """A factor of what attention and MLP add."""
+    positions: Tensor | None = None
+    """[limit, H] embeddings of positions, row-major, which are added to those of tokens."""
+    in_parallel: bool = False
+    """Whether attention and MLP both read a layer's input, to which their sum is added."""
+
+
 class Staged(NamedTuple):
     """Where the tokens of a pass go in the cache, and what they see there: the committed columns and their own path."""
 
@@ -126,26 +145,19 @@ class NativeDecoder:
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, *, mix: nn.Module | None = None,
-        returns_normed: bool = False, limit: int | None = None, activation: Activation = Activation.SILU,
-        embedding_scale: float = 1.0, residual_scale: float = 1.0, positions: Tensor | None = None,
-        in_parallel: bool = False,
+        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, form: Form,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 
-        `embedding` [tokens, H] is row-major, as are `positions` [limit, H], which are added to it. `mix` makes a
-        drafter's first input of embedding and state side by side; `returns_normed` says which states it is fed back.
-        `limit` is the longest sequence: positions stay below it, and some RoPE tables change all their entries beyond
-        it. The scales are factors of the embeddings, and of what attention and MLP add; `in_parallel` says that both
-        read a layer's input, to which their sum is added. Raises UnsupportedModelError for layers that the kernels
-        don't compute, and where there are none.
+        `embedding` [tokens, H] is row-major. Raises UnsupportedModelError for layers that the kernels don't compute,
+        and where there are none.
         """
         found = kernels()
         if found is None:
             raise UnsupportedModelError("there are no native kernels on this machine")
         self._kernels = found
         self._kept: list[Any] = []  # what the structs point to
-        self._ropes, self._dtype, self._limit = ropes, dtype, limit
+        self._ropes, self._dtype, self._limit = ropes, dtype, form.limit
         self._tables = (torch.empty(len(ropes), 0, 0),) * 2  # [ropes, positions, rotated]
         if dtype not in (torch.float32, torch.bfloat16):
             raise UnsupportedModelError(f"{dtype} is neither float32 nor bfloat16")
@@ -162,6 +174,7 @@ class NativeDecoder:
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         kinds = (torch.float32, torch.bfloat16)
+        positions, limit = form.positions, form.limit
         for table in (embedding, *(() if positions is None else (positions,))):
             alike = table.dtype == embedding.dtype in kinds and table.shape[1] == self.hidden
             if not alike or not table.is_contiguous():
@@ -181,11 +194,12 @@ class NativeDecoder:
             raise UnsupportedModelError(f"sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = DecoderStruct(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
-            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, activation, in_parallel,
-            heads.in_turn, eps, heads.scale, heads.softcap, embedding_scale, residual_scale, embedding.data_ptr(),
-            len(embedding), embedding.dtype == torch.bfloat16, address(positions),
-            Linear() if mix is None else self._linear(mix, self.hidden, 2 * self.hidden),
-            None if norm is None else self._vector(self._norms[norm].values), returns_normed,
+            self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
+            form.in_parallel, heads.in_turn, eps, heads.scale, heads.softcap, form.embedding_scale,
+            form.residual_scale, embedding.data_ptr(), len(embedding), embedding.dtype == torch.bfloat16,
+            address(positions),
+            Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
+            None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
             *heads.latent[:-1],
         )  # fmt: skip

@@ -1,8 +1,6 @@
 """The data of a drafter's run: token rows from a store or from chats, and the target's features for each batch.
 
 Whatever the source, the same chats give the same rows, the same batches and, up to rounding, the same features.
-
-The draft vocabulary: the tokens of the target that are most frequent in answers.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from eyas.errors import ConfigError, DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.taps import choose_taps
+from eyas.targets.target import EmbeddingAndHead
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.train.drafter.shape import DrafterShape, drafter_config
 
@@ -40,7 +39,7 @@ class DraftVocabulary:
 
     @classmethod
     def chosen(
-        cls, rows: Iterable[TokenRow], size: int, target: Target, tokenizer: Any, known: Tensor | None = None
+        cls, rows: Iterable[TokenRow], size: int, target: EmbeddingAndHead, tokenizer: Any, known: Tensor | None = None
     ) -> DraftVocabulary:
         """The `size` most frequent tokens of the answers, always with those that end an answer.
 
@@ -136,7 +135,7 @@ def open_data(
     chats: Path | None,
     share: float | None,
     longest: int,
-    target: Target,
+    target: EmbeddingAndHead,
     tokenizer: Any,
 ) -> TrainingData:
     """Open the store or chats that a recipe names; chats are cut to `longest` tokens.
@@ -148,11 +147,10 @@ def open_data(
         opened.check_target(target)
 
     def features(batches: ChatBatches, taps: tuple[int, ...]) -> FeatureSource:
-        if opened is None:
-            return OnlineSource(target, batches, taps)
-        if kind == "hybrid":
-            return HybridSource(opened, target, batches, taps)
-        return StoreSource(opened, batches, taps, target.device)
+        if opened is not None and kind != "hybrid":
+            return StoreSource(opened, batches, taps, target.device)
+        assert isinstance(target, Target), "states are computed, for which all layers are loaded"
+        return OnlineSource(target, batches, taps) if opened is None else HybridSource(opened, target, batches, taps)
 
     served = () if opened is None else opened.served_taps
     if chats is None:
@@ -169,7 +167,7 @@ def open_data(
     return TrainingData(found.rows, tuple(found.reasons), cut, served, fingerprint(target.model), features)
 
 
-def with_taps(shape: DrafterShape, target: Target, served: tuple[int, ...]) -> DrafterShape:
+def with_taps(shape: DrafterShape, target: EmbeddingAndHead, served: tuple[int, ...]) -> DrafterShape:
     """The shape with explicit taps: the recipe's, else those of `choose_taps`, else those that the store holds.
 
     A kind that reads only the final state is left alone. `served` is () without a store.

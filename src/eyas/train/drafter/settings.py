@@ -1,7 +1,4 @@
-"""The settings of a run: `auto` ones resolved, all of them as a table, and warnings about odd ones.
-
-Resolves the `auto` settings of a recipe for the target, the data and the machine.
-"""
+"""The settings of a run: `auto` ones resolved, all of them as a table, and warnings about odd ones."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
-from eyas.drafters.block.network import BlockConfig, spread_taps
 from eyas.drafters.config import (
     PLAIN_ROPE,
     DrafterConfig,
@@ -23,9 +22,9 @@ from eyas.drafters.loading import TargetSizes
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
-from eyas.targets import Target
 from eyas.targets.architecture import FULL
-from eyas.targets.taps import default_taps
+from eyas.targets.taps import default_taps, spread_taps
+from eyas.targets.target import EmbeddingAndHead
 
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
@@ -153,12 +152,13 @@ class DrafterShape(StrictModel):
         if self.embedding is None and self.definition.config.model_fields["embedding"].default == "none":
             return "none"
         config, family = self.definition.config, self.definition.family
-        return self.embedding or ("own" if family is not None and not issubclass(config, BlockConfig) else "shared")
+        return self.embedding or ("own" if family is not None and not config.is_block else "shared")
 
     @property
     def head_owner(self) -> str:
         """`own` or `shared`; by default `shared` if the target's head can read its states."""
-        return self.head or ("shared" if issubclass(self.definition.config, FeatureConfig | BlockConfig) else "own")
+        config = self.definition.config
+        return self.head or ("shared" if config.is_block or issubclass(config, FeatureConfig) else "own")
 
     def draft_vocabulary(self, vocab_size: int) -> int:
         """The number of the target's `vocab_size` tokens that the drafter can draft.
@@ -210,13 +210,13 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         taps = (target.final_boundary,)
         if issubclass(cls, FusedTapsConfig):
             taps = default_taps(target.num_layers)
-        elif issubclass(cls, BlockConfig):
+        elif cls.is_block:
             taps = spread_taps(shape.layers or 1, target.num_layers)
     target.check_taps(taps)
     values["taps"] = tuple(taps)
     if "num_aux_hidden_states" in cls.model_fields:
         values["num_aux_hidden_states"] = len(taps)
-    if issubclass(cls, BlockConfig):
+    if cls.is_block:
         values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
     if issubclass(cls, MaskedConfig):
         values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
@@ -227,7 +227,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
-def fresh_network(shape: DrafterShape, target: Target, draft_ids: Tensor) -> DraftNetwork:
+def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tensor) -> DraftNetwork:
     """A network with fresh weights on the target's device.
 
     An embedding or head of its own is initialised from the target's if the widths agree. draft_ids [Vd] are the target

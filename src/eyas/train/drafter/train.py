@@ -1,11 +1,4 @@
-"""Trains a drafter: makes a run folder with checkpoints from a target and a store or chats; also warm starts.
-
-The provenance in a drafter's config.json: target, data, settings, versions and validation figures.
-
-It contains no paths, because checkpoints are moved and published.
-
-A drafter's training run: the loop's objective and validation, and the folder with its checkpoints.
-"""
+"""Trains a drafter: makes a run folder with checkpoints from a target and a store or chats; also warm starts."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from eyas.engine.load import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import keep_fingerprints
+from eyas.targets.target import EmbeddingAndHead
 from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.log import Means, MicroBatchLoss
 from eyas.tree import parse_tree
@@ -40,10 +41,16 @@ from eyas.types import Request, SamplingParams, Stats
 class RunTarget:
     """A target and the processes that run its passes together: all of the run if it is sharded, else this one alone."""
 
-    def __init__(self, target: Target, processes: ProcessGroup | None = None) -> None:
-        """`processes` share the layers of a sharded `target`; None: it is not sharded."""
+    def __init__(self, target: EmbeddingAndHead, processes: ProcessGroup | None = None) -> None:
+        """`target` has passes unless the run needs none. `processes` share its layers; None: it is not sharded."""
         self.target, self.is_sharded = target, processes is not None
         self.processes = ProcessGroup(0, 1, target.device, "none") if processes is None else processes
+
+    @property
+    def whole(self) -> Target:
+        """The target with its passes."""
+        assert isinstance(self.target, Target)
+        return self.target
 
     @classmethod
     def sharded(cls, load: Callable[[], Target], processes: ProcessGroup) -> RunTarget:
@@ -104,7 +111,7 @@ class RunTarget:
 
     def _pass_over_one_token(self) -> None:
         one = torch.ones(1, dtype=torch.int64, device=self.target.device)
-        self.target.trace(one.unsqueeze(0), one, ())
+        self.whole.trace(one.unsqueeze(0), one, ())
 
 
 class ValidationConfig(StrictModel):
@@ -162,7 +169,7 @@ class HeldOutDecoding:
 
     def _decoded(self, network: DraftNetwork) -> Stats:
         """The merged statistics of this process's prompts."""
-        config, target = self._config, self._target.target
+        config, target = self._config, self._target.whole
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
         if "shared" in (network.config.embedding, network.config.head):
             served.borrow(target)

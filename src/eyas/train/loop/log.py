@@ -1,7 +1,4 @@
-"""The log of a run (JSON Lines, TensorBoard, wandb, MLflow, console), and the sums that it shows.
-
-Losses and metrics as sums with counts, which are exact over micro-batches and processes of unequal size.
-"""
+"""The log of a run (JSON Lines, TensorBoard, wandb, MLflow, console), and the sums that it shows."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ vocabulary count like any other. Later steps have fewer rows, because no chain s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch, FeatureSource
-from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.config import TransformerConfig
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import ConfigError
 from eyas.train.loop.log import MicroBatchLoss
-from eyas.train.loss.block import block_loss, sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_metrics, draft_metrics, teacher_of
 from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
+
+if TYPE_CHECKING:
+    from eyas.drafters.block.network import BlockNetwork
 
 
 class LossOutput(NamedTuple):
@@ -66,10 +67,12 @@ class DraftLoss(nn.Module):
         seen = taps if noise is None else taps + noise
         starts = batch.starts if starts is None else starts
         with fast_linears(taps.device):
-            if isinstance(self.network, BlockNetwork):
+            if self.network.config.is_block:
+                from eyas.train.loss.block import block_loss, sampled_anchors
+
+                network, head = cast("BlockNetwork", self.network), (self._head, self._vocab_size)
                 anchors = sampled_anchors(batch.loss_mask, self._config.anchors, key)
-                head = self._head, self._vocab_size
-                scores, rows = block_loss(self.network, *head, self._config, batch, seen, anchors, starts)
+                scores, rows = block_loss(network, *head, self._config, batch, seen, anchors, starts)
                 return self._output(scores.loss, rows, scores, batch)
             ratio, least = self._config.down_sample_ratio, self._config.down_sample_ratio_min
             sampling = None if ratio is None else PositionSampling(ratio, least or 0.0, key)
@@ -160,11 +163,11 @@ class DraftObjective:
                 f"loss.unroll is {config.unroll}, but the drafter makes {network.config.guesses} guesses in one pass: "
                 "step j trains guess j, so the two must be equal"
             )
-        if isinstance(network, BlockNetwork) and config.down_sample_ratio is not None:
+        if network.config.is_block and config.down_sample_ratio is not None:
             raise ConfigError("loss.down_sample_ratio thins out chains, and this drafter has blocks: set loss.anchors")
         if config.random_start is not None and not isinstance(network.config, TransformerConfig):
             raise ConfigError("loss.random_start draws positions, and this drafter knows none: remove it")
-        if not isinstance(network, BlockNetwork) and config.anchors is not None:
+        if not network.config.is_block and config.anchors is not None:
             raise ConfigError("loss.anchors limits the blocks of block drafters, and this one has none: leave it out")
         _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network

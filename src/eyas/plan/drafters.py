@@ -1,8 +1,4 @@
-"""Estimates for `eyas plan`: the disk space, hours and speedup of a drafter, before anything is downloaded.
-
-Bytes are exact for rows of the given length and share of answer tokens: they come from the layout that the store writer
-uses. Hours and speedup are estimates; every assumption is a named constant here. The model's size is counted from its
-config alone: the model is built on the meta device, without memory for weights.
+"""What each kind of drafter costs, and what it may bring. Every assumption is a named constant here.
 
 Drafters that make all guesses in one pass have work of their own. Block drafters: a chat's states become keys and
 values of every layer once; each anchor runs all slots of a block through all layers. Embedding and head are the
@@ -12,22 +8,13 @@ and further ones, with an embedding and a head of its own that are trained; its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
-
-from eyas.data.devices import Machine
-from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes
-from eyas.targets.architecture import model_class, refuse_unsupported
-
-VARIANTS: dict[str, dict[str, Any]] = {
-    "--states bf16 --final all": {"states": "bf16", "final": "all", "top": None},
-    "--states bf16 --final answers": {"states": "bf16", "final": "answers", "top": None},
-    "--states fp8 --final all": {"states": "fp8", "final": "all", "top": None},
-    "--states fp8 --final answers": {"states": "fp8", "final": "answers", "top": None},
-    "--states fp8 --final top:64": {"states": "fp8", "final": "top", "top": 64},
-}
-"""Options of `eyas data capture` and what they change in a layout, most exact first."""
+from eyas.errors import UsageError
+from eyas.plan.costs import ModelSize, TrainingMemory, Workload
+from eyas.plan.devices import Machine
+from eyas.targets.taps import choose_taps, spread_taps, why_taps
 
 ACCEPT_LENGTHS = (4.24, 6.74)
 """EAGLE-3 on Llama-3.1-8B as its authors report: MT-bench at temperature 1, HumanEval at 0 (arXiv 2503.01840)."""
@@ -45,40 +32,6 @@ ACTIVATIONS = (50, 8, 5)
 """Bytes of a row that the backward pass needs, for each of hidden size, MLP width, and widths of queries and keys: what
 autograd saves under bf16 autocast, counted."""
 
-_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
-
-
-class Workload(NamedTuple):
-    """The data to capture and train on, and the settings of training that decide its cost."""
-
-    samples: int
-    length: int
-    """Tokens a sample."""
-    answer_share: float = 0.5
-    """Share of the tokens that are answer tokens."""
-    epochs: int = 1
-    unroll: int = 7
-    """Steps of the training-time test."""
-    draft_vocab: int = 32000
-
-    @property
-    def tokens(self) -> int:
-        return self.samples * self.length
-
-    @property
-    def size(self) -> RowTotals:
-        """The totals from which a layout computes its bytes."""
-        return RowTotals(self.samples, self.tokens, round(self.tokens * self.answer_share))
-
-
-class StorageOption(NamedTuple):
-    """The bytes that a layout takes: in all, for each token, and relative to the classic layout."""
-
-    name: str
-    total: int
-    per_token: float
-    of_classic: float
-
 
 class Speedup(NamedTuple):
     """An estimate of the speedup over plain decoding, as a range."""
@@ -89,112 +42,11 @@ class Speedup(NamedTuple):
     high: float
 
 
-def variants(layout: ShardLayout) -> dict[str, ShardLayout]:
-    """The layout with each option of `VARIANTS` applied: the same taps of the same target, stored differently."""
-    return {option: ShardLayout(**{**layout.model_dump(), **change}) for option, change in VARIANTS.items()}
-
-
-def storage(layout: ShardLayout, work: Workload) -> list[StorageOption]:
-    """The bytes of the classic layout and of each variant; headers, some 700 bytes a shard, are not counted."""
-    classic = classic_bytes(work.tokens, layout.hidden)
-    totals = {"classic (8 H + 16)": classic}
-    totals |= {option: other.data_bytes(work.size) for option, other in variants(layout).items()}
-    return [StorageOption(name, total, total / work.tokens, total / classic) for name, total in totals.items()]
-
-
 def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[int, int, int]:
     """Parameter counts (fc, layer, head) of an EAGLE-3 drafter that has the target's widths."""
     hidden, vocab = target.hidden, min(draft_vocab, target.vocab)
     attention = 2 * hidden * (target.query + 2 * target.key) + target.query * hidden
     return taps * hidden * hidden, attention + 3 * hidden * target.intermediate, vocab * hidden
-
-
-def capture_hours(target: ModelSize, work: Workload, machine: Machine, devices: int) -> float:
-    """Hours of one pass of the target, without its head, over all tokens."""
-    return work.tokens * _forward(target, work.length) / (machine.tflops * 1e12 * devices) / 3600
-
-
-def training_hours(target: ModelSize, taps: int, work: Workload, machine: Machine, devices: int) -> float:
-    """Hours of all epochs from a store: the unrolled drafter forward and backward, and the teacher's head.
-
-    Forward and backward are counted as three forwards; heads are applied to answer tokens only. Online training adds
-    `capture_hours` every epoch.
-    """
-    fc, layer, head = drafter_parameters(target, taps, work.draft_vocab)
-    attention = 2 * target.query * work.length
-    step = 2 * (layer + head * work.answer_share) + attention
-    each = 3 * (2 * fc + work.unroll * step) + 2 * target.head * work.answer_share
-    return work.epochs * work.tokens * each / (machine.tflops * 1e12 * devices) / 3600
-
-
-def regeneration_hours(target: ModelSize, work: Workload, machine: Machine, devices: int, batch: int) -> float:
-    """Hours in which the target answers all chats itself, `batch` at a time on a device; a drafter shortens them.
-
-    A step takes as long as reading the weights and the cached keys and values, or as computing, whichever is longer.
-    Prompts are read as in capture.
-    """
-    active, answers = target.body + target.head, work.tokens * work.answer_share
-    weights = min(active * batch, max(active, target.total - target.head))  # more rows choose more experts
-    cached = 2 * target.layers * target.key * work.length * (1 - work.answer_share / 2)
-    reading = 2 * (weights + batch * cached) / (machine.bandwidth * 1e9)
-    computing = 2 * batch * active / (machine.tflops * 1e12)
-    prompts = (work.tokens - answers) * _forward(target, work.length) / (machine.tflops * 1e12)
-    return (answers / batch * max(reading, computing) + prompts) / devices / 3600
-
-
-class TrainingMemory(NamedTuple):
-    """The bytes that training an EAGLE-3 drafter takes on a device, whatever is allocated besides."""
-
-    weights: int
-    """The drafter's weights, gradients and AdamW's moments in float32, and a copy of the weights in bf16."""
-    activations: int
-    """What a micro-batch keeps for the backward pass, its target states, and a chunk of logits."""
-    store: int
-    """The target's parts when states come from a store: embedding and head in bf16."""
-    online: int
-    """The target's parts when it runs in the loop: all of it in bf16."""
-    layers: int
-    """Layers of the target."""
-
-    @property
-    def from_store(self) -> int:
-        return self.weights + self.activations + self.store
-
-    @property
-    def in_loop(self) -> int:
-        return self.weights + self.activations + self.online
-
-    def sharded(self, devices: int) -> int:
-        """With the target in the loop, where FSDP shards its layers and the drafter over so many devices.
-
-        Embedding and head stay whole, and one layer at a time is gathered.
-        """
-        layers = max(0, self.online - self.store)
-        return self.activations + self.store + (self.weights + layers) // devices + layers // self.layers
-
-
-def training_memory(target: ModelSize, taps: int, work: Workload, batch_tokens: int) -> TrainingMemory:
-    """The bytes on a device for micro-batches of `batch_tokens` tokens in bf16; every device of several holds as much.
-
-    Activations are counted in bytes a row (`ACTIVATIONS`); later steps have rows only where an answer is predicted.
-    """
-    parts = drafter_parameters(target, taps, work.draft_vocab)
-    rows = batch_tokens * (1 + (work.unroll - 1) * work.answer_share)
-    by_hidden, by_intermediate, by_heads = ACTIVATIONS
-    row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
-    states = 2 * (taps + 1) * target.hidden * batch_tokens
-    return TrainingMemory(
-        weights=18 * sum(parts),
-        activations=round(rows * row) + states + 12 * parts[2],
-        store=4 * target.head,
-        online=2 * target.total,
-        layers=target.layers,
-    )
-
-
-def plain_speed(target: ModelSize, machine: Machine) -> float:
-    """Tokens per second of plain bf16 decoding at batch size 1, which reads every active weight once a token."""
-    return machine.bandwidth * 1e9 / (2 * (target.body + target.head))
 
 
 def expected_lengths(published: tuple[float, float], work: Workload) -> tuple[float, float]:
@@ -217,20 +69,29 @@ def about_lengths(published: tuple[float, float], work: Workload) -> str:
     )
 
 
-def speedup(target: ModelSize, taps: int, draft_vocab: int, lengths: tuple[float, float] = ACCEPT_LENGTHS) -> Speedup:
+def _speedup(draft_cost: float, passes: float, published: tuple[float, float], work: Workload) -> Speedup:
     """The expected speedup at batch size 1, where a pass takes as long as reading its weights.
 
     It is accept length / (1 + draft passes x draft cost), limited to the published `EFFICIENCIES`.
     """
-    fc, layer, head = drafter_parameters(target, taps, draft_vocab)
-    cost = (layer + head + fc / DRAFT_PASSES) / (target.body + target.head)
-    bound = 1 / (1 + DRAFT_PASSES * cost)
+    bound, lengths = 1 / (1 + passes * draft_cost), expected_lengths(published, work)
     low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
-    return Speedup(cost, low, high)
+    return Speedup(draft_cost, low, high)
+
+
+def _kept_for_backward(target: ModelSize) -> int:
+    """Bytes of a row that the backward pass needs (`ACTIVATIONS`)."""
+    by_hidden, by_intermediate, by_heads = ACTIVATIONS
+    return by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
+
+
+def _memory(target: ModelSize, own: int, kept: int) -> TrainingMemory:
+    """Of `own` parameters, and what a micro-batch keeps."""
+    return TrainingMemory(18 * own, kept, 4 * target.head, 2 * target.total, target.layers)
 
 
 class Eagle3Plan(NamedTuple):
-    """What an EAGLE-3 drafter will cost, and what it may bring; `eyas.data.plan` has that of block drafters."""
+    """What an EAGLE-3 drafter will cost, and what it may bring."""
 
     target: ModelSize
     taps: int
@@ -241,18 +102,36 @@ class Eagle3Plan(NamedTuple):
         """What an epoch goes over, in words."""
         return f"tokens, {self.work.unroll} steps"
 
+    @property
+    def _parameters(self) -> tuple[int, int, int]:
+        return drafter_parameters(self.target, self.taps, self.work.draft_vocab)
+
     def training_hours(self, machine: Machine, devices: int) -> float:
-        """Hours, as the function `training_hours` counts them."""
-        return training_hours(self.target, self.taps, self.work, machine, devices)
+        """Hours of all epochs from a store: the unrolled drafter forward and backward, and the teacher's head.
+
+        Forward and backward are counted as three forwards; heads are applied to answer tokens only. Online training
+        adds `capture_hours` every epoch.
+        """
+        target, work, (fc, layer, head) = self.target, self.work, self._parameters
+        step = 2 * (layer + head * work.answer_share) + 2 * target.query * work.length
+        each = 3 * (2 * fc + work.unroll * step) + 2 * target.head * work.answer_share
+        return work.epochs * work.tokens * each / (machine.tflops * 1e12 * devices) / 3600
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
-        """Bytes, as the function `training_memory` counts them."""
-        return training_memory(self.target, self.taps, self.work, chats * length)
+        """The bytes on a device for micro-batches of `chats` chats of `length` tokens, in bf16.
+
+        Every device of several holds as much. Later steps have rows only where an answer is predicted.
+        """
+        target, tokens, parts = self.target, chats * length, self._parameters
+        rows = tokens * (1 + (self.work.unroll - 1) * self.work.answer_share)
+        states = 2 * (self.taps + 1) * target.hidden * tokens
+        return _memory(target, sum(parts), round(rows * _kept_for_backward(target)) + states + 12 * parts[2])
 
     def speedup(self) -> Speedup:
-        """The range that the function `speedup` estimates."""
-        lengths = expected_lengths(ACCEPT_LENGTHS, self.work)
-        return speedup(self.target, self.taps, self.work.draft_vocab, lengths)
+        """The expected speedup at batch size 1: every level of a tree is a pass of the drafter."""
+        fc, layer, head = self._parameters
+        cost = (layer + head + fc / DRAFT_PASSES) / (self.target.body + self.target.head)
+        return _speedup(cost, DRAFT_PASSES, ACCEPT_LENGTHS, self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
@@ -262,63 +141,6 @@ class Eagle3Plan(NamedTuple):
             f"{about_lengths(ACCEPT_LENGTHS, self.work)}: what EAGLE-3's authors report for Llama-3.1-8B; "
             f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
         )
-
-
-def _forward(target: ModelSize, length: int) -> float:
-    """Floating-point operations a token: two a parameter, plus attention over half the row on average."""
-    return 2 * target.body + 2 * target.layers * target.query * length
-
-
-class ModelSize(NamedTuple):
-    """The parameter counts and widths of a target, from which bytes and operations follow."""
-
-    layers: int
-    hidden: int
-    vocab: int
-    query: int
-    """Width of all queries: attention heads x head size."""
-    key: int
-    """Width of all keys: key-value heads x head size."""
-    intermediate: int
-    body: int
-    """Parameters of the layers that are active for one token; of experts, only as many as are chosen."""
-    total: int
-    """All parameters, including embedding and head."""
-
-    @property
-    def head(self) -> int:
-        """Parameters of the output head."""
-        return self.vocab * self.hidden
-
-
-def model_size(config: Any) -> ModelSize:
-    """The size of the decoder that a transformers config describes. Raises UnsupportedModelError, as loading would."""
-    kind = model_class(config)
-    refuse_unsupported(kind, config)
-    with torch.device("meta"):
-        model = kind(config)
-    text = config.get_text_config()
-    experts = next((getattr(text, name) for name in _EXPERT_COUNTS if getattr(text, name, None)), 1)
-    chosen = getattr(text, "num_experts_per_tok", None) or 1
-    outside = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
-    body = total = 0
-    for name, weight in model.named_parameters():
-        total += weight.numel()
-        if id(weight) not in outside:
-            routed = ".experts." in name
-            body += weight.numel() * chosen // experts if routed else weight.numel()
-    heads = text.num_attention_heads
-    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    return ModelSize(
-        layers=text.num_hidden_layers,
-        hidden=text.hidden_size,
-        vocab=text.vocab_size,
-        query=heads * head_size,
-        key=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
-        body=body,
-        total=total,
-    )
 
 
 BLOCK_ACCEPT_LENGTHS = {"dflash": (3.07, 5.40), "dspark": (3.64, 6.11)}
@@ -407,20 +229,14 @@ class BlockPlan(NamedTuple):
         target, shape = self.target, self.shape
         found = block_parameters(target, shape)
         rows = chats * shape.blocks(length * self.work.answer_share) * shape.block_size * shape.layers
-        by_hidden, by_intermediate, by_heads = ACTIVATIONS
-        row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
         context = chats * length * (2 * (shape.taps + 1) * target.hidden + 8 * shape.layers * target.key)
-        kept = round(rows * row) + context
-        return TrainingMemory(18 * found.own, kept, 4 * target.head, 2 * target.total, target.layers)
+        return _memory(target, found.own, round(rows * _kept_for_backward(target)) + context)
 
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
         found, target = block_parameters(self.target, self.shape), self.target
         cost = (found.fc + found.layers + found.markov + target.head) / (target.body + target.head)
-        bound = 1 / (1 + cost)
-        lengths = expected_lengths(BLOCK_ACCEPT_LENGTHS[self.shape.kind], self.work)
-        low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
-        return Speedup(cost, low, high)
+        return _speedup(cost, 1, BLOCK_ACCEPT_LENGTHS[self.shape.kind], self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
@@ -474,19 +290,14 @@ class PEaglePlan(NamedTuple):
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, counted as for EAGLE-3."""
         target, tokens, (fc, layers, head) = self.target, chats * length, self._parameters
         rows = tokens * (1 + self.work.answer_share * self._later) * self.layers
-        by_hidden, by_intermediate, by_heads = ACTIVATIONS
-        row = by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
         states = 2 * (self.taps + 1) * target.hidden * tokens
         own = fc + layers + head + target.head  # its embedding is as large as the target's head
-        kept = round(rows * row) + states + 12 * head
-        return TrainingMemory(18 * own, kept, 4 * target.head, 2 * target.total, target.layers)
+        return _memory(target, own, round(rows * _kept_for_backward(target)) + states + 12 * head)
 
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights once."""
         cost = sum(self._parameters) / (self.target.body + self.target.head)
-        bound, lengths = 1 / (1 + cost), expected_lengths(ACCEPT_LENGTHS, self.work)
-        low, high = (tau * min(bound, share) for tau, share in zip(lengths, EFFICIENCIES, strict=True))
-        return Speedup(cost, low, high)
+        return _speedup(cost, 1, ACCEPT_LENGTHS, self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
@@ -497,3 +308,60 @@ class PEaglePlan(NamedTuple):
             "Llama-3.1-8B; "
             f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as others measured",
         )
+
+
+DrafterPlan = Eagle3Plan | PEaglePlan | BlockPlan
+
+
+@dataclass(frozen=True)
+class PlannedDrafter:
+    """The drafter that is planned: its kind, and sizes of which None is the kind's default."""
+
+    kind: str = "eagle3"
+    unroll: int | None = None
+    draft_vocab: int | None = None
+    draft_layers: int | None = None
+    block_size: int | None = None
+    anchors: int | None = None
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it guesses blocks, with the target's embedding and head."""
+        return self.kind in ("dflash", "dspark")
+
+    @property
+    def layers(self) -> int:
+        """Its decoder layers, if they are more than one."""
+        return self.draft_layers or (5 if self.is_block else 4)
+
+    def check(self) -> None:
+        """Refuse options of the other kinds. Raises UsageError."""
+        unknown = ("unroll", "draft_vocab") if self.is_block else ("block_size", "anchors")
+        for name in (*unknown, *(("draft_layers",) if self.kind == "eagle3" else ())):
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} has no meaning for a drafter of kind {self.kind}: leave it out, or change --kind"
+                )
+
+    def boundaries(self, config: Any, size: ModelSize) -> tuple[int, ...]:
+        """The taps that it reads of a target with this transformers config, if none are given."""
+        return spread_taps(self.layers, size.layers) if self.is_block else choose_taps(config)
+
+    def why(self, config: Any, taps: tuple[int, ...], *, given: bool) -> str:
+        """Why it reads these taps, unless they were given, in words."""
+        if self.is_block and not given:
+            return f"taps for {self.layers} draft layers: capture with --taps {','.join(map(str, taps))}"
+        return why_taps(config, taps)
+
+    def work(self, size: ModelSize, work: Workload) -> Workload:
+        """The workload with this drafter's steps and vocabulary."""
+        steps = self.unroll or (8 if self.kind == "peagle" else 7)
+        return work._replace(unroll=steps, draft_vocab=min(self.draft_vocab or 32000, size.vocab))
+
+    def plan(self, size: ModelSize, taps: int, work: Workload) -> DrafterPlan:
+        """What it will cost on this workload, as `work` makes it, reading so many taps."""
+        if self.is_block:
+            slots = self.block_size or (8 if self.kind == "dflash" else 7)
+            return BlockPlan(size, BlockShape(self.kind, self.layers, taps, slots, self.anchors or 512), work)
+        return PEaglePlan(size, taps, self.layers, work) if self.kind == "peagle" else Eagle3Plan(size, taps, work)

@@ -1,4 +1,4 @@
-"""`load`: from names and options to an engine."""
+"""From options to targets, drafters and engines; `load`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from eyas.drafters.checkpoint import save_network
-from eyas.engine import Engine, Speculation, load
+from eyas.drafters.options import DrafterOptions
+from eyas.engine import Engine, Speculation
 from eyas.engine.load import tree_for
-from eyas.errors import UsageError
+from eyas.errors import CheckpointError, UsageError
+from eyas.options import EngineOptions, TargetOptions
+from eyas.session import Session, load
 from eyas.targets import load_target
 from eyas.tree import parse_tree
 from eyas.tree.dynamic import DynamicTree
@@ -21,7 +25,7 @@ from eyas.tree.static import StaticTree
 from eyas.types import Request, SamplingParams
 from eyas.verify import TypicalWalk
 
-from .. import tiny
+from . import tiny
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +101,35 @@ def test_a_compiled_target_emits_the_same(tmp_path: Path) -> None:
     speculation = Speculation(tiny.eagle3_drafter((0, 1)), parse_tree("chain:2"))
     expected = tiny.continuation(model, tiny.prompts(9)[0], 10)
     assert answer(Engine(target, None, speculation)) == expected
+
+
+@pytest.mark.parametrize(("modules", "dtype"), [(False, "auto"), (True, torch.float32)])
+def test_a_target_is_measured_as_it_is_served(
+    modules: bool, dtype: str | torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` may be bfloat16 in native passes on a CPU whose modules would be slow in it, and are run in float32."""
+    tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    asked: list[Any] = []
+    monkeypatch.setattr("eyas.session.load_target", lambda _, **options: asked.append(options["dtype"]))
+    monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
+    Session.open(TargetOptions(tmp_path, device="cpu"), modules=modules)
+    assert asked == [dtype]
+
+
+def test_what_is_wrong_with_a_drafter_is_said_before_the_target_is_loaded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.session.load_target", None)
+    with pytest.raises(CheckpointError, match="holds no such file"):
+        load(model, drafter(tmp_path), draft_weights="none.bin")
+
+
+def test_a_session_makes_many_engines_on_one_target(model: Path, tmp_path: Path) -> None:
+    session = Session.open(TargetOptions(model, device="cpu"))
+    opened = session.drafter(DrafterOptions(drafter(tmp_path, default_tree="auto")))
+    fixed = session.fixed_engine(opened, EngineOptions(batch_size=2))
+    assert fixed.controller is None
+    assert fixed.speculation is not None
+    assert isinstance(fixed.speculation.tree, DynamicTree)
+    assert answer(fixed) == answer(session.engine())
+    assert fixed.target is session.engine().target

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from eyas.cli.common.engine_program import EngineProgram
 from eyas.errors import UsageError
+from eyas.other_engines.program import EngineProgram
 
 
 def test_vllms_line() -> None:

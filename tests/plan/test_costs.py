@@ -7,31 +7,22 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from eyas.data import devices
-from eyas.data.devices import Machine, known_machine, this_machine
 from eyas.data.features import FeatureBatch
-from eyas.data.plan import (
+from eyas.data.store.layout import ShardLayout, classic_bytes
+from eyas.drafters.block.network import BlockNetwork
+from eyas.errors import UnsupportedModelError, UsageError
+from eyas.plan import devices
+from eyas.plan.costs import ModelSize, Workload, capture_hours, model_size, plain_speed, regeneration_hours, storage
+from eyas.plan.devices import Machine, known_machine, this_machine
+from eyas.plan.drafters import (
     ACCEPT_LENGTHS,
     BlockPlan,
     BlockShape,
     Eagle3Plan,
-    ModelSize,
-    Workload,
     block_parameters,
-    capture_hours,
     drafter_parameters,
     expected_lengths,
-    model_size,
-    plain_speed,
-    regeneration_hours,
-    speedup,
-    storage,
-    training_hours,
-    training_memory,
 )
-from eyas.data.store.layout import ShardLayout, classic_bytes
-from eyas.drafters.block.network import BlockNetwork
-from eyas.errors import UnsupportedModelError, UsageError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss
 
@@ -98,9 +89,9 @@ def test_hours_follow_the_machine_and_the_work() -> None:
     assert once == pytest.approx(WORK.tokens * (2 * size.body + 2 * 64 * 8192 * 2048) / 400e12 / 3600)
     assert capture_hours(size, WORK, fast, 8) == pytest.approx(once / 8)
     assert capture_hours(size, WORK._replace(samples=1_000_000), fast, 1) == pytest.approx(2 * once)
-    training = training_hours(size, 3, WORK, fast, 1)
-    assert training_hours(size, 3, WORK._replace(epochs=3), fast, 1) == pytest.approx(3 * training)
-    assert training_hours(size, 3, WORK._replace(unroll=3), fast, 1) < training
+    training = Eagle3Plan(size, 3, WORK).training_hours(fast, 1)
+    assert Eagle3Plan(size, 3, WORK._replace(epochs=3)).training_hours(fast, 1) == pytest.approx(3 * training)
+    assert Eagle3Plan(size, 3, WORK._replace(unroll=3)).training_hours(fast, 1) < training
     assert plain_speed(size, fast) == pytest.approx(2000e9 / 2 / (size.body + size.head))
 
 
@@ -150,12 +141,13 @@ def test_training_memory_is_what_autograd_saves() -> None:
         return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
     work = Workload(1, 64, 0.5, draft_vocab=draft)
-    planned = training_memory(size, taps, work, 320).activations - training_memory(size, taps, work, 128).activations
+    plan = Eagle3Plan(size, taps, work)
+    planned = plan.training_memory(1, 320).activations - plan.training_memory(1, 128).activations
     assert planned == pytest.approx(saved(160) - saved(64), rel=0.15)
 
 
 def test_training_memory_of_a_32b_target() -> None:
-    memory = training_memory(model_size(BIG), 3, WORK, 8192)
+    memory = Eagle3Plan(model_size(BIG), 3, WORK).training_memory(4, 2048)
     fc, layer, head = drafter_parameters(model_size(BIG), 3, 32000)
     assert memory.weights == 18 * (fc + layer + head)
     assert memory.in_loop - memory.from_store == 2 * 32_762_123_264 - 4 * 151936 * 5120
@@ -166,9 +158,11 @@ def test_training_memory_of_a_32b_target() -> None:
 
 
 def test_speedup_is_an_honest_range() -> None:
-    gain = speedup(model_size(BIG), 3, 32000)
+    gain = Eagle3Plan(model_size(BIG), 3, WORK).speedup()
     assert 1 < gain.low < gain.high < 6.74
-    small = speedup(model_size(tiny.build_model("llama").config), 3, 97)  # a drafter half as heavy as its target
+    small = Eagle3Plan(
+        model_size(tiny.build_model("llama").config), 3, WORK._replace(draft_vocab=97)
+    ).speedup()  # a drafter half as heavy as its target
     assert small.draft_cost > 0.1
     assert small.high < gain.high
 
@@ -183,7 +177,7 @@ def test_the_accept_length_to_expect_follows_the_data() -> None:
     size = model_size(BIG)
     gains = [Eagle3Plan(size, 3, work).speedup() for work in (few, many)]
     assert gains[0].low < 1 < gains[0].high < gains[1].low
-    assert gains[1] == speedup(size, 3, 32000)
+    assert gains[1] == Eagle3Plan(size, 3, WORK).speedup()
     assert "are less than the 50 of published drafters" in Eagle3Plan(size, 3, few).assumed(0.1)[1]
     assert "accept length 4.24 to 6.74:" in Eagle3Plan(size, 3, many).assumed(0.1)[1]
 

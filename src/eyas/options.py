@@ -1,0 +1,89 @@
+"""What a target and an engine are made from: options that are checked before anything is loaded.
+
+Nothing here needs torch. A drafter's are `eyas.drafters.options.DrafterOptions`; `eyas.session` makes the objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from re import fullmatch
+from typing import TYPE_CHECKING
+
+from eyas.errors import ModelError, UsageError
+from eyas.hub import find_target
+from eyas.tree import is_auto
+from eyas.tree.spec import read_tree
+
+if TYPE_CHECKING:
+    import torch
+
+    from eyas.engine.controller import CostTable
+    from eyas.tree import TreeSpec
+    from eyas.types import Limits
+    from eyas.verify import WalkRule
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Which target, and how it is run; values as in `eyas.targets.load_target`."""
+
+    model: str | Path
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device | None = None
+    attention: str | None = None
+    compiled: bool = False
+    eager: bool = False
+    quantize: str | None = None
+    chat_template: str | Path | None = None
+    """A Jinja file in place of the tokenizer's own template."""
+
+    def check(self) -> None:
+        """Refuse what is wrong before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
+        check_device(self.device)
+        if self.quantize is not None and self.compiled:
+            raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
+        if self.eager and (self.compiled or str(self.device) == "cpu"):
+            raise UsageError(
+                "only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager"
+            )
+        found = Path(find_target(self.model))
+        if found.is_file():
+            raise UsageError(f"{self.model} is a file: give a GGUF file, or the folder of a transformers model")
+        if found.is_dir() and not (found / "config.json").is_file():
+            raise ModelError(
+                f"{self.model} has no config.json, so no model config: give the folder of a transformers model"
+            )
+
+
+def check_device(device: object) -> None:
+    """Raise UsageError for a device that can't be meant; whether there is one is found out later."""
+    if device is not None and not fullmatch(r"cpu|cuda(:\d+)?", str(device)):
+        raise UsageError(f"unknown device {device!r}: write cpu, cuda or cuda:N")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How an engine drafts, accepts and batches."""
+
+    tree: str | TreeSpec | None = None
+    """A shape such as `chain:4`, `auto`, or None for the drafter's own default, which may be `auto`."""
+    coupled: bool = True
+    """Whether candidates are ranked with the sampler's noise."""
+    rule: WalkRule | None = None
+    """In place of the lossless walk."""
+    batch_size: int | None = None
+    """Sequences that run at once; not together with `limits`."""
+    limits: Limits | None = None
+    costs: Path | CostTable | None = None
+    """For `auto`: costs that were measured, or the file that keeps them; None = measured and not kept."""
+
+    def check(self, drafts: bool) -> None:
+        """Refuse what contradicts itself, or needs a drafter where none `drafts`. Raises UsageError."""
+        if self.tree is not None and not drafts:
+            raise UsageError("a tree needs a drafter to grow it: give a draft model, or a method that needs none")
+        auto = isinstance(self.tree, str) and is_auto(self.tree)
+        if self.costs is not None and not auto:
+            raise UsageError("--costs are measured for --tree auto only: leave them out, or ask for auto")
+        if isinstance(self.tree, str) and not auto:
+            read_tree(self.tree)

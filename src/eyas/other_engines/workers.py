@@ -1,0 +1,134 @@
+"""Hidden states and answers of another engine's server, started for one process: this one, or a worker's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from eyas.assets import named_target
+from eyas.errors import EndpointError, StoreError
+from eyas.other_engines.program import EngineProgram
+from eyas.urls import AnyPath
+
+if TYPE_CHECKING:
+    from eyas.data.capture.connector import ConnectorStates
+    from eyas.data.capture.workers import CaptureWorker
+    from eyas.data.regenerate import Answerer, CompletionSettings, Connection, Reply
+    from eyas.data.regenerate.journal import Take
+    from eyas.data.regenerate.workers import AnswererWorker
+    from eyas.data.store.manifest import CaptureSettings
+
+_WHOLE = 10**9
+"""More lines than a log has."""
+
+
+@dataclass(frozen=True)
+class StateServer:
+    """How the server is started, on whatever machine."""
+
+    program: EngineProgram
+    model: str
+    device: str
+    """Where what vLLM leaves to eyas is computed: the final norm, the head, encoding."""
+    longest: int
+    """The most tokens of a row."""
+
+    @contextmanager
+    def states(self, settings: CaptureSettings) -> Iterator[ConnectorStates]:
+        """The states of a server that runs in the block.
+
+        Raises EndpointError if it can't be started, and UnsupportedModelError for a target whose final states can't
+        be computed from what it writes.
+        """
+        from eyas.data.capture.connector import ConnectorStates, boundaries
+        from eyas.interop.serving.hidden_states import connector_arguments, explained
+        from eyas.targets.fingerprint import embedding_head_fingerprint
+        from eyas.targets.loading import load_embedding_and_head
+        from eyas.targets.trace import FinalNorm
+
+        wanted = settings.target
+        target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
+        if embedding_head_fingerprint(target.model, target.layers) != wanted.ends:
+            raise StoreError(f"{self.model} isn't the same model here as where the command runs: {wanted.name}")
+        final_norm, written = FinalNorm(target), boundaries(settings.layout, wanted.layers)
+        with TemporaryDirectory(prefix="eyas-states-") as folder:
+            arguments = connector_arguments(written, Path(folder), wanted.dtype, self.longest)
+            server = self.program.server(self.model, arguments)
+
+            def explain(message: str) -> str:
+                known = explained(server.log_tail(_WHOLE))
+                return f"{message}; its output ends with: {server.log_tail()}" if known is None else known
+
+            try:
+                try:
+                    server.start()
+                except EndpointError as error:
+                    raise EndpointError(explained(server.log_tail(_WHOLE)) or str(error)) from error
+                with ConnectorStates(server.url, named_target(self.model), final_norm, written, explain) as states:
+                    yield states
+            finally:
+                server.__exit__()
+
+
+@dataclass(frozen=True)
+class StateWorkerMaker:
+    """What a worker with a server of its own is made of, on its machine."""
+
+    server: StateServer
+    folder: AnyPath
+    """The store, by its absolute path."""
+    settings: CaptureSettings
+
+    def __call__(self) -> CaptureWorker:
+        """Start the server, which lasts as long as the worker."""
+        from eyas.data.capture.workers import CaptureWorker, check_shared
+
+        check_shared(self.folder, self.settings)
+        with ExitStack() as stack:
+            states = stack.enter_context(self.server.states(self.settings))
+            worker = CaptureWorker(states, self.folder, self.settings, self.settings.target, states.version())
+            weakref.finalize(worker, stack.pop_all().close)
+        return worker
+
+
+class ServerAnswerer:
+    """An endpoint that a worker has started for itself: its address says nothing about the answers."""
+
+    def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
+        """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
+        self._name, self._answerer = name, answerer
+        weakref.finalize(self, stop)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the requests, and the engine in place of the address."""
+        return {**self._answerer.settings, "answered_by": self._name}
+
+    def answers(self, take: Take) -> Generator[Reply, None, None]:
+        """Yield replies in order of completion."""
+        return self._answerer.answers(take)
+
+
+@dataclass(frozen=True)
+class ServerAnswererMaker:
+    """Makes a worker that answers with a server of its own."""
+
+    program: EngineProgram
+    model: str
+    settings: CompletionSettings
+    connection: Connection
+
+    def __call__(self) -> AnswererWorker:
+        """Start the server. Raises EndpointError if it doesn't get ready."""
+        from eyas.data.regenerate import EndpointAnswerer
+        from eyas.data.regenerate.workers import AnswererWorker
+
+        server = self.program.server(self.model)
+        server.__enter__()
+        answerer = EndpointAnswerer(server.url, self.settings, self.connection)
+        return AnswererWorker(ServerAnswerer(self.program.engine, answerer, server.__exit__))

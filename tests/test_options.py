@@ -1,0 +1,90 @@
+"""Options of targets, drafters and engines: each is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eyas.drafters.options import DrafterOptions
+from eyas.errors import CheckpointError, EyasError, MissingModelError, ModelError, UsageError
+from eyas.options import EngineOptions, TargetOptions
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"quantize": "int8", "compiled": True}, "leave out --compile"),
+        ({"eager": True, "device": "cpu"}, "leave out --enforce-eager"),
+        ({"eager": True, "compiled": True}, "leave out --enforce-eager"),
+    ],
+)
+def test_targets_that_can_not_be(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    TargetOptions(tmp_path).check()
+    with pytest.raises(UsageError, match=message):
+        TargetOptions(tmp_path, **options).check()  # type: ignore[arg-type]
+
+
+def test_a_target_s_files_are_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        TargetOptions(tmp_path).check()
+    with pytest.raises(MissingModelError):
+        TargetOptions(tmp_path / "gone").check()
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({}, UsageError, "drafting needs a drafter"),
+        ({"method": "eagle3"}, UsageError, "method eagle3 needs a drafter"),
+        ({"method": "sorcery"}, UsageError, "unknown method"),
+        ({"source": ".", "method": "ngram"}, UsageError, "--method ngram needs no drafter"),
+        ({"source": ".", "window": "wide"}, UsageError, "--draft-window wide"),
+        ({"source": ".", "quantize": "int4"}, UsageError, "unknown quantization 'int4'"),
+        ({"method": "ngram", "window": 8}, UsageError, "drafters that are networks, and ngram is none"),
+        ({"method": "ngram", "quantize": "off"}, UsageError, "drafters with weights, and ngram has none"),
+        ({"source": ".", "weights": "none.bin"}, CheckpointError, "holds no such file"),
+    ],
+)
+def test_drafters_that_can_not_be(options: dict[str, object], kind: type[EyasError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        DrafterOptions(**options).check()  # type: ignore[arg-type]
+
+
+def test_drafters_that_can_be() -> None:
+    for options in (DrafterOptions("."), DrafterOptions(method="ngram"), DrafterOptions(method="mtp", window="auto")):
+        options.check()
+
+
+def test_another_drafter_is_read_alike_unless_it_has_no_files() -> None:
+    given = DrafterOptions("a", "eagle3", weights="w.safetensors", window=8)
+    assert given.of("b") == DrafterOptions("b", None, weights="w.safetensors", window=8)
+    assert given.of(None, "ngram") == DrafterOptions(method="ngram")
+
+
+@pytest.mark.parametrize(
+    ("options", "drafts", "message"),
+    [
+        ({"tree": "chain:2"}, False, "a tree needs a drafter"),
+        ({"tree": "bush:2"}, True, "unknown tree"),
+        ({"tree": "chain:2", "costs": Path("c.json")}, True, "costs are measured for --tree auto only"),
+        ({"costs": Path("c.json")}, True, "costs are measured for --tree auto only"),
+    ],
+)
+def test_engines_that_can_not_be(options: dict[str, object], drafts: bool, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EngineOptions(**options).check(drafts)  # type: ignore[arg-type]
+
+
+def test_engines_that_can_be() -> None:
+    EngineOptions().check(False)
+    EngineOptions("auto:chain", costs=Path("c.json")).check(True)
+
+
+def test_options_are_light() -> None:
+    code = "import sys, eyas.options, eyas.drafters.options; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
