@@ -4,7 +4,7 @@
         [--seconds 3] [--threads N] [--output FILE.json]
 
 A load is named KIND[:NICE] and several are joined by `+`: `python` is `while True: pass`, `torch` a product of one
-PyTorch thread for ever, `eyas` another eyas that decodes the demo pair, with as many threads as it likes. They are
+PyTorch thread for ever, `eyas` another eyas that decodes `smollm2`, with as many threads as it likes. They are
 children of this process, which share its scheduling group, and start when the model is loaded.
 
 **The fair share** of N threads on C cores, by the weights that Linux gives to a nice value (nice 0: 1024, 10: 110):
@@ -39,7 +39,7 @@ _WEIGHTS = {0: 1024, 10: 110, 19: 15}
 _TORCH = "import torch; torch.set_num_threads(1); x = torch.randn(1024, 1024)\nwhile True: x @ x"
 _EYAS = """
 import eyas
-engine = eyas.load('demo', 'demo', tree='chain:4')
+engine = eyas.load('smollm2', 'smollm2', tree='chain:4')
 request = eyas.Request(tuple(range(5, 45)), eyas.SamplingParams(max_tokens=200, ignore_eos=True))
 while True: engine.generate([request])
 """
