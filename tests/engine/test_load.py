@@ -97,3 +97,9 @@ def test_a_compiled_target_emits_the_same(tmp_path: Path) -> None:
     speculation = Speculation(tiny.eagle3_drafter((0, 1)), parse_tree("chain:2"))
     expected = tiny.continuation(model, tiny.prompts(9)[0], 10)
     assert answer(Engine(target, None, speculation)) == expected
+
+
+def test_a_tree_that_a_drafter_brings_is_bounded(model: Path, tmp_path: Path) -> None:
+    """Its mask would take gigabytes."""
+    with pytest.raises(UsageError, match="length must be at most 1024, got 100000"):
+        load(model, drafter(tmp_path, default_tree="chain:100000"), device="cpu")

@@ -13,7 +13,7 @@ import pytest
 
 from eyas.engine import load
 from eyas.errors import UsageError
-from eyas.serve.context import ServeSettings
+from eyas.serve.context import FairWorkers, ServeSettings
 from eyas.serve.http import request as reading
 from eyas.serve.http.streaming import encoded
 from eyas.types import Limits
@@ -66,6 +66,20 @@ def test_all_text_of_a_chat_counts_before_it_is_cut_into_tokens(where: str) -> N
     answer = run(post(FakeEngine(), "/v1/chat/completions", hello | LARGE[where]))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+
+
+def test_bad_words_have_their_turn_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else 256 words of 256 characters would be cut into tokens before anybody's short prompt."""
+    sizes: list[int] = []
+    work = FairWorkers.run
+
+    async def noted(self: FairWorkers, key: str, characters: int, *rest: Any) -> Any:
+        sizes.append(characters)
+        return await work(self, key, characters, *rest)
+
+    monkeypatch.setattr(FairWorkers, "run", noted)
+    run(post(FakeEngine(), "/v1/completions", ASKED | {"bad_words": ["clips" * 50] * 3}))
+    assert sizes == [0, 2 * 3 * 250]
 
 
 def test_the_time_of_a_request_counts_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
