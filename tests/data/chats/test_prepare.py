@@ -79,6 +79,14 @@ def test_shares_samples_and_seeds(tmp_path: Path, two: tuple[str, str]) -> None:
     ]
 
 
+def test_of_few_chats_enough_are_held_out_to_choose_by(tmp_path: Path, two: tuple[str, str]) -> None:
+    """2 % of 300 would be 6."""
+    run(tmp_path, *two)
+    assert 20 < len(written(tmp_path)["validation"]) < 45
+    shares = [PrepareConfig(sources=(parse_source(two[0]),), output=tmp_path).held_out_share_of(n) for n in (9, 10**5)]
+    assert shares == [0.1, 0.02]
+
+
 def test_weights_that_leave_chats_out_say_so(tmp_path: Path, two: tuple[str, str]) -> None:
     a, b = two
     capped = run(tmp_path / "1", f"{a},weight=1", f"{b},weight=1")
