@@ -33,7 +33,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
-from benchmarks.architectures import build, tiny_config
+from benchmarks.architectures import build, refuse_large, tiny_config
 from benchmarks.exact import ExactModel
 from benchmarks.harness import Output, described, script
 from eyas.engine import Engine
@@ -125,7 +125,9 @@ def tried(row: Row, dtype: torch.dtype) -> Row:
     log.setLevel(logging.DEBUG)
     try:
         try:
-            stock = build(small_config(row.kind, row.hidden), row.scale).to(dtype)
+            config = small_config(row.kind, row.hidden)
+            refuse_large(config)
+            stock = build(config, row.scale).to(dtype)
         except Exception as error:  # noqa: BLE001  # whatever transformers raises: there is no model to try
             row.reason = f"{type(error).__name__}: {error}"[:200]
             return row
