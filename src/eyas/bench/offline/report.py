@@ -348,11 +348,16 @@ class MethodComparison:
     @property
     def fastest_options(self) -> list[str]:
         """The options with which `eyas serve` serves it; trees are then sized by the load."""
-        choice = next((each.choice for each in self.methods if each.choice.name == self.fastest[0]), None)
-        if choice is None:
+        if self.to_serve is None:
             return []
+        choice = self.to_serve.choice
         drafter = [] if choice.source is None else ["--draft-model", choice.source]
         return [*drafter, *([] if choice.method is None else ["--method", choice.method])]
+
+    @property
+    def to_serve(self) -> OpenedMethod | None:
+        """The fastest method; None if that is plain decoding."""
+        return next((each for each in self.methods if each.choice.name == self.fastest[0]), None)
 
     @property
     def certain(self) -> bool:

@@ -155,7 +155,7 @@ def checkpoints(
     code = finish(report.machine, errors)
     options = prompt_options(measuring)
     if write:
-        next_step("bench", "methods", name, "--draft-model", run / "pick", *options)
+        next_step("bench", "methods", name, "--draft-model", run / "pick", "--tree", "auto", *options)
     else:
         next_step("bench", "checkpoints", run, *options, "--write")
     return code

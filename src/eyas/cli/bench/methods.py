@@ -107,6 +107,7 @@ def methods(
     from eyas.bench.report.figures import methods_figure
     from eyas.files import write_bytes
     from eyas.targets import load_tokenizer
+    from eyas.tree import is_auto
 
     if preset is not None:
         choices, skipped = preset_choices(preset, drafters)
@@ -171,6 +172,9 @@ def methods(
         console.print(comparison.verdict)
     code = finish(comparison.machine, errors)
     if not errors:
+        best = comparison.to_serve
+        if best is not None and not is_auto(best.tree):
+            note(f"measured with --tree {best.tree}; a server sizes trees by its load: --tree auto measures that")
         next_step("serve", target.model, *comparison.fastest_options)
     return code
 

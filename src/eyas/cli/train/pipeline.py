@@ -143,8 +143,9 @@ def steps(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     compared = run / "bench" / "methods.json"
     methods = [word for name in ("pick", "pick+suffix", "ngram", "suffix") for word in ("--method", name)]
     yield _step(
-        compared, "bench", "methods", model, "--draft-model", run / "pick", *methods, *measuring, "--output", compared
-    )
+        compared, "bench", "methods", model, "--draft-model", run / "pick", *methods, "--tree", "auto", *measuring,
+        "--output", compared,
+    )  # fmt: skip
     report = folder / "report.html"
     yield _step(report, "bench", "report", run, "--output", report, "--chats", chats, "--chats", answers)
 
