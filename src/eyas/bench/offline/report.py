@@ -337,11 +337,17 @@ class MethodComparison:
 
     @cached_property
     def fastest(self) -> tuple[str, float]:
-        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them."""
+        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them.
+
+        A speedup that can't be true counts as the accept length, above which none can be.
+        """
         speedups: dict[str, list[float]] = {PLAIN: [1.0]}
         for one in self.lines:
             if one.line.task != MEAN and one.line.method in {each.choice.name for each in self.methods}:
-                speedups.setdefault(one.line.method, []).append(one.line.speedup or 0.0)
+                found = one.line.speedup or 0.0
+                if one.line.impossible is not None:
+                    found = min(found, one.line.accept_length or found)
+                speedups.setdefault(one.line.method, []).append(found)
         name = max(speedups, key=lambda method: fmean(speedups[method]))
         return name, fmean(speedups[name])
 
