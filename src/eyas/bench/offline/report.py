@@ -341,15 +341,14 @@ class MethodComparison:
 
         A speedup that can't be true counts as the accept length, above which none can be.
         """
-        speedups: dict[str, list[float]] = {PLAIN: [1.0]}
+        measured, counted = dict[str, list[float]](), {PLAIN: [1.0]}
         for one in self.lines:
             if one.line.task != MEAN and one.line.method in {each.choice.name for each in self.methods}:
-                found = one.line.speedup or 0.0
-                if one.line.impossible is not None:
-                    found = min(found, one.line.accept_length or found)
-                speedups.setdefault(one.line.method, []).append(found)
-        name = max(speedups, key=lambda method: fmean(speedups[method]))
-        return name, fmean(speedups[name])
+                found, most = one.line.speedup or 0.0, one.line.accept_length or 1.0
+                measured.setdefault(one.line.method, []).append(found)
+                counted.setdefault(one.line.method, []).append(found if one.line.impossible is None else most)
+        name = max(counted, key=lambda method: fmean(counted[method]))
+        return name, fmean(measured.get(name, [1.0]))
 
     @property
     def fastest_options(self) -> list[str]:
@@ -378,6 +377,8 @@ class MethodComparison:
         if name == PLAIN:
             return "Fastest: plain decoding. No method was faster here, so serve without one."
         found = f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
+        if any(one.line.impossible is not None for one in self.lines if one.line.method == name):
+            return f"{found} That can't be true, as no pass yields more tokens than its accept length: measure again."
         if self.certain:
             return found
         return (
