@@ -125,12 +125,17 @@ def build(config: Any, scale: float) -> Any:
     return model
 
 
-def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[list[int]]]:
-    """A random model and its greedy continuations of 16 tokens, which aren't the same token over and over."""
+def refuse_large(config: Any) -> None:
+    """Raise NotTriedError if the model of a config is too large to be tried."""
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
     if size > LARGEST:
         raise NotTriedError(f"its smallest config here has {size:,} parameters")
+
+
+def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[list[int]]]:
+    """A random model and its greedy continuations of 16 tokens, which aren't the same token over and over."""
+    refuse_large(config)
     for scale in (14.0, 5.0, 30.0, 2.0, 1.0):
         model = build(config, scale)
         said = [tiny.continuation(model, prompt, 16) for prompt in prompts]

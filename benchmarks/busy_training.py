@@ -1,7 +1,7 @@
 """Training and capture beside other processes, on one machine: what they keep of the idle machine's rate.
 
     python -m benchmarks.busy_training MODEL [--loads idle python ...] [--seconds 2] [--waits default passive]
-        [--out FILE.json]
+        [--output FILE.json]
 
 `capture` is the target over four rows of 192 tokens, as `eyas data capture` runs it; `train` a step of the EAGLE-3
 objective, forward and backward (objective.py, two chats). `follow` chooses torch's threads as `eyas train` does
@@ -16,7 +16,6 @@ all threads that wait the default way, so `idle` and `default` come first. With 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -24,14 +23,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from benchmarks.busy import fair_share, running
+from benchmarks.harness import Output, report, script
 from benchmarks.objective import Case, build, step
-from eyas.bench.machine import describe_machine
 from eyas.runtime import SpareCores, keep_freed_memory
 from eyas.targets import load_target
 
@@ -96,36 +94,32 @@ def measure(model: str, loads: list[str], seconds: float, wait: str, idle: dict[
 _WAITS = {"default": "", "passive": "OMP_WAIT_POLICY=passive"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--loads", nargs="+", default=["idle", "python", "python:10", "torch"])
-    parser.add_argument("--waits", nargs="+", default=["default", "passive"])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--idle", type=json.loads, default=None, help=argparse.SUPPRESS)  # what a child is told
-    options = parser.parse_args()
-    if options.idle is not None:
-        rows = measure(options.model, options.loads, options.seconds, options.waits[0], options.idle)
-        print(json.dumps({"rows": rows, "idle": options.idle}))
+@script
+def main(
+    model: str,
+    *,
+    loads: Sequence[str] = ("idle", "python", "python:10", "torch"),
+    waits: Sequence[str] = ("default", "passive"),
+    seconds: float = 2.0,
+    idle: Annotated[dict[str, float] | None, "what a child process is told of the rates before", json.loads] = None,
+    output: Output = None,
+) -> None:
+    if idle is not None:
+        print(json.dumps({"rows": measure(model, list(loads), seconds, waits[0], idle), "idle": idle}))
         return
-    found: list[dict[str, Any]] = []
-    idle: dict[str, float] = {}
-    for wait in options.waits:
+    rows: list[dict[str, Any]] = []
+    idle = {}
+    for wait in waits:
         name, _, value = (_WAITS.get(wait) or wait.replace("spin:", "GOMP_SPINCOUNT=")).partition("=")
-        command = [sys.executable, "-m", "benchmarks.busy_training", options.model, "--loads", *options.loads]
-        command += ["--waits", wait, "--seconds", str(options.seconds), "--idle", json.dumps(idle)]
+        command = [sys.executable, "-m", "benchmarks.busy_training", model, "--loads", *loads]
+        command += ["--waits", wait, "--seconds", str(seconds), "--idle", json.dumps(idle)]
         environment = os.environ | ({name: value} if value else {})
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-        report = json.loads(done.stdout.splitlines()[-1])
-        idle = report["idle"]
-        found += report["rows"]
-        for row in report["rows"]:
-            print(json.dumps({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}), flush=True)
-    if options.out:
-        text = json.dumps({"rows": found, "machine": describe_machine()}, indent=2)
-        options.out.write_text(text + "\n", encoding="utf-8")
+        said = json.loads(done.stdout.splitlines()[-1])
+        idle = said["idle"]
+        rows += said["rows"]
+    report({}, output, rows)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

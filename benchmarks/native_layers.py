@@ -1,9 +1,11 @@
 """Whether native passes that are accepted at load are their modules', layer by layer, and every refusal by name.
 
-    python -m benchmarks.native_layers [--only exaone4,ministral3] [--minutes 20] [--output FILE.json]
+    python -m benchmarks.native_layers [--only exaone4,ministral3] [--turns 2] [--minutes 20] [--output FILE.json]
 
-Random models of every type that can be a target, with hybrid layer patterns, at several scales of their weights and two
+Random models of every type that can be a target, with hybrid layer patterns, at four scales of their weights and two
 hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens.
+A turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
+all. What the output file has is not tried again.
 What the load trial accepts is compared with an untouched copy of the model that transformers runs with masks of its
 own, and with that in float64 (`exact.py`): each layer on the states that the native pass gave it, and every token of
 greedy answers. A layer may be as far from float64 as rounding may take it, by the rule of the load trial
@@ -15,6 +17,7 @@ allowed, as no more is drawn once all are within it.
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import time
 from collections import Counter
@@ -22,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from random import Random
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -30,7 +33,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
-from benchmarks.architectures import build, tiny_config
+from benchmarks.architectures import build, refuse_large, tiny_config
 from benchmarks.exact import ExactModel
 from benchmarks.harness import Output, described, script
 from eyas.engine import Engine
@@ -122,7 +125,9 @@ def tried(row: Row, dtype: torch.dtype) -> Row:
     log.setLevel(logging.DEBUG)
     try:
         try:
-            stock = build(small_config(row.kind, row.hidden), row.scale).to(dtype)
+            config = small_config(row.kind, row.hidden)
+            refuse_large(config)
+            stock = build(config, row.scale).to(dtype)
         except Exception as error:  # noqa: BLE001  # whatever transformers raises: there is no model to try
             row.reason = f"{type(error).__name__}: {error}"[:200]
             return row
@@ -208,13 +213,22 @@ def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[Lay
     return calls, logits
 
 
-def rows(kinds: Sequence[str], seed: int) -> Iterator[tuple[Row, torch.dtype]]:
-    """All combinations, each type's in an order of its own; every type has had one before any has the next."""
-    grid = list(product(SCALES, HIDDEN, TYPES))
-    ways = [Random(f"{seed} {kind}").sample(grid, len(grid)) for kind in kinds]
-    for turn in zip(*ways, strict=True):
-        for kind, (scale, hidden, dtype) in zip(kinds, turn, strict=True):
-            yield Row(kind, scale, hidden, str(dtype).removeprefix("torch.")), dtype
+def rows(kinds: Sequence[str], turns: int) -> Iterator[tuple[Row, torch.dtype]]:
+    """A way of trying each type, then another one, in another order of scales for each."""
+    for turn, (place, kind) in product(range(turns), enumerate(kinds)):
+        fours, step = divmod(turn, len(SCALES))
+        scale = SCALES[(place + step) % len(SCALES)]
+        hidden = HIDDEN[(place // 4 + step + fours) % 2]
+        dtype = TYPES[(place // 8 + step + fours // 2) % 2]
+        yield Row(kind, scale, hidden, str(dtype).removeprefix("torch.")), dtype
+
+
+def tried_before(output: Path | None) -> list[Row]:
+    """The rows of an output file that were tried with this release of transformers."""
+    if output is None or not output.exists():
+        return []
+    found = json.loads(output.read_text(encoding="utf-8"))
+    return [Row(**row) for row in found["rows"]] if found["transformers"] == transformers.__version__ else []
 
 
 def findings(done: Sequence[Row]) -> dict[str, Any]:
@@ -242,21 +256,23 @@ def findings(done: Sequence[Row]) -> dict[str, Any]:
 def main(
     *,
     only: Annotated[str | None, "model types with commas between them"] = None,
+    turns: Annotated[int, "in how many of the sixteen ways each type is tried"] = 16,
     minutes: Annotated[float, "how long it may take; what is left is left out"] = 60.0,
-    seed: Annotated[int, "of the order in which combinations are tried"] = 0,
     output: Output = None,
 ) -> int:
     kinds = only.split(",") if only else [kind for kind in REGISTERED if not isinstance(SPECIAL.get(kind), str)]
     transformers.logging.set_verbosity_error()
-    done, until, left = list[Row](), time.monotonic() + 60 * minutes, set(kinds)
-    for row, dtype in rows(kinds, seed):
+    done, until = tried_before(output), time.monotonic() + 60 * minutes
+    known = {(row.kind, row.scale, row.hidden, row.dtype) for row in done}
+    out = {row.kind for row in done if row.result in (UNTRIED, OTHER)}  # at any scale
+    for row, dtype in rows(kinds, turns):
         if time.monotonic() > until:
             break
-        if row.kind not in left:
+        if row.kind in out or (row.kind, row.scale, row.hidden, row.dtype) in known:
             continue
         done.append(tried(row, dtype))
-        if row.result in (UNTRIED, OTHER):  # at any scale
-            left.discard(row.kind)
+        if row.result in (UNTRIED, OTHER):
+            out.add(row.kind)
         print(
             f"{row.kind} {row.scale:g} {row.hidden} {row.dtype}: {row.result} {row.apart} ({row.modules_apart}) "
             f"answers {row.answers_apart} {row.parted} {row.reason[:90]}",

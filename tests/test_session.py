@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.engine.default_tree import tree_for
 from eyas.errors import CheckpointError, UsageError
 from eyas.options import EngineOptions, TargetOptions
 from eyas.session import Session, load
@@ -133,3 +133,9 @@ def test_a_session_makes_many_engines_on_one_target(model: Path, tmp_path: Path)
     assert isinstance(fixed.speculation.tree, DynamicTree)
     assert answer(fixed) == answer(session.engine())
     assert fixed.target is session.engine().target
+
+
+def test_a_tree_that_a_drafter_brings_is_bounded(model: Path, tmp_path: Path) -> None:
+    """Its mask would take gigabytes."""
+    with pytest.raises(UsageError, match="length must be at most 1024, got 100000"):
+        load(model, drafter(tmp_path, default_tree="chain:100000"), device="cpu")

@@ -13,8 +13,8 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine.controller import make_controller
+from eyas.engine.default_tree import default_tree, own_shape, tree_for
 from eyas.engine.engine import Engine
-from eyas.engine.load import default_tree, own_shape, tree_for
 from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
 from eyas.targets import Target, load_target, load_tokenizer

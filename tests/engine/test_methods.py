@@ -14,7 +14,7 @@ from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.engine.default_tree import tree_for
 from eyas.types import Limits, Request, SamplingParams
 
 from .. import tiny

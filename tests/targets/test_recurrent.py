@@ -133,6 +133,19 @@ def test_a_pass_reads_wide_weights_once() -> None:
     assert calls["norm"] == 4  # levels
 
 
+def test_a_trace_keeps_torch_to_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rounds do: its threads would wait for each other after every small operation."""
+    target, seen, before = tiny.target("qwen3_next"), list[int](), torch.get_num_threads()
+    masks = target.masks
+    monkeypatch.setattr(target, "masks", lambda *args: seen.append(torch.get_num_threads()) or masks(*args))
+    torch.set_num_threads(2)
+    try:
+        target.trace(torch.tensor(tiny.prompts(5)), torch.tensor([5]), (1,))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_nothing_else_is_changed_in_the_model() -> None:
     """A second target of a model finds its modules as they are, and transformers' own passes are its own."""
     model = tiny.build_model("bamba")

@@ -79,23 +79,6 @@ def make_drafter(
     return _united(drafter, lookup, target)
 
 
-def open_drafter(
-    source: str | Path | None,
-    target: Target,
-    *,
-    weights: str | None = None,
-    ignore_config_keys: Collection[str] = (),
-    method: str | None = None,
-    tokenizer: Any = None,
-    model: str | Path | None = None,
-    window: str | int | None = None,
-    quantize: str | None = None,
-) -> Drafter:
-    """`make_drafter` for options that aren't gathered yet, as in `eyas.engine.load`."""
-    options = DrafterOptions(source, method, weights, tuple(ignore_config_keys), window, quantize)
-    return make_drafter(options, target, tokenizer, model)
-
-
 def _check_small_lm(options: DrafterOptions) -> None:
     """Raise UsageError for options that a small language model can't have."""
     if options.window is not None:

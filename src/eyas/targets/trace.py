@@ -42,7 +42,7 @@ class Trace(NamedTuple):
 @torch.no_grad()
 def traced(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
     """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
-    with nullcontext() if target.native is None else lone_torch():
+    with lone_torch() if target.alone else nullcontext():
         return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
 
 

@@ -68,6 +68,9 @@ def test_figures_of_every_method(bench: Run, pair: Pair, tmp_path: Path) -> None
     assert report["fastest"] in ("none", "eagle3", "ngram")
     assert "Fastest: " in result.stdout
     assert f"next: eyas serve {pair.model}" in result.stderr
+    tree = {"none": None, "eagle3": "chain:2", "ngram": "chain:10"}[report["fastest"]]
+    assert ("a server sizes trees by its load" in result.stderr) == (tree is not None)
+    assert tree is None or f"measured with --tree {tree};" in result.stderr
     for words in ("drafting", "quartiles", "chain:2", "weights, MB", "2/2", "3/3"):
         assert words in result.stdout
 

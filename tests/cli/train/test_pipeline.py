@@ -117,6 +117,8 @@ def test_steps_run_in_order_and_once_and_the_end_is_what_to_serve(run: Run, comm
     assert commands.verbs == [*every[:4], *every[3:]]
     assert f"already done: {commands.folder / RESULTS['data capture']}" in done.stderr
     assert commands.words["train"][-1] == "a.b=3"
+    methods = commands.words["bench methods"]
+    assert methods[methods.index("--tree") + 1] == "auto", "what is measured is what is served"
     assert commands.words["train"][1] == "drafter.target=org/model"
     assert "Fastest: ngram, 1.77 times as fast." in done.stdout
     assert done.stderr.splitlines()[-1] == "next: eyas serve org/model --method ngram"

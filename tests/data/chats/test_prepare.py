@@ -19,7 +19,7 @@ from eyas.data.chats.folder import read_report, splits, write_report
 from eyas.data.chats.prepare import prepare
 from eyas.data.chats.sources import parse_source
 from eyas.data.tokens.tokenize import tokenize_chat
-from eyas.errors import DataError, ModelError, UsageError
+from eyas.errors import DataError, LockedError, ModelError, UsageError
 from eyas.files import TEMPORARY
 from eyas.text.chats import Chat, exchange
 
@@ -77,6 +77,14 @@ def test_shares_samples_and_seeds(tmp_path: Path, two: tuple[str, str]) -> None:
         "only 200 of the 400 requested chats could be drawn",
         f"{Path(b).stem} gave 100 chats; its share of 400 is 300",
     ]
+
+
+def test_of_few_chats_enough_are_held_out_to_choose_by(tmp_path: Path, two: tuple[str, str]) -> None:
+    """2 % of 300 would be 6."""
+    run(tmp_path, *two)
+    assert 20 < len(written(tmp_path)["validation"]) < 45
+    shares = [PrepareConfig(sources=(parse_source(two[0]),), output=tmp_path).held_out_share_of(n) for n in (9, 10**5)]
+    assert shares == [0.1, 0.02]
 
 
 def test_weights_that_leave_chats_out_say_so(tmp_path: Path, two: tuple[str, str]) -> None:
@@ -267,6 +275,20 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, two: tuple[str, str], monkey
     with pytest.raises(DataError, match=r"can't write .*out: No space left on device"):
         run(tmp_path, two[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+
+def test_two_runs_never_share_an_output(tmp_path: Path, two: tuple[str, str]) -> None:
+    begun: list[str] = []
+
+    def meanwhile(stage: str, *_: object) -> None:
+        if not begun:
+            begun.append(stage)
+            with pytest.raises(LockedError, match=r"another process is writing .*out: wait for it, or choose another"):
+                run(tmp_path, two[1])
+
+    prepare(PrepareConfig(sources=(parse_source(two[0]),), output=tmp_path / "out"), meanwhile)
+    assert begun
+    assert len(everything(tmp_path)) == 200
 
 
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import make_controller
-from eyas.engine.load import tree_for
+from eyas.engine.default_tree import tree_for
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError, UsageError
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Limits, Request, SamplingParams

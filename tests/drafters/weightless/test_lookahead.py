@@ -11,7 +11,7 @@ import torch
 from eyas.drafters.weightless.lookahead import LookaheadDrafter, first_guesses
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import make_controller
-from eyas.engine.load import tree_for
+from eyas.engine.default_tree import tree_for
 from eyas.errors import UsageError
 from eyas.tree import parse_tree
 from eyas.types import GrammarSpec, Limits, Request, SamplingParams

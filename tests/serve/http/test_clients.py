@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from eyas.errors import UsageError
-from eyas.serve.context import ServeSettings
+from eyas.serve.context import FairWorkers, ServeSettings
 from eyas.serve.http import request as reading
 from eyas.serve.http.streaming import encoded
 from eyas.session import load
@@ -61,11 +61,29 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", LARGE)
-def test_all_text_of_a_chat_counts_before_it_is_cut_into_tokens(where: str) -> None:
+def test_all_text_of_a_chat_counts_before_it_is_cut_into_tokens(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*_: object, **__: object) -> None:
+        raise AssertionError("it was cut into tokens")
+
+    monkeypatch.setattr("eyas.serve.api.chat.chat_prompt", cut)
     hello = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
     answer = run(post(FakeEngine(), "/v1/chat/completions", hello | LARGE[where]))
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded", answer.text
+
+
+def test_bad_words_have_their_turn_by_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else 256 words of 256 characters would be cut into tokens before anybody's short prompt."""
+    sizes: list[int] = []
+    work = FairWorkers.run
+
+    async def noted(self: FairWorkers, key: str, characters: int, *rest: Any) -> Any:
+        sizes.append(characters)
+        return await work(self, key, characters, *rest)
+
+    monkeypatch.setattr(FairWorkers, "run", noted)
+    run(post(FakeEngine(), "/v1/completions", ASKED | {"bad_words": ["clips" * 50] * 3}))
+    assert sizes == [0, 2 * 3 * 250]
 
 
 def test_the_time_of_a_request_counts_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +126,13 @@ def test_a_large_answer_lets_others_have_their_turn() -> None:
 
     async def work() -> float:
         beside = asyncio.ensure_future(others())
+        await asyncio.sleep(0)  # it has begun
         began = time.thread_time()
         await encoded(value)
+        took = time.thread_time() - began
+        await asyncio.sleep(0)  # it has seen how long it had to wait
         beside.cancel()
-        return time.thread_time() - began
+        return took
 
     whole = run(work())
     assert max(paused) < max(0.05, whole / 4)

@@ -184,6 +184,23 @@ def test_a_second_signal_acts_at_once(tmp_path: Path) -> None:
         train(Impatient(), config(6), tmp_path, ALONE, {})
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_under_torchrun_a_signal_comes_twice_and_is_one_request(
+    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From who sent it to the whole group, and from the agent, which passes on what it got."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+
+    class Twice(Regression):
+        def micro_batch_loss(self, batch: int) -> MicroBatchLoss:
+            for _ in range(2):
+                os.kill(os.getpid(), number)
+            return super().micro_batch_loss(batch)
+
+    with pytest.raises(StoppedError, match="the state of that step is saved in"):
+        train(Twice(), config(6), tmp_path, ALONE, {})
+
+
 def test_accumulation_over_unequal_parts_is_one_big_batch(tmp_path: Path) -> None:
     class Whole(Regression):
         def micro_batch_loss(self, number: int) -> MicroBatchLoss:

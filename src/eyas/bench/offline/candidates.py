@@ -174,13 +174,19 @@ def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
 def doubt(candidate: Candidate) -> str | None:
     """Why a candidate should not be served: it isn't certain to be faster than plain decoding. None if it is.
 
-    Certain means more than two standard errors above 1.0, or above 1.0 where nothing tells the standard error.
+    Certain means a figure that can be true, more than two standard errors above 1.0. Where a task has a single group of
+    prompts, these are of the times alone.
     """
     speedup, error = candidate.mean("speedup"), uncertainty(candidate, None, "speedup")
-    margin = 0.0 if error is None else 2 * error
+    if impossible(candidate.name, speedup, candidate.mean("accept_length")) is not None:
+        return f"what was measured of {candidate.name} can't be true"
+    if error is None:
+        scores = candidate.tasks.values()
+        error = sqrt(sum((score.noise * score.figure("speedup")) ** 2 for score in scores)) / len(scores)
+    margin = 2 * error
     if speedup - margin > 1.0:
         return None
-    bars = "" if error is None else f" (give or take {margin:.2f}, two standard errors)"
+    bars = f" (give or take {margin:.2f}, two standard errors)" if error else ""
     measured = f"{candidate.name} decodes at {speedup:.2f} times the speed of plain decoding{bars}"
     if speedup < 1.0:
         return f"{measured}, so serving with it is slower than without a drafter"

@@ -30,7 +30,7 @@ from eyas.drafters.registry import kind_for
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine
 from eyas.engine.controller import costs_for
-from eyas.engine.load import default_tree
+from eyas.engine.default_tree import default_tree
 from eyas.errors import EyasError, UsageError
 from eyas.options import EngineOptions
 from eyas.session import Session

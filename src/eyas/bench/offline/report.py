@@ -334,22 +334,32 @@ class MethodComparison:
 
     @cached_property
     def fastest(self) -> tuple[str, float]:
-        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them."""
-        speedups: dict[str, list[float]] = {PLAIN: [1.0]}
+        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them.
+
+        A speedup that can't be true counts as the accept length, above which none can be.
+        """
+        measured, counted = dict[str, list[float]](), {PLAIN: [1.0]}
         for one in self.lines:
             if one.line.task != MEAN and one.line.method in {each.choice.name for each in self.methods}:
-                speedups.setdefault(one.line.method, []).append(one.line.speedup or 0.0)
-        name = max(speedups, key=lambda method: fmean(speedups[method]))
-        return name, fmean(speedups[name])
+                found, most = one.line.speedup or 0.0, one.line.accept_length or 1.0
+                measured.setdefault(one.line.method, []).append(found)
+                counted.setdefault(one.line.method, []).append(found if one.line.impossible is None else most)
+        name = max(counted, key=lambda method: fmean(counted[method]))
+        return name, fmean(measured.get(name, [1.0]))
 
     @property
     def fastest_options(self) -> list[str]:
         """The options with which `eyas serve` serves it; trees are then sized by the load."""
-        choice = next((each.choice for each in self.methods if each.choice.name == self.fastest[0]), None)
-        if choice is None:
+        if self.to_serve is None:
             return []
+        choice = self.to_serve.choice
         drafter = [] if choice.source is None else ["--draft-model", choice.source]
         return [*drafter, *([] if choice.method is None else ["--method", choice.method])]
+
+    @property
+    def to_serve(self) -> OpenedMethod | None:
+        """The fastest method; None if that is plain decoding."""
+        return next((each for each in self.methods if each.choice.name == self.fastest[0]), None)
 
     @property
     def certain(self) -> bool:
@@ -364,6 +374,8 @@ class MethodComparison:
         if name == PLAIN:
             return "Fastest: plain decoding. No method was faster here, so serve without one."
         found = f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
+        if any(one.line.impossible is not None for one in self.lines if one.line.method == name):
+            return f"{found} That can't be true, as no pass yields more tokens than its accept length: measure again."
         if self.certain:
             return found
         return (

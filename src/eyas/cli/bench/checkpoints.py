@@ -125,7 +125,7 @@ def checkpoints(
         _write_pick(best, run / "pick", decided, tree)
     code, prompt_files = finish(report.machine, errors), prompt_options(measuring)
     if write:
-        next_step("bench", "methods", target.model, "--draft-model", run / "pick", *prompt_files)
+        next_step("bench", "methods", target.model, "--draft-model", run / "pick", "--tree", "auto", *prompt_files)
     else:
         next_step("bench", "checkpoints", run, *prompt_files, "--write")
     return code

@@ -105,6 +105,7 @@ def methods(
     from eyas.bench.offline.methods import MethodOpener
     from eyas.bench.offline.report import MethodComparison
     from eyas.bench.offline.runner import Plan, read_tasks
+    from eyas.tree import is_auto
 
     choices, skipped = _choices(method, preset, drafters, trees)
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
@@ -130,6 +131,9 @@ def methods(
         _show(comparison, f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}")
     code = finish(comparison.machine, errors)
     if not errors:
+        best = comparison.to_serve
+        if best is not None and not is_auto(best.tree):
+            note(f"measured with --tree {best.tree}; a server sizes trees by its load: --tree auto measures that")
         next_step("serve", target.model, *comparison.fastest_options)
     return code
 

@@ -116,7 +116,8 @@ def trees(
         write_default_tree(Path(draft_model), kept)
         note(f"default_tree of {draft_model} is now {kept}")
     code = finish(report.machine, errors)
-    next_step("bench", "methods", target.model, "--draft-model", draft_model, *prompt_options(measuring))
+    options = ("--tree", "auto", *prompt_options(measuring))  # as it is served
+    next_step("bench", "methods", target.model, "--draft-model", draft_model, *options)
     return code
 
 

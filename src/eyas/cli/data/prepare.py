@@ -35,7 +35,9 @@ def prepare(
     ] = None,
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None,
     seed: Annotated[int, Option(help="Decides which chats are drawn, and their order.")] = 0,
-    held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions for validation.")] = 0.02,
+    held_out_share: Annotated[
+        float | None, Option(min=0, max=0.99, help="Share of the questions for validation (default: about 32 or 2%).")
+    ] = None,
     exclude: Annotated[
         list[Path] | None, Option(help="A prompt file of an evaluation: chats that ask its questions are dropped.")
     ] = None,

@@ -114,7 +114,7 @@ def verify(
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
     """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
-    from eyas.engine.load import own_shape, tree_for
+    from eyas.engine.default_tree import own_shape, tree_for
     from eyas.tree import parse_tree
 
     own, chain = own_shape(drafter), f"chain:{min(4, drafter.max_depth or 4)}"

@@ -42,7 +42,7 @@ class StepOptions:
         list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, left out of the chats.")
     ] = field(default_factory=list)
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None
-    held_out_share: Annotated[float, Option(min=0, max=0.99, help="Share of the questions to measure on.")] = 0.05
+    held_out_share: Annotated[float | None, Option(min=0, max=0.99, help="As for eyas data prepare.")] = None
     max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
     temperature: Annotated[
         float, Option(min=0, help="Sampling temperature of the answers: the one that you serve with.")
@@ -121,7 +121,7 @@ def steps(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     excluded = [word for path in options.exclude for word in ("--exclude", path)]
     yield _step(
         chats / "report.json", "data", "prepare", *sources, "--model", model, "--output", chats,
-        "--held-out-share", options.held_out_share, *_given(options, "samples", "max_length"), *excluded,
+        *_given(options, "held_out_share", "samples", "max_length"), *excluded,
     )  # fmt: skip
     yield _step(
         answers / "report.json", "data", "regenerate", "--model", model, "--chats", chats, "--output", answers,
@@ -143,8 +143,9 @@ def steps(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     compared = run / "bench" / "methods.json"
     methods = [word for name in ("pick", "pick+suffix", "ngram", "suffix") for word in ("--method", name)]
     yield _step(
-        compared, "bench", "methods", model, "--draft-model", run / "pick", *methods, *measuring, "--output", compared
-    )
+        compared, "bench", "methods", model, "--draft-model", run / "pick", *methods, "--tree", "auto", *measuring,
+        "--output", compared,
+    )  # fmt: skip
     report = folder / "report.html"
     yield _step(report, "bench", "report", run, "--output", report, "--chats", chats, "--chats", answers)
 

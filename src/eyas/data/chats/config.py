@@ -13,6 +13,8 @@ from eyas.config import StrictModel
 from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
+_LEAST_HELD_OUT, _MOST_HELD_OUT, _MEASURED = 0.02, 0.1, 32
+"""The held-out share where none is given, and the chats that it should come to: a run measures as many."""
 NEAR = 0.8
 """The least Jaccard similarity of near-duplicates, unless the settings say otherwise."""
 
@@ -25,7 +27,8 @@ class PrepareConfig(StrictModel):
     model: str | None = None
     samples: int | None = Field(default=None, ge=1)
     seed: int = 0
-    held_out_share: float = Field(default=0.02, ge=0, lt=1)
+    held_out_share: float | None = Field(default=None, ge=0, lt=1)
+    """Validation's share of the questions; None: 2 %, or of few chats as much as some 32 are, at most 10 %."""
     exclude: tuple[Path, ...] = ()
     drop_unanswered: bool = False
     max_length: int | None = Field(default=None, ge=2)
@@ -45,6 +48,12 @@ class PrepareConfig(StrictModel):
         if self.max_length is None and self.too_long == "cut":
             raise ValueError("too_long: cut needs a maximum length: give --max-length")
         return self
+
+    def held_out_share_of(self, chats: int) -> float:
+        """The held-out share of so many chats: what is chosen by a handful is left to chance."""
+        if self.held_out_share is not None:
+            return self.held_out_share
+        return min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, _MEASURED / chats))
 
     @property
     def near_threshold(self) -> float | None:

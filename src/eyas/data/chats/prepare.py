@@ -314,10 +314,11 @@ def _write(config: PrepareConfig, fitter: ChatFitter | None, folder: Path, progr
         if not weighted:
             weights = [float(len(candidates) or 1) for candidates in found]
         most = min(config.samples or sum(map(len, found)), sum(map(len, found)))
+        share = config.held_out_share_of(most)
         out = {name: files.enter_context(split_file(folder, name).open("w", encoding="utf-8")) for name in SPLITS}
         chats = [drawn(spool, of_source, fitter, near, tally) for of_source, tally in zip(found, tallies, strict=True)]
         for done, (source, chat) in enumerate(take_turns(chats, weights, config.samples, strict=weighted), start=1):
-            side = SPLITS[held_out(question_key(chat), config.held_out_share)]
+            side = SPLITS[held_out(question_key(chat), share)]
             out[side].write(chat_line(chat))
             sides[side].add(chat)
             tallies[source].chats += 1
@@ -374,7 +375,7 @@ def _notes(
         )
     for name, side in sides.items():
         if not side.chats:
-            notes.append(f"{name} is empty: add chats or change the held-out share ({config.held_out_share:g})")
+            notes.append(f"{name} is empty: add chats or change the held-out share (--held-out-share)")
     if config.near_duplicates == "auto" and config.near_threshold is None:
         notes.append("near-duplicates were not searched for: that needs datasketch (pip install 'eyas[data]')")
     if fitter is not None and fitter.end_mark is None:

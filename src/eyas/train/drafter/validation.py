@@ -27,7 +27,7 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.engine import Engine, Speculation
-from eyas.engine.load import tree_for
+from eyas.engine.default_tree import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import keep_fingerprints

@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from rich.console import Console
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.distributed import is_torchelastic_launched
 
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
@@ -195,14 +196,19 @@ def train(
 
 
 class _StopRequest:
-    """The signal that asked training to stop, if one did; a second one of its kind acts at once."""
+    """The signal that asked training to stop, if one did; a second one of its kind acts at once.
+
+    Not under torchrun, which passes on what its whole group got, so that each process gets it twice; it kills those
+    that take more than 30 s.
+    """
 
     def __init__(self) -> None:
         self.signal_number = 0
 
     def __call__(self, number: int, _: Any) -> None:
         self.signal_number = number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        if not is_torchelastic_launched():
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager
