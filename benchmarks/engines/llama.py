@@ -47,9 +47,9 @@ def drafting(drafter: Path, chain: int, method: str = "eagle3") -> list[str]:
 def server(binary: Path, job: Job) -> ServerProcess:
     """`eyas serve --engine llama.cpp`, which becomes its server: one slot, no flash attention, float32 caches."""
     options = "-c 1024 -t 1 -ctk f32 -ctv f32 -ctkd f32 -ctvd f32 --no-webui".split()
+    drafts = ["--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)] if job.chain else []
     arguments = [
-        *("--engine", "llama.cpp", "--engine-command", str(binary), "--model", str(job.model)),
-        *("--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)),
+        *("--engine", "llama.cpp", "--engine-command", str(binary), "--model", str(job.model), *drafts),
         *("--max-running", "1", "--attention", "eager", "--prefix-tokens", "0"),
         *(f"--engine-option={option}" for option in options),
     ]

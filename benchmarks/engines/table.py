@@ -59,7 +59,9 @@ def _row(results: Sequence[Result], chains: Sequence[int]) -> list[str]:
 
 def _outcome(result: Result) -> str:
     answers = f"{result.equal} of {result.prompts} answers equal"
-    if result.equal < result.prompts:
+    if result.own is not None:
+        answers = f"{result.own} of {result.prompts} answers those of its plain decoding, {answers} to ours"
+    elif result.equal < result.prompts:
         ties = sum(parting.tie for parting in result.partings)
         answers += f", {ties} parted at a tie, {len(result.partings) - ties} DIFFERENT"
     if result.draft_ties:

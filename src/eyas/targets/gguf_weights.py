@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
+from eyas.targets.transformers_names import dequantized
 
 
 def read_weights(
@@ -55,6 +56,21 @@ def read_weights(
     if left := sorted(name for name in unknown if name not in _COMPUTED):
         raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
     return {name: weight.to(dtype) for name, weight in read["tensors"].items()}
+
+
+def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
+    """The model of a GGUF file as transformers itself reads and dequantises it: slowly, and without `read_weights`.
+
+    Raises ModelError if it can't.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False, **dequantized()
+        )
+    except Exception as error:  # its reader raises whatever a file makes it stumble over
+        raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
 
 
 def _module_names(model: Any, processor: Any) -> dict[str, str]:

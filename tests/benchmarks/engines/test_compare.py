@@ -74,6 +74,15 @@ def test_other_counts_where_two_guesses_were_equally_good_are_a_tie_of_the_draft
     assert "1 of them not counted: two guesses of the drafter tie" in table([result])
 
 
+def test_an_engine_that_rounds_otherwise_is_held_to_its_own_plain_decoding() -> None:
+    parted = run([SAME[0], Answer((8, 2, 1), SAME[1].counts)])
+    same = replace(parted, own=2)
+    assert same.passed
+    assert not replace(parted, own=1).passed
+    assert "2 of 2 answers those of its plain decoding, 1 of 2 answers equal to ours; accepted" in table([same])
+    assert Result.from_dict(json.loads(json.dumps(same.as_dict()))) == same
+
+
 def test_results_survive_json() -> None:
     result = run([SAME[0], Answer((8, 2, 1), SAME[1].counts)], gap=0.25)
     assert Result.from_dict(json.loads(json.dumps(result.as_dict()))) == result
