@@ -120,7 +120,7 @@ def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tens
 def engines_of(
     model: str, dtype: str, batch: int, quantize: str | None, draft_model: str | None
 ) -> dict[str, eyas.Engine]:
-    """Our sides: the plain one first, then those with 8-bit weights and with a drafter, as far as they are asked for."""
+    """Our sides: the plain one first, then those with 8-bit weights and with a drafter, where asked for."""
     return {
         " ".join(["eyas", *([weights] if weights else []), *(["auto"] if drafter else [])]): eyas.load(
             model, drafter, tree="auto" if drafter else None, dtype=dtype, batch_size=batch, quantize=weights

@@ -1,7 +1,7 @@
 """What releases of transformers call things: the one file that knows.
 
-Release 5.24 renamed the argument `past_key_values` to `cache`, and keeps weights of GGUF files packed where it can. What
-a forward takes is read from its signature; no version is compared anywhere.
+Release 5.24 renamed the argument `past_key_values` to `cache`, and keeps weights of GGUF files packed where it can.
+What a forward takes is read from its signature; no version is compared anywhere.
 """
 
 from __future__ import annotations
