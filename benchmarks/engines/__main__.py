@@ -148,7 +148,7 @@ class Checks:
         theirs = llama_engine.converted(
             built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options
         )
-        version = llama_engine.version_of(built.sources)
+        version = llama_engine.version_of(built)
         if not built.example.is_file():
             print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.engines.building import Llama
 from benchmarks.engines.compare import Answer
 from benchmarks.engines.counts import Counts
 from benchmarks.engines.vllm import Job
@@ -127,10 +128,14 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
     return answers
 
 
-def version_of(sources: Path | None) -> str:
-    """llama.cpp names no releases in an sdist: the package whose sources they are."""
+def version_of(built: Llama) -> str:
+    """The commit that the server was built from; an sdist knows none: the package whose sources they are."""
+    said = subprocess.run([str(built.server), "--version"], capture_output=True, text=True, check=False)
+    commit = re.search(r"commit ([0-9a-f]{7,})", said.stdout + said.stderr)
+    if commit is not None:
+        return f"at {commit[1]}"
     package = "llama-cpp-python"
-    for folder in () if sources is None else sources.resolve().parents:
+    for folder in built.sources.resolve().parents:
         name, _, version = folder.name.replace("_", "-").rpartition("-")
         if name == package:
             return f"in {package} {version}"
