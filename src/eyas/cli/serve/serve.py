@@ -334,15 +334,13 @@ def serve_elsewhere(
     """
     environment = dict(os.environ)  # before libraries add to it: that is not the engine's business
     quiet()
-    from eyas.assets import named_target
-    from eyas.gguf_target import weights_file
+    from eyas.assets import target_as_file
     from eyas.interop.serving.engines import ENGINES, serve_command, translated
     from eyas.interop.serving.speculation import read_gguf_target
 
     if options.engine not in ENGINES:
         raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
-    engine, folder = ENGINES[options.engine], named_target(target.model)
-    name = str(weights_file(folder) or folder)  # the folder that eyas makes of a GGUF file is for eyas
+    engine, name = ENGINES[options.engine], target_as_file(target.model)
     rest = {key: value for key, value in requested.items() if key not in OWN_OPTIONS}
     program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
     # refused options are reported before a drafter is read or exported
