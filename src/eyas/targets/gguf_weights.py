@@ -19,7 +19,6 @@ from torch import Tensor
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.targets.transformers_names import dequantized
 
 
 def read_weights(
@@ -63,11 +62,15 @@ def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
 
     Raises ModelError if it can't.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     try:
         return AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False, **dequantized()
+            file.parent,
+            gguf_file=file.name,
+            dtype=dtype,
+            quantization_config=GgufConfig(dequantize=True),  # else it may keep the weights packed
+            trust_remote_code=False,
         )
     except Exception as error:  # its reader raises whatever a file makes it stumble over
         raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
 """What releases of transformers call things: the one file that knows.
 
-Release 5.24 renamed the argument `past_key_values` to `cache`, and keeps weights of GGUF files packed where it can.
-What a forward takes is read from its signature; no version is compared anywhere.
+Release 5.24 renamed the argument `past_key_values` to `cache`. What a forward takes is read from its signature; no
+version is compared anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any
 
-import transformers
 from torch import nn
 from transformers import cache_utils
 
@@ -54,9 +53,3 @@ def given(module: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword arguments that hand a module's forward its `cache`."""
     kind: Any = type(module)
     return {_of_class(kind): cache}
-
-
-def dequantized() -> dict[str, Any]:
-    """The arguments of `from_pretrained` by which the weights of a GGUF file are dequantised."""
-    config = getattr(transformers, "GgufConfig", None)  # without it they always are
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
