@@ -28,7 +28,7 @@ from benchmarks.engines import llama as llama_engine
 from benchmarks.engines import openvino as openvino_engine
 from benchmarks.engines import vllm as vllm_engine
 from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
-from benchmarks.engines.compare import Answer, Result, compare
+from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
 from benchmarks.engines.prompts import make_prompts
 from benchmarks.engines.reference import Chains, Gaps, Reference, references
@@ -176,7 +176,9 @@ class Checks:
                 plain = answers
                 continue
             found = self._compared("llama.cpp", version, "gguf", PACKED, chain, answers, self._fitting(chain))
-            yield replace(found, own=sum(a.tokens == b.tokens for a, b in zip(answers, plain, strict=True)))
+            coarse = tuple(replace(each, within=COARSE_TIE) for each in found.partings)
+            own = sum(a.tokens == b.tokens for a, b in zip(answers, plain, strict=True))
+            yield replace(found, partings=coarse, own=own)
 
     def openvino(self, python: Path) -> Iterator[Result]:
         """Its own form, in process."""
