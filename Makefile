@@ -72,12 +72,12 @@ pipeline: install
 	$(RUN)/eyas pipeline smollm2 stdlib --output runs/pipeline --recipe pipeline --samples 400 --held-out-share 0.1 \
 	  --max-length 400 --max-new-tokens 96 --draft-model smollm2 --measured-tokens 64
 
-# the exported demo drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
+# SmolLM2's exported drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
-# DRAFTER=FOLDER is another drafter of the demo target, such as a block drafter
+# MODEL=TARGET DRAFTER=FOLDER is another pair, such as one with a block drafter
 engines: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m benchmarks.engines \
-	  $(if $(DRAFTER),--drafter $(DRAFTER)) $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(DRAFTER),--drafter $(DRAFTER)) $(if $(VLLM_PYTHON),--vllm $(VLLM_PYTHON)) $(if $(LLAMA_SERVER),--llama $(LLAMA_SERVER) $(LLAMA_SOURCES)) \
 	  --output benchmarks/results/$(shell date +%F)/engines.json --page docs/lab/engines.md
 
 # client libraries, unmodified, against a server of the demo pair; their environments are made under .clients

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import httpx
 
 from benchmarks.harness import Output, interleave, report, script
-from benchmarks.serving.peers import vllm_server
+from benchmarks.serving.peers import Pair, vllm_server
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 
 FIGURES = ("median_first", "earliest_first", "last_first", "longest_pause", "tokens_per_second")
@@ -79,7 +79,7 @@ def main(
     if older:
         servers["older"] = eyas_server("older", plain, {"PYTHONPATH": str(older)})
     if vllm:
-        servers["vllm"] = vllm_server(vllm, model.parent, 0, dtype, True)
+        servers["vllm"] = vllm_server(vllm, Pair.at(str(model.parent)), 0, dtype, True)
 
     def bursts(server: ServerProcess, size: int) -> Callable[[], dict[str, float]]:
         """A burst a turn, each with prompts of its own that are the same for every server."""

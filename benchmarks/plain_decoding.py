@@ -1,10 +1,11 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
-random tokens, or the first of `--prompt-file`. The MODEL_DIR `random-moe`, `random-gpt-oss` or `random-deepseek` is a
-mixture of experts, `random-neox` and `random-gpt2` have the sizes of Pythia-410M and GPT-2 medium; all are random.
+random tokens, or the first of `--prompt-file`. MODEL is a target as everywhere (a GGUF file is read and dequantised by
+transformers itself for its side), `random-moe`, `random-gpt-oss` or `random-deepseek`, mixtures of experts, or
+`random-neox` or `random-gpt2`, which have the sizes of Pythia-410M and GPT-2 medium; these are random.
 
-    python -m benchmarks.plain_decoding MODEL_DIR [--dtype bfloat16] [--tokens 64] [--repeats 5] [--batch 1]
+    python -m benchmarks.plain_decoding MODEL [--dtype bfloat16 float32] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,9 +32,7 @@ from transformers import (
 
 import eyas
 from benchmarks.harness import Output, interleave, paired, report, script
-from eyas.assets import named_target
-from eyas.hub import find_model
-from eyas.targets.loading import resolve_dtype
+from eyas.bench.offline.external import TransformersBaseline
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16,
@@ -117,11 +117,24 @@ def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tens
     return torch.tensor([row[-min(map(len, ids)) :] for row in ids])
 
 
+def engines_of(
+    model: str, dtype: str, batch: int, quantize: str | None, draft_model: str | None
+) -> dict[str, eyas.Engine]:
+    """Our sides: the plain one first, then those with 8-bit weights and with a drafter, where asked for."""
+    return {
+        " ".join(["eyas", *([weights] if weights else []), *(["auto"] if drafter else [])]): eyas.load(
+            model, drafter, tree="auto" if drafter else None, dtype=dtype, batch_size=batch, quantize=weights
+        )
+        for weights in dict.fromkeys((None, quantize))
+        for drafter in dict.fromkeys((None, draft_model))
+    }
+
+
 @script
 def main(
     model: str,
     *,
-    dtype: str = "bfloat16",
+    dtype: Sequence[str] = ("bfloat16",),
     tokens: int = 64,
     repeats: int = 5,
     batch: int = 1,
@@ -130,34 +143,28 @@ def main(
     prompt_file: Path | None = None,
     output: Output = None,
 ) -> None:
+    measured = {}
     with TemporaryDirectory() as folder:
         source = random_model(model, folder) if model in RANDOM else model
-        engines = {
-            " ".join(["eyas", *([weights] if weights else []), *(["auto"] if drafter else [])]): eyas.load(
-                source, drafter, tree="auto" if drafter else None, dtype=dtype, batch_size=batch, quantize=weights
-            )
-            for weights in dict.fromkeys((None, quantize))
-            for drafter in dict.fromkeys((None, draft_model))
-        }
-        path = find_model(named_target(source))
-        stock = AutoModelForCausalLM.from_pretrained(path, dtype=resolve_dtype(dtype)).eval()
-        prompts = prompts_of(engines["eyas"], prompt_file, batch)
-        rates = interleave(
-            {"transformers": partial(transformers_rate, stock, prompts, tokens)}
-            | {name: partial(eyas_rate, engine, prompts, tokens) for name, engine in engines.items()},
-            repeats,
-        )
-    report(
-        {
-            "tokens_per_second": {name: round(median(values), 2) for name, values in rates.items()},
-            "eyas_over_transformers": paired(rates["eyas"], rates["transformers"]),
-            "over_eyas": {name: paired(rates[name], rates["eyas"]) for name in engines if name != "eyas"},
-            "dtype": dtype,
-            "batch": batch,
-            "parameters": sum(p.numel() for p in stock.parameters()),
-        },
-        output,
-    )
+        for precision in dtype:
+            engines = engines_of(source, precision, batch, quantize, draft_model)
+            stock = TransformersBaseline(source, engines["eyas"]).model
+            prompts = prompts_of(engines["eyas"], prompt_file, batch)
+            sides = {"transformers": partial(transformers_rate, stock, prompts, tokens)}
+            sides |= {name: partial(eyas_rate, engine, prompts, tokens) for name, engine in engines.items()}
+            measured[precision] = ratios(interleave(sides, repeats))
+    parameters = sum(parameter.numel() for parameter in stock.parameters())
+    report({"model": model, "parameters": parameters, "batch": batch, "dtype": measured}, output)
+
+
+def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What each side's tokens per second say of one dtype."""
+    others = [name for name in rates if name not in ("transformers", "eyas")]
+    return {
+        "tokens_per_second": {name: round(median(values), 2) for name, values in rates.items()},
+        "eyas_over_transformers": paired(rates["eyas"], rates["transformers"]),
+        "over_eyas": {name: paired(rates[name], rates["eyas"]) for name in others},
+    }
 
 
 if __name__ == "__main__":

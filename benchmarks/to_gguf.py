@@ -1,8 +1,9 @@
-"""llama.cpp's converter for a byte-level tokenizer it doesn't know; it needs torch, transformers and gguf.
+"""llama.cpp's converter, also for a byte-level tokenizer it doesn't know; it needs torch, transformers and gguf.
 
     python -m benchmarks.to_gguf LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
 
-The splitting rule is written down as Qwen2's, which is that of the tokenizers that `eyas.train.lm.lm` trains.
+The splitting rule of an unknown one is written down as Qwen2's, which is that of the tokenizers that
+`eyas.train.lm.lm` trains.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def _no_sentencepiece(*_: object) -> None:
@@ -26,7 +28,15 @@ def main() -> None:
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     from conversion import base
 
-    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"  # noqa: ARG005  # its signature
+    known = base.TextModel.get_vocab_base_pre
+
+    def splitting_rule(self: Any, tokenizer: Any) -> str:
+        try:
+            return str(known(self, tokenizer))
+        except NotImplementedError:
+            return "qwen2"
+
+    base.TextModel.get_vocab_base_pre = splitting_rule
     base.TextModel._set_vocab_sentencepiece = _no_sentencepiece
     sys.argv = [str(sources / "convert_hf_to_gguf.py"), *rest]
     runpy.run_path(sys.argv[0], run_name="__main__")

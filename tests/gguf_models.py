@@ -71,14 +71,17 @@ def write_llama(path: Path, kind: str = "F32") -> Any:
 
 
 def _add_tokenizer(writer: Any, size: int) -> None:
-    """A byte-level BPE of `size` tokens: characters, one merge, and the end of a turn."""
-    letters = [chr(code) for code in range(33, 33 + size - 3)]
-    tokens = [*letters, "ab", "<end>", "<pad>"]
+    """A byte-level BPE of `size` tokens: characters, two merges, and the end of a turn.
+
+    transformers 5.17 takes a list with one merge for the merge itself.
+    """
+    letters = [chr(code) for code in range(33, 33 + size - 4)]
+    tokens = [*letters, "cd", "ab", "<end>", "<pad>"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
-    writer.add_token_merges(["a b"])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(size - 2)
     writer.add_eos_token_id(size - 2)
     writer.add_pad_token_id(size - 1)

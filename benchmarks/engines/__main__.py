@@ -1,8 +1,9 @@
-"""A drafter of the demo target, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
+"""A drafter, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
 
-    make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER] [DRAFTER=FOLDER]
+    make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER] [MODEL=TARGET DRAFTER=FOLDER]
 
-It is the embedded drafter, or one in a folder, such as a block drafter: then K is what its blocks guess.
+It is that of SmolLM2, or one in a folder, such as a block drafter: then K is what its blocks guess. All compute in
+float32; a target in a GGUF file is dequantised for that. llama.cpp runs the file itself, too, as its users do.
 
 Engines that aren't named are built under .engines (vLLM 3.4 GB, llama.cpp some minutes); one that can't be built is
 skipped, with the reason. Results go into a JSON file, which keeps those of engines that weren't run this time, and from
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -26,7 +28,7 @@ from benchmarks.engines import llama as llama_engine
 from benchmarks.engines import openvino as openvino_engine
 from benchmarks.engines import vllm as vllm_engine
 from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
-from benchmarks.engines.compare import Answer, Result, compare
+from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
 from benchmarks.engines.prompts import make_prompts
 from benchmarks.engines.reference import Chains, Gaps, Reference, references
@@ -34,19 +36,22 @@ from benchmarks.engines.table import MARKS, table
 from benchmarks.engines.vllm import Job
 from benchmarks.harness import described, script
 from benchmarks.pages import insert
+from eyas.assets import SMOLLM2
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.registry import KINDS
 from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
+from eyas.gguf_target import weights_file
+from eyas.hub import find_drafter, find_target
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
 from eyas.interop.serving.commands import OPENVINO_FOLDER
 from eyas.targets import load_tokenizer
-from eyas.targets.loading import load_embedding_and_head
-from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
+from eyas.targets.loading import load_embedding_and_head, read_config, read_model
 
 OFFLINE, HTTP, ALONE = "in process", "over HTTP (`eyas serve --engine`)", "over HTTP, given the folder alone"
+PACKED = f"{HTTP}, on the target's own GGUF file, which it multiplies by activations in 8 bits"
 MISFIT = (
     "vLLM takes SGLang's layer numbers, which count outputs, for boundaries: lossless, but drafted from the wrong taps"
 )
@@ -70,23 +75,45 @@ class DrafterFolder(NamedTuple):
         return cls(path, found.kind.name, found.kind.family.method), [3, 5] if guesses is None else [guesses]
 
 
+class TargetFolder(NamedTuple):
+    """What it drafts for."""
+
+    path: Path
+    """In float32, if the target is in a GGUF file."""
+    file: Path | None
+    """That file."""
+
+    @classmethod
+    def at(cls, name: str, folder: Path) -> TargetFolder:
+        """The target of a name; of a GGUF file all is written to `folder` as transformers keeps it."""
+        found = find_target(name)
+        file = weights_file(found)
+        if file is None:
+            return cls(Path(found), None)
+        read_model(found, read_config(found), torch.float32).save_pretrained(folder)
+        load_tokenizer(found).save_pretrained(folder)
+        return cls(folder, file)
+
+
 class Checks:
     """All runs of all engines, each compared as soon as it is there."""
 
     def __init__(
         self,
+        model: str,
         drafter: DrafterFolder,
         prompts: Sequence[tuple[int, ...]],
         tokens: int,
         chains: Sequence[int],
         folder: Path,
     ) -> None:
-        self._drafter = drafter
-        self._reference = references(TOY_TARGET, str(drafter.path), prompts, tokens, chains)
-        self._gap: Callable[[Reference, int, int], float] = Gaps(TOY_TARGET).gap
+        self._model, self._drafter = model, drafter
+        self._reference = references(model, str(drafter.path), prompts, tokens, chains)
+        self._gap: Callable[[Reference, int, int], float] = Gaps(model).gap
         self._prompts, self._tokens, self._chains, self._folder = prompts, tokens, chains, folder
-        loaded = load_embedding_and_head(str(TOY_TARGET), dtype=torch.bfloat16, device="cpu")
-        self._target = ServedTarget(str(TOY_TARGET), loaded, load_tokenizer(TOY_TARGET))
+        self._path, self._file = TargetFolder.at(model, folder / "target")
+        loaded = load_embedding_and_head(self._path, dtype=torch.float32, device="cpu")
+        self._target = ServedTarget(str(self._path), loaded, load_tokenizer(self._path))
 
     def vllm(self, python: Path) -> Iterator[Result]:
         """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
@@ -115,13 +142,13 @@ class Checks:
 
     def llama(self, built: Llama) -> Iterator[Result]:
         """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
-        target = llama_engine.converted(built.sources, TOY_TARGET, self._folder / "target.gguf")
+        target = llama_engine.converted(built.sources, self._path, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
-        options = ("--target-model-dir", str(TOY_TARGET))
+        options = ("--target-model-dir", str(self._path))
         theirs = llama_engine.converted(
             built.sources, self._exported("vllm"), self._folder / "converted.gguf", *options
         )
-        version = llama_engine.version_of(built.sources)
+        version = llama_engine.version_of(built)
         if not built.example.is_file():
             print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():
@@ -134,10 +161,28 @@ class Checks:
                 with llama_engine.server(built.server, job) as running:
                     answers = llama_engine.over_http(running, job)
                 yield self._compared("llama.cpp", version, form, way, chain, answers, self._fitting(chain))
+        if self._file is not None:
+            yield from self._packed(built.server, version, ours)
+
+    def _packed(self, binary: Path, version: str, drafter: Path) -> Iterator[Result]:
+        """The target's GGUF file itself, whose weights llama.cpp multiplies by activations in 8 bits."""
+        assert self._file is not None
+        plain: Sequence[Answer] = ()
+        for chain in (0, *self._chains):
+            job = Job(self._file, drafter, chain, self._tokens, self._prompts)
+            with llama_engine.server(binary, job) as running:
+                answers = llama_engine.over_http(running, job)
+            if not chain:
+                plain = answers
+                continue
+            found = self._compared("llama.cpp", version, "gguf", PACKED, chain, answers, self._fitting(chain))
+            coarse = tuple(replace(each, within=COARSE_TIE) for each in found.partings)
+            own = sum(a.tokens == b.tokens for a, b in zip(answers, plain, strict=True))
+            yield replace(found, partings=coarse, own=own)
 
     def openvino(self, python: Path) -> Iterator[Result]:
         """Its own form, in process."""
-        target = openvino_engine.converted(python, TOY_TARGET, self._folder / "openvino-target")
+        target = openvino_engine.converted(python, self._path, self._folder / "openvino-target")
         exported = self._exported("openvino", torch.float32)
         self._target.tokenizer.save_pretrained(exported)  # conversion asks for one
         drafter = openvino_engine.converted(python, exported, exported / OPENVINO_FOLDER)
@@ -153,7 +198,7 @@ class Checks:
         return lambda reference: fitting_chains(reference.rounds[chain], chain)
 
     def _overshooting(self, chain: int) -> Callable[[Reference], Counts]:
-        chains = Chains(TOY_TARGET, str(self._drafter.path), chain)
+        chains = Chains(self._model, str(self._drafter.path), chain)
 
         def count(reference: Reference) -> Counts:
             end = len(reference.answer) - 1 if reference.ended else None
@@ -169,7 +214,7 @@ class Checks:
 
     def _job(self, form: str, chain: int) -> Job:
         method = self._drafter.method
-        return Job(TOY_TARGET, self._exported(form), chain, self._tokens, self._prompts, method)
+        return Job(self._path, self._exported(form), chain, self._tokens, self._prompts, method)
 
     def _compared(
         self,
@@ -207,7 +252,8 @@ def main(
     vllm: Annotated[Path | None, "the Python of an environment with vLLM for CPU"] = None,
     llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
     openvino: Annotated[Path | None, "the Python of one with openvino-genai and optimum-intel"] = None,
-    drafter: Annotated[Path, "one of the demo target's"] = TOY_DRAFTER,
+    model: Annotated[str, "the target: a folder, a GGUF file or a name"] = SMOLLM2,
+    drafter: Annotated[str, "its drafter"] = SMOLLM2,
     folder: Annotated[Path, "where engines are built"] = Path(".engines"),
     prompts: int = 40,
     tokens: Annotated[int, "longest answer"] = 64,
@@ -217,10 +263,10 @@ def main(
     """Run what can be run; the exit code."""
     # paths aren't resolved: an environment's Python is a link, and knows its environment by where that lies
     results, skipped, failed = list[Result](), list[str](), list[str]()
-    asked = make_prompts(load_tokenizer(TOY_TARGET), prompts)
-    exported, lengths = DrafterFolder.at(drafter.absolute())
+    asked = make_prompts(load_tokenizer(model), prompts)
+    exported, lengths = DrafterFolder.at(Path(find_drafter(drafter)).absolute())
     with TemporaryDirectory() as work:
-        checks = Checks(exported, asked, tokens, chains or lengths, Path(work))
+        checks = Checks(model, exported, asked, tokens, chains or lengths, Path(work))
         runs: dict[str, Callable[[], Iterator[Result]]] = {
             "vllm": lambda: checks.vllm(vllm.absolute() if vllm else build_vllm(folder.absolute() / "vllm")),
             "llama.cpp": lambda: checks.llama(

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.engines.building import Llama
 from benchmarks.engines.compare import Answer
 from benchmarks.engines.counts import Counts
 from benchmarks.engines.vllm import Job
@@ -47,9 +48,9 @@ def drafting(drafter: Path, chain: int, method: str = "eagle3") -> list[str]:
 def server(binary: Path, job: Job) -> ServerProcess:
     """`eyas serve --engine llama.cpp`, which becomes its server: one slot, no flash attention, float32 caches."""
     options = "-c 1024 -t 1 -ctk f32 -ctv f32 -ctkd f32 -ctvd f32 --no-webui".split()
+    drafts = ["--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)] if job.chain else []
     arguments = [
-        *("--engine", "llama.cpp", "--engine-command", str(binary), "--model", str(job.model)),
-        *("--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)),
+        *("--engine", "llama.cpp", "--engine-command", str(binary), "--model", str(job.model), *drafts),
         *("--max-running", "1", "--attention", "eager", "--prefix-tokens", "0"),
         *(f"--engine-option={option}" for option in options),
     ]
@@ -127,10 +128,14 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
     return answers
 
 
-def version_of(sources: Path | None) -> str:
-    """llama.cpp names no releases in an sdist: the package whose sources they are."""
+def version_of(built: Llama) -> str:
+    """The commit that the server was built from; an sdist knows none: the package whose sources they are."""
+    said = subprocess.run([str(built.server), "--version"], capture_output=True, text=True, check=False)
+    commit = re.search(r"commit ([0-9a-f]{7,})", said.stdout + said.stderr)
+    if commit is not None:
+        return f"at {commit[1]}"
     package = "llama-cpp-python"
-    for folder in () if sources is None else sources.resolve().parents:
+    for folder in built.sources.resolve().parents:
         name, _, version = folder.name.replace("_", "-").rpartition("-")
         if name == package:
             return f"in {package} {version}"

@@ -59,9 +59,12 @@ def _row(results: Sequence[Result], chains: Sequence[int]) -> list[str]:
 
 def _outcome(result: Result) -> str:
     answers = f"{result.equal} of {result.prompts} answers equal"
+    if result.own is not None:
+        answers = f"{result.own} of {result.prompts} answers as it decodes plainly, {answers} to ours"
     if result.equal < result.prompts:
         ties = sum(parting.tie for parting in result.partings)
-        answers += f", {ties} parted at a tie, {len(result.partings) - ties} DIFFERENT"
+        near = f" within {max(parting.within for parting in result.partings):g}" if result.own is not None else ""
+        answers += f", {ties} parted at a tie{near}, {len(result.partings) - ties} DIFFERENT"
     if result.draft_ties:
         answers += f", {result.draft_ties} of them not counted: two guesses of the drafter tie"
     ours, theirs = (", ".join(map(str, counts.accepted)) for counts in (result.ours, result.theirs))

@@ -48,6 +48,7 @@ class Job:
     model: Path
     drafter: Path
     chain: int
+    """0 = plain decoding."""
     tokens: int
     prompts: Sequence[tuple[int, ...]]
     method: str = "eagle3"

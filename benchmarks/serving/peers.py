@@ -1,8 +1,11 @@
 """Other engines beside ours on the same weights, with the same prompts as token ids.
 
-    python -m benchmarks.serving.peers HEAVY --prompts EVAL [--vllm VENV/bin/python]
-        [--llama LLAMA_SERVER TARGET.gguf DRAFTER.gguf] [--vllm-k 1 2 3] [--llama-k 2 3]
+    python -m benchmarks.serving.peers PAIR --prompts EVAL [--vllm VENV/bin/python]
+        [--llama LLAMA_SERVER [TARGET.gguf [DRAFTER.gguf]]] [--vllm-k 1 2 3] [--llama-k 2 3]
         [--sections plain best chain] [--output FILE.json]
+
+PAIR is a folder with `target` and `drafter` in it, as `heavy_pair.py` writes it, or `smollm2`, whose GGUF file
+llama.cpp reads itself; vLLM only takes folders.
 
   plain   plain decoding of every engine, one client
   best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
@@ -19,29 +22,48 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from benchmarks.engines.llama import drafting, exact
 from benchmarks.engines.vllm import environment
 from benchmarks.harness import Output, script
 from benchmarks.serving.compare import Findings, compare
+from eyas.assets import SMOLLM2
 from eyas.bench.serving.client import read_items
 from eyas.bench.serving.report import ServeReport
 from eyas.bench.serving.run import ServePlan
 from eyas.bench.serving.servers import ServerProcess, eyas_server
+from eyas.errors import UsageError
+from eyas.gguf_target import weights_file
+from eyas.hub import find_target
 from eyas.targets import load_tokenizer
 from eyas.types import SamplingParams
 
 Section = Literal["plain", "best", "chain"]
 
 
-def vllm_server(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) -> ServerProcess:
+class Pair(NamedTuple):
+    """A target and its drafter, as `eyas serve` takes them."""
+
+    target: str
+    drafter: str
+
+    @classmethod
+    def at(cls, name: str) -> Pair:
+        """The pair in a folder, or of the name `smollm2`."""
+        if name == SMOLLM2:
+            return cls(name, name)
+        folder = Path(name).resolve()
+        return cls(str(folder / "target"), str(folder / "drafter"))
+
+
+def vllm_server(python: Path, pair: Pair, chain: int, dtype: str, eager: bool) -> ServerProcess:
     """vLLM for CPU, in its own environment; `chain` draft tokens, 0 = plain."""
-    drafter = {"method": "eagle3", "model": str(heavy / "drafter"), "num_speculative_tokens": chain}
+    drafter = {"method": "eagle3", "model": pair.drafter, "num_speculative_tokens": chain}
 
     def command(port: int) -> list[str]:
         return [
-            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(heavy / "target")),
+            *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", pair.target),
             *("--dtype", dtype, "--max-model-len", "2048", "--max-num-seqs", "64", "--no-enable-prefix-caching"),
             *("--port", str(port), "--host", "127.0.0.1", "--no-enable-log-requests"),
             *(["--enforce-eager"] if eager else []),
@@ -51,13 +73,15 @@ def vllm_server(python: Path, heavy: Path, chain: int, dtype: str, eager: bool) 
     return ServerProcess(f"vllm {chain}", command, environment=environment(python, 2), ready_seconds=600)  # it compiles
 
 
-def llama_server(binary: Path, target: Path, drafter: Path, chain: int) -> ServerProcess:
-    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain."""
+def llama_server(binary: Path, target: Path, drafter: Path | None = None, *, chain: int) -> ServerProcess:
+    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain. UsageError without a drafter for them."""
+    if chain and drafter is None:
+        raise UsageError("--llama: chains need a drafter as GGUF: eyas export DRAFTER --to gguf")
 
     def command(port: int) -> list[str]:
         return [
             *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "--port", str(port), *exact(16)),
-            *(drafting(drafter, chain) if chain else []),
+            *(drafting(drafter, chain) if drafter and chain else []),
         ]
 
     return ServerProcess(f"llama.cpp {chain}", command)
@@ -72,12 +96,12 @@ def best(reports: Mapping[int, ServeReport]) -> int:
 
 @script
 def main(
-    heavy: Path,
+    pair: Annotated[Pair, "a folder, or smollm2", Pair.at],
     *,
     prompts: Annotated[Path, "a folder with .jsonl prompt files"],
     vllm: Annotated[Path | None, "the Python of vLLM's environment"] = None,
     vllm_eager: Annotated[bool, "without compiling"] = False,
-    llama: Annotated[tuple[Path, Path, Path] | None, "llama-server, target and drafter as GGUF"] = None,
+    llama: Annotated[Sequence[Path], "llama-server, then target and drafter as GGUF"] = (),
     vllm_k: Sequence[int] = (1, 2, 3),
     llama_k: Sequence[int] = (2, 3),
     sections: Sequence[Section] = ("plain", "best", "chain"),
@@ -87,16 +111,18 @@ def main(
     dtype: str = "bfloat16",
     output: Output = None,
 ) -> None:
-    heavy = heavy.resolve()
-    items = read_items(sorted(prompts.glob("*.jsonl")), None, 0, load_tokenizer(str(heavy / "target")))
+    items = read_items(sorted(prompts.glob("*.jsonl")), None, 0, load_tokenizer(pair.target))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    common = ["--model", str(heavy / "target"), "--dtype", dtype, "--prefix-tokens", "0"]
+    common = ["--model", pair.target, "--dtype", dtype, "--prefix-tokens", "0"]
     measured = partial(compare, items=items, params=params)
     peers: dict[str, Callable[..., ServerProcess]] = {}
+    own_file = weights_file(find_target(pair.target))
     if vllm is not None:
-        peers["vllm"] = partial(vllm_server, vllm, heavy, dtype=dtype, eager=vllm_eager)
-    if llama is not None:
-        peers["llama.cpp"] = partial(llama_server, *llama)
+        if own_file is not None:
+            raise UsageError("--vllm: it reads folders; dequantise the target into one")
+        peers["vllm"] = partial(vllm_server, vllm, pair, dtype=dtype, eager=vllm_eager)
+    if llama:
+        peers["llama.cpp"] = partial(llama_server, *llama, *([own_file] if own_file and len(llama) == 1 else []))
     tried = {"vllm": vllm_k, "llama.cpp": llama_k}
     chosen = {name: tried[name][-1] for name in peers}
     findings = Findings(output)
@@ -115,7 +141,7 @@ def main(
     if "chain" in sections:
         servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
         for name, server in servers.items():
-            auto = eyas_server("eyas", [*common, "--draft-model", str(heavy / "drafter"), "--tree", "auto"])
+            auto = eyas_server("eyas", [*common, "--draft-model", pair.drafter, "--tree", "auto"])
             pair = {f"{name} chain:{chosen[name]}": server, "eyas auto": auto}
             findings.add(f"{name} against ours", measured(pair, clients, plan=ServePlan(repeats, requests=6)))
 

@@ -24,23 +24,30 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def target_folder(name: str) -> str:
-    """The folder of transformers' files for a GGUF file, a folder that holds one, or REPOSITORY:FILE.gguf on the Hub.
+    """The folder of transformers' files for the name of a GGUF file, as `named_file` takes them.
 
     Any other name, and a drafter's file, is returned as it is. Raises ModelError or CheckpointError for a file that
     can't be read, UsageError for a folder with several.
     """
+    file = named_file(name)
+    return name if file is None else _made(file)
+
+
+def named_file(name: str) -> Path | None:
+    """The GGUF file that is named: itself, the one in a folder, or REPOSITORY:FILE.gguf on the Hub; None for others.
+
+    Raises ModelError for a file that the Hub doesn't give, UsageError for a folder with several.
+    """
     in_repository = _IN_REPOSITORY.fullmatch(name)
     if in_repository is not None and not Path(name).exists():
-        return _made(_downloaded(**in_repository.groupdict()))
+        return _downloaded(**in_repository.groupdict())
     path = Path(name).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
         files = sorted(each for each in path.iterdir() if each.suffix.lower() == _SUFFIX)
         if len(files) > 1:
             raise UsageError(f"{name} holds {len(files)} GGUF files: name one, such as {files[0]}")
         path = files[0] if files else path
-    if path.is_file() and path.suffix.lower() == _SUFFIX:
-        return _made(path)
-    return name
+    return path if path.is_file() and path.suffix.lower() == _SUFFIX else None
 
 
 def weights_file(folder: str | Path) -> Path | None:

@@ -57,3 +57,14 @@ def test_trained_for_and_exported_for(run: Run, gguf_file: Path, drafter: Path, 
     assert planned.exit_code == 0, planned.output
     exported = run("export", drafter, "--to", "gguf", "--model", gguf_file, "--output", tmp_path / "out")
     assert exported.exit_code == 0, exported.output
+
+
+def test_llama_cpp_is_given_the_file_itself(run: Run, gguf_file: Path, drafter: Path, tmp_path: Path) -> None:
+    exported = ("--draft-model", drafter, "--export-to", tmp_path / "out", "--export-target", gguf_file)
+    for more in ((), exported):
+        command = ("serve", "--engine", "llama.cpp", "--model", gguf_file, *more, "--print-command")
+        served = run(*command, "--engine-command", "llama-server")
+        assert served.exit_code == 0, served.output
+        words = served.stdout.split()
+        assert words[words.index("-m") + 1] == str(gguf_file)
+        assert ("-md" in words) is bool(more)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers as tf
 
 import eyas
 from eyas.assets import named_target
@@ -15,18 +13,12 @@ from eyas.errors import EyasError, ModelError, UsageError
 from eyas.gguf_target import WEIGHTS, weights_file
 from eyas.hub import find_target
 from eyas.targets import load_target, load_tokenizer
+from eyas.targets.gguf_weights import model_by_transformers
 from eyas.targets.loading import read_config, read_model, resolve_dtype
 from tests import gguf_models, tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *gguf_models.K_SCALES]
-
-
-def transformers_model(path: Path) -> Any:
-    """The model as transformers itself reads it from the file."""
-    return tf.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=tf.GgufConfig(dequantize=True)
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -35,7 +27,7 @@ def test_weights_are_those_that_transformers_reads(kind: str, tmp_path: Path) ->
     gguf_models.write_llama(path, kind)
     folder = named_target(str(path))
     found = read_model(folder, read_config(folder), torch.float32).state_dict()
-    expected = transformers_model(path).state_dict()
+    expected = model_by_transformers(path, torch.float32).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
     wanted = {"F32": torch.float32, "F16": torch.float16}.get(kind, torch.bfloat16)
@@ -55,7 +47,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding_and_of_transformers(
     )
     assert plain == drafted
     if temperature == 0:
-        model = transformers_model(gguf_file)
+        model = model_by_transformers(gguf_file, torch.float32)
         model.generation_config.eos_token_id = None
         assert [list(tokens) for tokens in plain] == [tiny.continuation(model, list(prompt), 24) for prompt in prompts]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from eyas.gguf_target import target_folder
+from eyas.gguf_target import named_file, target_folder
 
 SMOLLM2 = "smollm2"
 """The pair's name wherever a target or a drafter is named; a folder called so is `./smollm2`."""
@@ -19,12 +19,22 @@ _SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 def named_target(name: str | Path) -> str:
     """The target that `smollm2` stands for, the folder made of a GGUF file, and any other name as it is."""
-    return target_folder(_smollm2() if name == SMOLLM2 else str(name))
+    return target_folder(_known(name))
+
+
+def target_as_file(name: str | Path) -> str:
+    """What another engine is given for a target: the GGUF file itself, and any other name as it is."""
+    known = _known(name)
+    return str(named_file(known) or known)
 
 
 def named_drafter(name: str | Path) -> str:
     """The shipped drafter's folder for the name `smollm2`; any other name is returned as it is."""
     return str(SMOLLM2_DRAFTER) if name == SMOLLM2 else str(name)
+
+
+def _known(name: str | Path) -> str:
+    return _smollm2() if name == SMOLLM2 else str(name)
 
 
 def _smollm2() -> str:

@@ -57,6 +57,25 @@ def read_weights(
     return {name: weight.to(dtype) for name, weight in read["tensors"].items()}
 
 
+def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
+    """The model of a GGUF file as transformers itself reads and dequantises it: slowly, and without `read_weights`.
+
+    Raises ModelError if it can't.
+    """
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=dtype,
+            quantization_config=GgufConfig(dequantize=True),  # else it may keep the weights packed
+            trust_remote_code=False,
+        )
+    except Exception as error:  # its reader raises whatever a file makes it stumble over
+        raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
+
+
 def _module_names(model: Any, processor: Any) -> dict[str, str]:
     """What the tensors of a GGUF file are called in `model`.
 

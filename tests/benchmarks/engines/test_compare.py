@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines.compare import Answer, Result, compare
+from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, Round, full_chains
 from benchmarks.engines.reference import Reference
 from benchmarks.engines.table import table
@@ -72,6 +72,23 @@ def test_other_counts_where_two_guesses_were_equally_good_are_a_tie_of_the_draft
     assert not run(off, reference=[tied[0], replace(tied[1], leads={3: 5e-4})]).passed
     assert run(SAME, reference=tied).draft_ties == 0
     assert "1 of them not counted: two guesses of the drafter tie" in table([result])
+
+
+def test_an_engine_that_rounds_otherwise_may_part_where_its_rounding_decides() -> None:
+    answers = [SAME[0], Answer((8, 2, 1), Counts(2, 6, (0, 0, 0)))]
+
+    def coarse(gap: float) -> Result:
+        found = run(answers, gap=gap)
+        return replace(found, own=1, partings=tuple(replace(each, within=COARSE_TIE) for each in found.partings))
+
+    near = coarse(COARSE_TIE / 2)
+    assert near.passed
+    assert not coarse(COARSE_TIE * 2).passed
+    told = (
+        "1 of 2 answers as it decodes plainly, 1 of 2 answers equal to ours, 1 parted at a tie within 0.5, 0 DIFFERENT"
+    )
+    assert told in table([near])
+    assert Result.from_dict(json.loads(json.dumps(near.as_dict()))) == near
 
 
 def test_results_survive_json() -> None:

@@ -17,7 +17,9 @@ from benchmarks.engines.compare import Result
 from benchmarks.engines.counts import Counts
 from benchmarks.engines.table import MARKS
 from eyas.errors import EndpointError
+from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
+PAIR = ("--model", str(TOY_TARGET), "--drafter", str(TOY_DRAFTER))
 COUNTS = Counts(3, 9, (2, 2, 1))
 VLLM = Result("vLLM", "1", "vllm", "over HTTP", 3, "2026-11-21", 2, 7, 2, 2, COUNTS, COUNTS)
 LLAMA = replace(VLLM, engine="llama.cpp", form="gguf")
@@ -42,7 +44,7 @@ class Fake:
 def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
     monkeypatch.setattr(check, "Checks", Fake)
     monkeypatch.setattr(check, "make_prompts", lambda *_: [])
-    named = ["--vllm", "python", "--llama", "server", "sources", "--output", str(folder / "r.json")]
+    named = ["--vllm", "python", "--llama", "server", "sources", "--output", str(folder / "r.json"), *PAIR]
     monkeypatch.setattr(sys, "argv", ["engines", *named, *arguments])
     return check.main()
 

@@ -32,7 +32,9 @@ from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles
 from eyas.bench.serving.servers import Side, SpeculationCounts
 from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
+from eyas.gguf_target import weights_file
 from eyas.hub import find_target
+from eyas.targets.gguf_weights import model_by_transformers
 from eyas.targets.loading import read_config, read_model
 from eyas.text.dialogue import Dialogue, converse
 from eyas.types import Completion, Request, SamplingParams, Stats
@@ -289,10 +291,12 @@ class TransformersBaseline:
     def __init__(self, model: str | Path, engine: Engine) -> None:
         """Load `model` a second time, untouched, in the dtype and on the device of `engine`'s target.
 
-        The engine makes the prompts and knows which tokens end an answer; it doesn't run. Raises ModelError.
+        A GGUF file is read by transformers' own reader. The engine makes the prompts and knows which tokens end an
+        answer; it doesn't run. Raises ModelError.
         """
-        name = find_target(model)
-        loaded = read_model(name, read_config(name), engine.target.dtype)
+        name, dtype = find_target(model), engine.target.dtype
+        file = weights_file(name)
+        loaded = read_model(name, read_config(name), dtype) if file is None else model_by_transformers(file, dtype)
         self.model = loaded.to(engine.target.device).eval().requires_grad_(False)
         self.model.generation_config = GenerationConfig()  # a checkpoint's own may penalise or ban tokens
         self._engine = engine

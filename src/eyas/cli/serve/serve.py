@@ -334,18 +334,18 @@ def serve_elsewhere(
     """
     environment = dict(os.environ)  # before libraries add to it: that is not the engine's business
     quiet()
-    from eyas.assets import named_target
+    from eyas.assets import target_as_file
     from eyas.interop.serving.engines import ENGINES, serve_command, translated
     from eyas.interop.serving.speculation import read_gguf_target
 
     if options.engine not in ENGINES:
         raise UsageError(f"unknown engine {options.engine!r}: write {OWN}, {', '.join(ENGINES)}")
-    engine, name = ENGINES[options.engine], named_target(target.model)
+    engine, name = ENGINES[options.engine], target_as_file(target.model)
     rest = {key: value for key, value in requested.items() if key not in OWN_OPTIONS}
     program = engine.find() if options.engine_command is None else shlex.split(options.engine_command)
     # refused options are reported before a drafter is read or exported
     arguments = [*translated(engine.title, engine.translators, rest), *options.engine_option]
-    drafter = _served_drafter(engine, options, target.model, draft)
+    drafter = _served_drafter(engine, options, name, draft)
     if drafter is None and engine.name == "llama.cpp":
         read_gguf_target(name)
     command = serve_command(engine, program, name, drafter, arguments, None if secret is None else secret[1])
