@@ -51,52 +51,61 @@ class StateModule(nn.Module):
         cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, StagedCache)), None)
         if cache is None:
             return super().forward(*args, **kwargs)
+        states = cache.states
+        if states is None or states.path is None:
+            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
         name, *_ = signature(super().forward).parameters
         hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
         if len(args) > 1:
             raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
-        rest = {key: value for key, value in kwargs.items() if key != name}
 
-        def step(tokens: Tensor, states: LevelStates) -> Tensor:
-            given = {key: states if value is cache else value for key, value in rest.items()}
+        def step(tokens: Tensor, seen: LevelStates) -> Tensor:
+            given = {key: seen if value is cache else value for key, value in kwargs.items() if key != name}
             out: Tensor = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
             return out[:, 0]
 
-        return self._through(cache, hidden.flatten(0, 1), step).view(*hidden.shape[:2], -1)
-
-    def _through(self, cache: StagedCache, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor]) -> Tensor:
-        """The outputs [T, H] of tokens [T, H], level by level; of tokens in no level, zeros."""
-        states = cache.states
-        if states is None or states.path is None:
-            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
-        levels, out = states.path.levels, None
-        with self._wide(hidden, len(levels)) as stand_ins:
-            for level in levels:
-                for stand_in in stand_ins:
-                    stand_in.tokens = level.tokens
-                seen = LevelStates(states, level)
-                made = step(hidden[level.tokens], seen)
-                seen.keep()
-                out = hidden.new_zeros(len(hidden), made.shape[-1], dtype=made.dtype) if out is None else out
-                out[level.tokens] = made
+        several = states.path.steps > 1
+        steps, out = ModuleSteps(self, hidden.flatten(0, 1), step, several), None
+        with steps.prepared():
+            for tokens, made in states.walk(steps):
+                if out is None:
+                    out = made.new_zeros(hidden.shape[:2].numel(), made.shape[-1])
+                out[tokens] = made
         assert out is not None
-        return out if len(levels) == 1 or self.wide.last is None else self.get_submodule(self.wide.last)(out)
+        if several and self.wide.last is not None:
+            out = self.get_submodule(self.wide.last)(out)
+        return out.view(*hidden.shape[:2], -1)
+
+
+class ModuleSteps:
+    """The single-token steps of a recurrent module over the tokens of a pass (`StepsOfPass`)."""
+
+    def __init__(
+        self, module: StateModule, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor], several: bool
+    ) -> None:
+        """`step` is the module's forward for inputs [W, H], of those of all tokens, `hidden` [T, H].
+
+        If there are `several` steps, wide linears are stood in for by what they make of all tokens.
+        """
+        self._module, self._hidden, self._step = module, hidden, step
+        self._first = [_Computed(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
+        self._stand_ins: dict[str, nn.Module | None] = dict(zip(module.wide.first, self._first, strict=False))
+        if several and module.wide.last is not None:
+            self._stand_ins[module.wide.last] = nn.Identity()
 
     @contextmanager
-    def _wide(self, hidden: Tensor, levels: int) -> Iterator[list[_Computed]]:
-        """Within, wide linears are stood in for by what they make of all tokens, if there is more than one level."""
-        if levels == 1:
-            yield []
-            return
-        own = dict(self._modules)
-        first = {name: _Computed(self.get_submodule(name)(hidden)) for name in self.wide.first}
-        self._modules.update(first)
-        if self.wide.last is not None:
-            self._modules[self.wide.last] = nn.Identity()
+    def prepared(self) -> Iterator[None]:
+        own = dict(self._module._modules)
+        self._module._modules.update(self._stand_ins)
         try:
-            yield list(first.values())
+            yield
         finally:
-            self._modules.update(own)
+            self._module._modules.update(own)
+
+    def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
+        for stand_in in self._first:
+            stand_in.tokens = tokens
+        return self._step(self._hidden[tokens], states)
 
 
 class _Computed(nn.Module):
