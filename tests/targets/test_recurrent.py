@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
+from functools import cache as once
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from eyas.errors import InvariantError, UnsupportedModelError
 from eyas.targets import SlotCache, Target
@@ -169,18 +175,111 @@ def test_what_can_not_be_is_refused() -> None:
 
 
 def test_a_model_whose_states_are_not_gone_on_from_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eyas.targets.states.LevelStates.keep", lambda _self: None)
+    monkeypatch.setattr(RecurrentStates, "commit", lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="level by level"):
         Target(tiny.build_model("qwen3_5"))
 
 
 def test_paths() -> None:
-    tree = draft()
-    path = StatePath.of_trees(range(2, 6), tree, None, CPU)
-    assert path.size == 4 + 4 * 7
-    depths = [level.tokens.tolist() for level in path.levels]
-    assert depths == [[0, 7, 14, 21], [1, 2, 8, 23], [3, 5, 6, 10, 12, 27], [4]]
-    assert path.levels[1].above.tolist() == [4, 4, 11, 25]
+    path = StatePath.of_trees(range(2, 6), draft(), None, CPU)
+    assert [level.tokens.tolist() for level in path.sure] == [[0, 7, 14, 21]]
+    assert [[part.tokens.tolist() for part in level] for level in path.guesses] == [
+        [[1, 2, 8, 23]],
+        [[3, 5, 6, 10, 12, 27]],
+        [[4]],
+    ]
+    first, second, third = (level[0] for level in path.guesses)
+    assert first.above.tolist() == [0, 0, 1, 3]
+    assert first.inner is not None
+    assert first.tokens[first.inner].tolist() == [1, 2, 8, 23]
+    assert second.above.tolist() == [0, 0, 1, 2, 2, 3]
+    assert second.inner is not None
+    assert second.tokens[second.inner].tolist() == [3]
+    assert third.above.tolist() == [0]
+    assert path.steps == 4
     prompts = StatePath.of_prompts(range(2), [2, 0], None, CPU)
-    assert [level.tokens.tolist() for level in prompts.levels] == [[0], [1]]
-    assert (prompts.size, prompts.after) == (2, [[0, 0], [1, 1]])
+    assert [level.tokens.tolist() for level in prompts.sure] == [[0], [1]]
+    assert [level.above.tolist() for level in prompts.sure] == [[0], [0]]
+
+
+def test_wide_levels_come_in_parts() -> None:
+    """Places count the inner nodes of all parts."""
+    parents = torch.tensor([[-1] * 11 + [9, 0]])
+    tree = DraftTree(parents, parents, torch.zeros(1, 13), torch.ones(1, 13).bool(), 2)
+    wide, below = StatePath.of_trees(range(1), tree, None, CPU).guesses
+    assert [len(part.tokens) for part in wide] == [6, 5]
+    assert [part.tokens[part.inner].tolist() for part in wide] == [[1], [10]]
+    assert below[0].above.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", tiny.RECURRENT)
+def test_a_tree_leaves_no_states_but_those_of_its_rows(name: str) -> None:
+    """However many nodes it has, what is staged is one state a row; the guesses' inputs are held until the commit."""
+    target = tiny.target(name)
+    cache, roots = filled(target)
+    states = cache.states
+    assert states is not None
+    target.verify(cache, range(4), roots, draft(), ())
+    assert {len(state) for state in states._staged.values()} == {4}
+    assert states._steps
+    cache.commit(range(4), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]])
+    assert not states._staged
+    assert not states._steps
+
+
+class PeakBytes(TorchDispatchMode):
+    """The most memory of tensors made within that lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = self._now = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        out = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in before | self._alive:
+                storage = leaf.untyped_storage()
+                self._alive.add(storage._cdata)
+                self._now += storage.nbytes()
+                self.most = max(self.most, self._now)
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        return out
+
+    def _freed(self, storage: int, size: int) -> None:
+        self._alive.discard(storage)
+        self._now -= size
+
+
+@once
+def with_real_sizes() -> Target:
+    """Qwen3.5-0.8B's recurrent layers, of which there are 18 in 24, in a model that is narrow everywhere else."""
+    types = [*["linear_attention"] * 3, "full_attention"] * 6
+    heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 16)
+    sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128)
+    model = tiny.build_model("qwen3_5", num_hidden_layers=len(types), layer_types=types, **heads, **sizes)
+    with patch("eyas.targets.target.choose_passes"), patch("eyas.targets.target.check_states"):  # seconds
+        return Target(model)
+
+
+@pytest.mark.parametrize("parents", [[-1] * 32, [-1] * 8 + list(range(24))], ids=["fan", "tree"])
+def test_memory_of_a_tree_of_32_nodes(parents: list[int]) -> None:
+    """Beyond a plain pass a wide tree takes at most a tenth of what 32 copies of a sequence's states would."""
+    target = with_real_sizes()
+    cache = target.allocate(1)
+    assert cache.states is not None
+    target.prefill_chunk(cache, range(1), [[3, 4, 5]], ())
+    tree = DraftTree(
+        torch.arange(3, 35).unsqueeze(0), torch.tensor([parents]), torch.zeros(1, 32), torch.ones(1, 32).bool(), 32
+    )
+    found = []
+    for each, path in ((DraftTree.empty(1, CPU), [0]), (tree, [0, 1])):
+        with PeakBytes() as peak:
+            target.verify(cache, range(1), torch.tensor([5]), each, ())
+            cache.commit(range(1), [path])
+        found.append(peak.most)
+    one = cache.states.nbytes()
+    assert one == 18 * 4 * (16 * 128 * 128 + 3 * 2048 * 4)
+    assert found[0] > one  # what is staged is seen
+    assert found[1] - found[0] <= 0.1 * 32 * one

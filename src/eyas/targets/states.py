@@ -27,7 +27,7 @@ from eyas.runtime import out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
-_WIDEST = 8
+_WIDEST = 6
 """Guesses whose states are computed at once: a step makes several copies of each."""
 
 
@@ -55,7 +55,7 @@ class Level(NamedTuple):
 
     tokens: Tensor  # [W] int64, which of the pass's T
     above: Tensor  # [W] int64, which of the states above each goes on from: those of rows, or of a level's inner nodes
-    inner: Tensor | None = None  # [I] int64, which guesses of the W are gone on from
+    inner: Tensor | None = None  # [I] int64, which guesses of the W are gone on from; None = none
 
 
 class StepsOfPass(Protocol):
@@ -137,11 +137,12 @@ def _guesses(
         inner: list[tuple[int, int]] = []
         for start in range(0, len(levels[depth]), _WIDEST):
             part = levels[depth][start : start + _WIDEST]
-            tokens = [indexes[row][node + 1] for row, node in part]
-            above = [places[row, parents[row][node]] for row, node in part]
+            indexed = [indexes[row][node + 1] for row, node in part]
+            upon = [places[row, parents[row][node]] for row, node in part]
             gone_on_from = [at for at, one in enumerate(part) if one in followed]
             inner += [part[at] for at in gone_on_from]
-            made[-1].append(Level(*to_device([tokens, above], device), to_device(gone_on_from, device)))
+            tokens, above = to_device([indexed, upon], device)
+            made[-1].append(Level(tokens, above, to_device(gone_on_from, device) if gone_on_from else None))
         places = {one: place for place, one in enumerate(inner)}
     return made
 
@@ -177,8 +178,9 @@ class RecurrentStates:
             for part in level:
                 seen = LevelStates(above, part.above)
                 yield part.tokens, steps(part.tokens, seen)
-                for key, state in seen.reached.items():
-                    reached[key].append(state[part.inner])
+                if part.inner is not None:
+                    for key, state in seen.reached.items():
+                        reached[key].append(state[part.inner])
             above = {key: torch.cat(states) for key, states in reached.items()}
         if self.path.guesses:
             self._steps.append(steps)
