@@ -168,6 +168,15 @@ class RecurrentStates:
         self.path, self._steps = path, []
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
 
+    @property
+    def pending(self) -> Sequence[StepsOfPass]:
+        """The steps of all layers in a pass over guesses, until it is committed."""
+        return self._steps
+
+    def staged(self, rows: Tensor) -> LevelStates:
+        """The states that the pass has staged, for a level that goes on from those of `rows` [W]."""
+        return LevelStates(self._staged, rows)
+
     def walk(self, steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
         """Take a layer's `steps` through the pass: the tokens [W] of each level, and the outputs [W, H]."""
         assert self.path is not None
@@ -188,7 +197,7 @@ class RecurrentStates:
     def _sure(self, levels: Iterable[Level], steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
         """Take staged states through levels of tokens that are kept."""
         for level in levels:
-            seen = LevelStates(self._staged, level.above)
+            seen = self.staged(level.above)
             yield level.tokens, steps(level.tokens, seen)
             for key, state in seen.reached.items():
                 rows = self._staged[key]
@@ -263,6 +272,12 @@ class LevelStates:
         self.reached: dict[StateKey, Tensor] = {}
         """[W, ...] each, the states after the level's tokens."""
         self._above, self._which = above, which
+
+    def singly(self) -> Iterator[LevelStates]:
+        """Those of each of the level's tokens alone; what they reach becomes what this reaches."""
+        alone = [LevelStates(self._above, which) for which in self._which.view(-1, 1)]
+        yield from alone
+        self.reached = {key: torch.cat([one.reached[key] for one in alone]) for key in alone[0].reached}
 
     def _state(self, key: StateKey) -> Tensor:
         if key not in self.reached:

@@ -31,7 +31,7 @@ from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
-from eyas.targets.recurrent import ShapeProbe, check_states, run_by_levels
+from eyas.targets.recurrent import ShapeProbe, check_states, find_odd_steps, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps
@@ -105,6 +105,7 @@ class Target:
             self._probe()
             choose_passes(self)
             if self.states:
+                find_odd_steps(self)
                 check_states(self)
 
     @torch.inference_mode()
