@@ -11,6 +11,8 @@ import pytest
 from eyas.drafters.base import Drafter
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
+from eyas.engine.prefix_cache import PrefixCache
+from eyas.errors import RequestError
 from eyas.targets import SlotCache
 from eyas.targets.states import RecurrentStates
 from eyas.targets.taps import choose_taps
@@ -105,7 +107,102 @@ def test_preempted_and_read_again_in_pieces(name: str, tree: str | None, monkeyp
         engine.check_invariants()
     assert [done[index] for index in range(len(expected))] == expected
     assert engine.state().preempted_total > 2
-    assert engine.state().prefix_limit == 0  # prefixes would need the states of earlier positions
+
+
+def turns(name: str, temperature: float, turn: int) -> list[Request]:
+    """The requests of a turn, of three conversations that share a beginning of 70 tokens; the last asks it twice.
+
+    A turn is what was said before, the (plain) answer to it, and something new.
+    """
+    (stem,) = tiny.prompts(70, seed=5)
+    asked = []
+    for user, begun in enumerate(tiny.prompts(9, 30, 1, seed=6)):
+        said = stem + begun
+        for earlier in range(turn):
+            said += reply(name, temperature, tuple(said), user + 10 * earlier) + tiny.prompts(4, seed=20 + earlier)[0]
+        asked.append(request_of(said, temperature, user + 10 * turn))
+    return [*asked, asked[-1]]
+
+
+def request_of(said: list[int] | tuple[int, ...], temperature: float, seed: int, limit: int = 30) -> Request:
+    return Request(tuple(said), SamplingParams(max_tokens=limit, temperature=temperature, seed=seed))
+
+
+@cache
+def reply(name: str, temperature: float, said: tuple[int, ...], seed: int) -> list[int]:
+    """A plain answer, of an engine that keeps no prefixes."""
+    return tokens(Engine(tiny.target(name)).generate([request_of(said, temperature, seed)]))[0]
+
+
+def expected_of(name: str, temperature: float, asked: list[Request]) -> list[list[int]]:
+    return [reply(name, temperature, tuple(one.prompt), one.params.seed or 0) for one in asked]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", pytest.param("mamba2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
+def test_prefixes_over_several_turns(name: str, tree: str | None) -> None:
+    """Prompts begin with others', with their own earlier turns, or are the same; they are read in pieces."""
+    limits = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000)
+    speculation = None if tree is None else Speculation(tiny.eagle3_drafter((0, 2, tiny.LAYERS)), parse_tree(tree))
+    engine = Engine(tiny.target(name), None, speculation, limits=limits, prefill_chunk=23)
+    reused = []
+    for turn in range(3):
+        asked = turns(name, 0.8, turn)
+        done = engine.generate(asked)
+        engine.check_invariants()
+        assert tokens(done) == expected_of(name, 0.8, asked)
+        reused.append([completion.stats.reused_tokens for completion in done])
+    # who came first left no states where the others leave it; the third one finds those of the second
+    assert reused[0] == [0, 0, 63, 63]
+    assert reused[1] == [95, 127, 95, 95]
+    assert reused[2] == [127, 159, 127, 127]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
+def test_a_wrong_prefix_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the states that belong to a prefix the same prompt gets another answer."""
+    engine = Engine(tiny.target(name), limits=Limits(prefix_tokens=4000))
+    asked = [request_of(prompt, 0.0, 0) for prompt in tiny.prompts(33, 34, 65, seed=7)]
+    first = tokens(engine.generate(asked))
+    assert tokens(engine.generate(asked)) == first
+    monkeypatch.setattr(RecurrentStates, "load", lambda *_: None)
+    again = engine.generate(asked)
+    assert [done.stats.reused_tokens for done in again] == [31, 31, 63]
+    assert tokens(again) != first
+
+
+def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all don't fit the youngest leaves its slot; what it had read comes back up to its last whole block."""
+    asked = [request_of(prompt, 0.8, 0, limit=100) for prompt in tiny.prompts(30, 21, 40, seed=9)]
+    expected = tokens(Engine(tiny.target("qwen3_5")).generate(asked))
+    loaded, load = [], PrefixCache.load
+    monkeypatch.setattr(PrefixCache, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
+    speculation = Speculation(tiny.eagle3_drafter((0, 2, tiny.LAYERS)), parse_tree("chain:3"))
+    limits = Limits(max_running=3, max_cached_tokens=480, prefix_tokens=4000, prefill_chunk=50)
+    engine = Engine(tiny.target("qwen3_5"), None, speculation, limits=limits)
+    indexes = [engine.submit(request) for request in asked]
+    done: dict[int, list[int]] = {}
+    while not engine.idle:
+        done |= {chunk.index: chunk.completion.token_ids for chunk in engine.step() if chunk.completion}
+        engine.check_invariants()
+    assert [done[index] for index in indexes] == expected
+    assert engine.state().preempted_total > 0
+    assert max(loaded) >= 63
+
+
+def test_kept_states_are_bounded() -> None:
+    """Of many prefixes the states of those used last are kept; what has lost its states is read again."""
+    engine = Engine(tiny.target("lfm2"), limits=Limits(prefix_tokens=100_000))
+    shelf = engine._runner.prefixes.shelf
+    assert shelf.most > 100  # tiny states, a large limit
+    shelf.most = 3
+    prompts = tiny.prompts(*[40] * 5, seed=8)
+    asked = [request_of(prompt, 0.0, 0, limit=9) for prompt in prompts]
+    first = tokens(engine.generate(asked))
+    assert len(shelf) == 3
+    again = engine.generate(asked[::-1])
+    assert tokens(again) == first[::-1]
+    assert [done.stats.reused_tokens for done in again] == [31, 31, 31, 0, 0]
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
@@ -123,3 +220,23 @@ def test_eagle3_reads_taps_of_attention_layers(name: str) -> None:
     taps = choose_taps(target.config)
     speculation = Speculation(tiny.eagle3_drafter(taps), parse_tree("dynamic:4,3,8"))
     assert tokens(Engine(target, None, speculation, batch_size=4).generate(requests(0.8))) == plain(name, 0.8)
+
+
+def test_states_count_in_the_budget_of_cached_tokens() -> None:
+    """A limit in tokens is one of memory: a slot's states, staged ones and copies count as columns."""
+    asked = [request_of(prompt, 0.0, 0, limit=9) for prompt in tiny.prompts(5, 6, 7, seed=8)]
+    column = 4 * 2 * 2 * 2 * 8  # bytes: two attention layers, keys and values of two heads of eight
+    one = 2 * 4 * (8 * 8 * 8 + 4 * (2 * 4 * 8 + 8 * 8))  # two layers' states, and the last inputs of their convolutions
+    for prefixes, copies in ((0, 2), (1000, 4)):
+        beside = -(-copies * one // column)
+        for limit, running in ((2 * (beside + 20), 2), (3 * (beside + 20), 3)):
+            limits = Limits(max_running=3, max_cached_tokens=limit, prefix_tokens=prefixes)
+            engine = Engine(tiny.target("qwen3_5"), limits=limits)
+            for request in asked:
+                engine.submit(request)
+            engine.step()
+            state = engine.state()
+            assert state.running == running
+            assert state.allocated_tokens <= limit
+            with pytest.raises(RequestError, match=f"recurrent states take as much memory as {beside}"):
+                engine.submit(request_of(asked[0].prompt, 0.0, 0, limit=limit - beside))

@@ -7,12 +7,15 @@ as the level below is done; what is staged of them is their inputs. Committing t
 through the same steps once more. So committed states are those of plain decoding to the bit, and a tree needs memory
 for the states of two levels in one layer, not for those of every node in every layer.
 
+A slot may keep copies of its states at earlier positions (`StateCopies`): others that begin alike go on from there.
+
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, T tokens of a pass, W tokens of a level, I inner
 nodes of a level, those that others follow.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +26,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import out_of_memory, to_device
+from eyas.runtime import mapped_copy, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
@@ -156,6 +159,8 @@ class RecurrentStates:
         self._held = self._zeros(slots)  # [slots, ...] each
         self._staged: dict[StateKey, Tensor] = {}  # [R, ...] each
         self._steps: list[StepsOfPass] = []  # of the layers that have gone through guesses
+        self.copies = StateCopies(slots)
+        self._lengths: Sequence[int] = ()  # [R] the tokens that the rows' committed states have seen
         self.path: StatePath | None = None
         """The path of the pass that runs, or has run and is not committed yet."""
 
@@ -163,9 +168,20 @@ class RecurrentStates:
         """Size of all committed states, in bytes."""
         return sum(state.nbytes for state in self._held.values())
 
-    def begin(self, path: StatePath) -> None:
-        """A pass begins: what the one before it has staged is forgotten."""
-        self.path, self._steps = path, []
+    @property
+    def slot_bytes(self) -> int:
+        """Size of one sequence's states, in bytes."""
+        return sum(math.prod(shape.size) * shape.dtype.itemsize for shape in self._shapes.values())
+
+    def load(self, slot: int, states: States) -> None:
+        """Begin an empty slot with copies of another's states."""
+        for key, state in states.items():
+            self._held[key][slot] = state
+
+    def begin(self, path: StatePath, lengths: Sequence[int]) -> None:
+        """A pass begins over rows of `lengths` [R] tokens: what the one before it has staged is forgotten."""
+        self.path, self._steps, self._lengths = path, [], lengths
+        self.copies.begin(path.rows)
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
 
     @property
@@ -180,7 +196,7 @@ class RecurrentStates:
     def walk(self, steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
         """Take a layer's `steps` through the pass: the tokens [W] of each level, and the outputs [W, H]."""
         assert self.path is not None
-        yield from self._sure(self.path.sure, steps)
+        yield from self._sure(self.path.sure, steps, self.copies.wanted(self.path.counts, self._lengths))
         above: States = self._staged
         for level in self.path.guesses:
             reached: dict[StateKey, list[Tensor]] = defaultdict(list)
@@ -194,14 +210,18 @@ class RecurrentStates:
         if self.path.guesses:
             self._steps.append(steps)
 
-    def _sure(self, levels: Iterable[Level], steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take staged states through levels of tokens that are kept."""
-        for level in levels:
+    def _sure(
+        self, levels: Iterable[Level], steps: StepsOfPass, copied: Mapping[int, Sequence[tuple[int, int]]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take staged states through levels of tokens that are kept; copies are made where it says."""
+        for number, level in enumerate(levels):
             seen = self.staged(level.above)
             yield level.tokens, steps(level.tokens, seen)
             for key, state in seen.reached.items():
                 rows = self._staged[key]
                 self._staged[key] = state if len(state) == len(rows) else rows.index_copy(0, level.above, state)
+                for row, tokens in copied.get(number, ()):
+                    self.copies.make(row, tokens, key, self._staged[key][row])
 
     @torch.inference_mode()
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
@@ -219,10 +239,13 @@ class RecurrentStates:
                 raise InvariantError(f"slot {slot} must commit the first {done.counts[row]} columns of its pass")
             accepted[row] = [done.indexes[row][column] for column in path[done.counts[row] :]]
         levels = _in_turn(accepted, self._device)
+        lengths = [length + count for length, count in zip(self._lengths, done.counts, strict=True)]
+        copied = self.copies.wanted([len(tokens) for tokens in accepted], lengths)
         for steps in self._steps:
             with steps.prepared():
-                for _ in self._sure(levels, steps):
+                for _ in self._sure(levels, steps, copied):
                     pass
+        self.copies.keep(kept)
         slots = to_device(list(kept), self._device)
         for key, staged in self._staged.items():
             self._held[key][slots] = staged[slots - done.rows.start]
@@ -230,6 +253,7 @@ class RecurrentStates:
 
     def reshape(self, slots: int) -> None:
         """Change the number of slots, keeping the states of those that stay."""
+        self.copies.reshape(slots)
         made = self._zeros(slots)
         for key, state in made.items():
             kept = self._held[key][:slots]
@@ -240,11 +264,13 @@ class RecurrentStates:
         """Begin a slot anew: its states are zeros, as before a sequence's first token."""
         for state in self._held.values():
             state[slot] = 0
+        self.copies.clear(slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence's states to another slot, leaving zeros."""
         for state in self._held.values():
             state[target] = state[source]
+        self.copies.move(source, target)
         self.clear(source)
 
     def _zeros(self, slots: int) -> dict[StateKey, Tensor]:
@@ -259,6 +285,81 @@ class RecurrentStates:
             raise CacheMemoryError(
                 f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
             ) from error
+
+
+class StateCopies:
+    """Copies of states that slots have had on their way, for as long as the slot goes on."""
+
+    def __init__(self, slots: int) -> None:
+        self.every: int | None = None
+        """Those states are copied that are one token short of the last multiple of so many; None = none."""
+        self._marks = [0] * slots
+        self._kept: list[dict[int, States]] = [{} for _ in range(slots)]
+        self._rows = range(0)
+        self._made: dict[int, dict[int, dict[StateKey, Tensor]]] = {}  # in this pass, by row and number of tokens
+
+    @property
+    def most(self) -> int:
+        """How often a slot's states may be in memory: committed, staged, and two copies if any are made."""
+        return 2 if self.every is None else 4
+
+    def of(self, slot: int) -> Mapping[int, States]:
+        """The copies of a slot's states, by the number of tokens that they have seen."""
+        return self._kept[slot]
+
+    def mark(self, slot: int, tokens: int) -> None:
+        """Copy a slot's states after so many tokens as well, when they have been read."""
+        self._marks[slot] = tokens
+
+    def begin(self, rows: range) -> None:
+        """A pass begins: forget what was copied in one that wasn't committed."""
+        self._rows, self._made = rows, {}
+
+    def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Which rows are to be copied after which of their next `counts` [R] tokens, behind `lengths` [R] earlier ones.
+
+        A row comes with the number of tokens that its states have seen by then.
+        """
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        if self.every is not None:
+            for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+                last = (length + count + 1) // self.every * self.every - 1
+                for tokens in {last, self._marks[self._rows.start + row]}:
+                    if length < tokens <= length + count:
+                        found[tokens - length - 1].append((row, tokens))
+        return found
+
+    def make(self, row: int, tokens: int, key: StateKey, state: Tensor) -> None:
+        """Copy one of the states that a row has after so many tokens."""
+        self._made.setdefault(row, {}).setdefault(tokens, {})[key] = mapped_copy(state)
+
+    def keep(self, slots: Iterable[int]) -> None:
+        """The pass is committed in these slots: keep its copies; of earlier ones only the marked, where there are new.
+
+        A pass may have copied the states of a root and, when it was committed, later ones.
+        """
+        for slot in slots:
+            made = self._made.get(slot - self._rows.start)
+            if made:
+                last, mark = max(made), self._marks[slot]
+                self._kept[slot] = {
+                    tokens: states for tokens, states in {**self._kept[slot], **made}.items() if tokens in (last, mark)
+                }
+        self._made = {}
+
+    def reshape(self, slots: int) -> None:
+        """Change the number of slots, keeping the copies of those that stay."""
+        more = max(0, slots - len(self._marks))
+        self._marks = [*self._marks[:slots], *[0] * more]
+        self._kept = [*self._kept[:slots], *({} for _ in range(more))]
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's copies."""
+        self._marks[slot], self._kept[slot] = 0, {}
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence moves to another slot, and its copies with it."""
+        self._marks[target], self._kept[target] = self._marks[source], self._kept[source]
 
 
 class LevelStates:

@@ -233,7 +233,8 @@ class Target:
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         if cache.states is not None:
-            cache.states.begin(StatePath.of_prompts(rows, counts, layout, self.device))
+            path = StatePath.of_prompts(rows, counts, layout, self.device)
+            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
         final, caught = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
@@ -250,7 +251,8 @@ class Target:
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = self._layout(tree)
         if cache.states is not None:
-            cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
+            path = StatePath.of_trees(rows, tree, layout, self.device)
+            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))
