@@ -238,5 +238,7 @@ def test_states_count_in_the_budget_of_cached_tokens() -> None:
             state = engine.state()
             assert state.running == running
             assert state.allocated_tokens <= limit
-            with pytest.raises(RequestError, match=f"recurrent states take as much memory as {beside}"):
-                engine.submit(request_of(asked[0].prompt, 0.0, 0, limit=limit - beside))
+        small = Engine(tiny.target("qwen3_5"), limits=Limits(max_cached_tokens=beside + 50, prefix_tokens=prefixes))
+        small.submit(request_of(asked[0].prompt, 0.0, 0, limit=45))
+        with pytest.raises(RequestError, match=f"recurrent states take as much memory as {beside}"):
+            small.submit(request_of(asked[0].prompt, 0.0, 0, limit=46))
