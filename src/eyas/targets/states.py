@@ -49,6 +49,11 @@ class StateShape(NamedTuple):
     size: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.size) * self.dtype.itemsize
+
 
 States = Mapping[StateKey, Tensor]
 
@@ -171,7 +176,7 @@ class RecurrentStates:
     @property
     def slot_bytes(self) -> int:
         """Size of one sequence's states, in bytes."""
-        return sum(math.prod(shape.size) * shape.dtype.itemsize for shape in self._shapes.values())
+        return sum(shape.nbytes for shape in self._shapes.values())
 
     def load(self, slot: int, states: States) -> None:
         """Begin an empty slot with copies of another's states."""

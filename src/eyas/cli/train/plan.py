@@ -121,6 +121,10 @@ def plan(
     if block and boundaries is None:
         reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
     console.print(reason)
+    if size.states:
+        tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
+        like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
+        console.print(f"recurrent states of a sequence that decodes: {_amount(size.states)}{like}; staged, twice that")
     ours = f"--states {states} --final {final}"
     show_table(console, _table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
