@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.registry import WEIGHTLESS
@@ -14,7 +16,8 @@ from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.errors import RequestError
 from eyas.targets import SlotCache
-from eyas.targets.states import RecurrentStates
+from eyas.targets.native.library import kernels
+from eyas.targets.states import RecurrentStates, StateCopies
 from eyas.targets.taps import choose_taps
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams
@@ -242,3 +245,38 @@ def test_states_count_in_the_budget_of_cached_tokens() -> None:
         small.submit(request_of(asked[0].prompt, 0.0, 0, limit=45))
         with pytest.raises(RequestError, match=f"recurrent states take as much memory as {beside}"):
             small.submit(request_of(asked[0].prompt, 0.0, 0, limit=46))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+def test_answers_of_4096_tokens(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal to the last token, and so are the bits of the states after every 32 tokens on the way."""
+    target = tiny.as_loaded(name, kind, max_position_embeddings=8192)
+    prompt = tiny.prompts(20)[0]
+    asked = Request(tuple(prompt), SamplingParams(max_tokens=4096, temperature=0.5, seed=3))
+    keep, seen = StateCopies.keep, dict[int, list[Tensor]]()
+
+    def noted(copies: StateCopies, slots: Any) -> None:
+        keep(copies, slots)
+        seen.update({tokens: [*states.values()] for tokens, states in copies.of(0).items()})
+
+    monkeypatch.setattr(StateCopies, "keep", noted)
+    found = []
+    for tree in (None, "dynamic:4,3,8"):
+        seen.clear()
+        drafter = (
+            None if tree is None else tiny.OracleDrafter([prompt + found[0][0]], (0, 2, tiny.LAYERS), strict=False)
+        )
+        speculation = None if drafter is None else Speculation(drafter, parse_tree(tree or ""))
+        (done,) = Engine(target, None, speculation, limits=Limits(prefix_tokens=64)).generate([asked])
+        found.append((done.token_ids, dict(seen), done.stats.accept_length))
+    (plain, expected, _), (speculative, states, accepted) = found
+    assert len(plain) == 4096
+    assert len(set(plain[-500:])) > 20  # it still wanders
+    assert accepted > 2
+    assert speculative == plain
+    shared = expected.keys() & states.keys()
+    assert len(shared) > 120
+    assert all(torch.equal(a, b) for at in shared for a, b in zip(expected[at], states[at], strict=True))

@@ -10,13 +10,13 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import transformers as tf
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eyas.errors import InvariantError, UnsupportedModelError
 from eyas.targets import SlotCache, Target
-from eyas.targets.loading import _prepack
 from eyas.targets.native.library import kernels
 from eyas.targets.recurrent import ModuleSteps, StateModule
 from eyas.targets.states import RecurrentStates, StatePath
@@ -263,12 +263,12 @@ class PeakBytes(TorchDispatchMode):
 
 @once
 def with_real_sizes() -> Target:
-    """Qwen3.5-0.8B's recurrent layers, of which there are 18 in 24, in a model that is narrow everywhere else."""
-    types = [*["linear_attention"] * 3, "full_attention"] * 6
-    heads = dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 16)
-    sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128)
-    model = tiny.build_model("qwen3_5", num_hidden_layers=len(types), layer_types=types, **heads, **sizes)
-    with patch("eyas.targets.target.choose_passes"), patch("eyas.targets.target.check_states"):  # seconds
+    """The recurrent layers of transformers' default Qwen3.5 in a model that is narrow everywhere else."""
+    usual = tf.Qwen3_5TextConfig()
+    same = ("num_hidden_layers", "layer_types", *(key for key in usual.to_dict() if key.startswith("linear_")))
+    model = tiny.build_model("qwen3_5", **{key: getattr(usual, key) for key in same})
+    checks = ("choose_passes", "check_states", "find_odd_steps")  # they take seconds
+    with patch.multiple("eyas.targets.target", **dict.fromkeys(checks, lambda _target: None)):
         return Target(model)
 
 
@@ -289,31 +289,9 @@ def test_memory_of_a_tree_of_32_nodes(parents: list[int]) -> None:
             cache.commit(range(1), [path])
         found.append(peak.most)
     one = cache.states.nbytes()
-    assert one == 18 * 4 * (16 * 128 * 128 + 3 * 2048 * 4)
+    assert one == 24 * 4 * (32 * 128 * 128 + 4 * (2 * 16 + 32) * 128)
     assert found[0] > one  # what is staged is seen
     assert found[1] - found[0] <= 0.1 * 32 * one
-
-
-HEADS: dict[str, dict[str, int]] = {
-    **{name: {"head_dim": 16} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")},
-    "kimi_linear": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_local_experts": 32},
-    **{name: {} for name in ("mamba", "mamba2")},
-}
-"""Head sizes that native attention takes."""
-WIDTHS = dict.fromkeys(
-    ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64
-)
-"""Widths that are whole vectors of the processor, as in models that are no toys."""
-
-
-@once
-def as_loaded(name: str, kind: str) -> Target:
-    """A target whose weights are laid out as the loader lays them out."""
-    dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    heads = HEADS.get(name, {"num_attention_heads": 2, "num_key_value_heads": 1})
-    model = tiny.build_model(name, **WIDTHS, **heads).to(dtype)
-    native = _prepack(model, CPU, dtype, None, "int8" if kind == "int8" else None)
-    return Target(model, native=native)
 
 
 @pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
@@ -321,7 +299,7 @@ def as_loaded(name: str, kind: str) -> Target:
 @pytest.mark.parametrize("name", BITS)
 def test_a_guess_has_the_bits_of_plain_decoding(name: str, kind: str) -> None:
     """Logits of a path in trees of several rows, and the committed states, against one token at a time alone."""
-    target, tree, paths = as_loaded(name, kind), draft(), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
+    target, tree, paths = tiny.as_loaded(name, kind), draft(), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
     cache, roots = filled(target)
     verified = target.verify(cache, range(4), roots, tree, ())
     cache.commit(range(4), paths)
