@@ -66,7 +66,7 @@ class StateModule(nn.Module):
             out: Tensor = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
             return out[:, 0]
 
-        several = states.path.steps > 1
+        several = states.path.steps > 1 or (self.alone and len(states.path.rows) > 1)
         steps, out = ModuleSteps(self, hidden.flatten(0, 1), step, several), None
         with steps.prepared():
             for tokens, made in states.walk(steps):

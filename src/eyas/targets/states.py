@@ -188,6 +188,8 @@ class RecurrentStates:
         self.path, self._steps, self._lengths = path, [], lengths
         self.copies.begin(path.rows)
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
+        if len(path.sure[0].tokens) < len(path.rows):  # else what all rows reach takes the place of these views
+            self._staged = {key: state.clone() for key, state in self._staged.items()}
 
     @property
     def pending(self) -> Sequence[StepsOfPass]:
@@ -223,8 +225,10 @@ class RecurrentStates:
             seen = self.staged(level.above)
             yield level.tokens, steps(level.tokens, seen)
             for key, state in seen.reached.items():
-                rows = self._staged[key]
-                self._staged[key] = state if len(state) == len(rows) else rows.index_copy(0, level.above, state)
+                if len(state) == len(self._staged[key]):
+                    self._staged[key] = state
+                else:
+                    self._staged[key][level.above] = state
                 for row, tokens in copied.get(number, ()):
                     self.copies.make(row, tokens, key, self._staged[key][row])
 
