@@ -176,6 +176,15 @@ def test_prefixes_over_several_turns(name: str, tree: str | None) -> None:
     assert reused[2] == [127, 159, 127, 127]
 
 
+def test_the_third_to_share_a_prefix_gains_by_it() -> None:
+    """The second has left a copy where the first one's way parts from its own."""
+    (stem,) = tiny.prompts(70, seed=5)
+    asked = [request_of(stem + rest, 0.0, 0, limit=5) for rest in tiny.prompts(40, 41, 42, seed=6)]
+    done = Engine(tiny.target("lfm2"), limits=Limits(prefix_tokens=4000)).generate(asked)
+    assert [completion.stats.reused_tokens for completion in done] == [0, 0, 63]
+    assert tokens(done) == tokens(Engine(tiny.target("lfm2")).generate(asked))
+
+
 @pytest.mark.parametrize("name", ["qwen3_5", "lfm2"])
 def test_a_wrong_prefix_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the states that belong to a prefix the same prompt gets another answer."""
@@ -221,6 +230,7 @@ def test_kept_states_are_bounded() -> None:
     again = engine.generate(asked[::-1])
     assert tokens(again) == first[::-1]
     assert [done.stats.reused_tokens for done in again] == [31, 31, 31, 0, 0]
+    assert engine.generate([asked[2]])[0].stats.reused_tokens == 31  # of the first three it was used last
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
