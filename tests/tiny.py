@@ -26,6 +26,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
 from eyas.targets.graphs import CudaRecorder
+from eyas.targets.loading import _prepack
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
 from eyas.verify import Coupling
 
@@ -258,6 +259,28 @@ def target(name: str = "llama") -> Target:
     """A shared target. On a GPU its passes are recorded."""
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else None
     return Target(build_model(name).to(DEVICE), record=record)
+
+
+_FITTING_RECURRENT: dict[str, dict[str, int]] = {
+    **{name: {"head_dim": 16} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")},
+    "kimi_linear": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_local_experts": 32},
+    **{name: {} for name in ("mamba", "mamba2")},
+}
+"""Head sizes that native attention takes."""
+_WIDTHS = dict.fromkeys(
+    ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64
+)
+"""Widths that are whole vectors of the processor, as in models that are no toys."""
+
+
+@cache
+def as_loaded(name: str, kind: str, **changes: Any) -> Target:
+    """A target whose weights are laid out as the loader lays them out."""
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    heads = _FITTING_RECURRENT.get(name, {"num_attention_heads": 2, "num_key_value_heads": 1})
+    model = build_model(name, **_WIDTHS, **heads, **changes).to(dtype)
+    native = _prepack(model, DEVICE, dtype, None, "int8" if kind == "int8" else None)
+    return Target(model, native=native)
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -10,14 +10,18 @@ from eyas.engine.scheduler import CacheRoom, PassSize
 wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(0, 12)), max_size=30)
 
 
-@given(st.integers(1, 12), st.none() | st.integers(1, 2000), wishes)
-def test_it_covers_and_keeps_the_limit(most: int, limit: int | None, wishes: list[tuple[int, int, int]]) -> None:
+@given(st.integers(1, 12), st.none() | st.integers(1, 2000), st.sampled_from([0, 70]), wishes)
+def test_it_covers_and_keeps_the_limit(
+    most: int, limit: int | None, beside: int, wishes: list[tuple[int, int, int]]
+) -> None:
+    """With and without recurrent states beside the columns of each row."""
     room = CacheRoom(most, limit)
+    room.beside = beside
     for slots, columns, expected in wishes:
         slots = min(slots, most)
         if not room.fits([columns] * slots):
             assert limit is not None
-            assert slots * columns > limit
+            assert slots * (columns + beside) > limit
             continue
         before = (room.slots, room.columns)
         changed = room.cover([columns] * slots, expected)
@@ -26,6 +30,7 @@ def test_it_covers_and_keeps_the_limit(most: int, limit: int | None, wishes: lis
         assert room.columns >= columns
         assert room.slots <= max(most, slots)
         assert room.fits([room.columns] * room.slots)
+        assert room.tokens == room.slots * (room.columns + beside) <= room.most(room.slots)
 
 
 def test_growing_column_by_column_changes_it_a_few_times() -> None:

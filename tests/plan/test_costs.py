@@ -23,6 +23,7 @@ from eyas.plan.drafters import (
     drafter_parameters,
     expected_lengths,
 )
+from eyas.targets import Target
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss
 
@@ -47,6 +48,22 @@ def test_a_32b_model_is_counted_without_memory_for_it() -> None:
     size = model_size(BIG)
     assert size.total == 32_762_123_264  # what the published checkpoint of this shape holds
     assert size.body == size.total - 2 * size.vocab * size.hidden
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "jamba", "llama"])
+def test_recurrent_states_are_those_of_a_running_target(name: str) -> None:
+    model = tiny.build_model(name).to(torch.bfloat16)
+    target, size = Target(model), model_size(model.config)
+    assert size.states == sum(shape.nbytes for shape in target.states.values())
+    assert size.attending == sum(shapes is not None for shapes in target.kv_shapes)
+    assert bool(size.states) == (name != "llama")
+
+
+def test_hours_of_a_hybrid_count_states_and_the_layers_that_attend() -> None:
+    size, fast, work = model_size(BIG), Machine("x", 400, 2000), WORK._replace(answer_share=1.0)
+    few = regeneration_hours(size._replace(attending=16), work, fast, 1, 64)
+    assert few < regeneration_hours(size._replace(attending=16, states=10**8), work, fast, 1, 64)
+    assert few < regeneration_hours(size, work, fast, 1, 64)
 
 
 def test_the_table_of_layouts() -> None:
@@ -116,7 +133,7 @@ def test_regeneration_is_bound_by_reading_then_by_computing() -> None:
 def test_training_memory_is_what_autograd_saves() -> None:
     """Counted on a drafter: two lengths, so that what doesn't grow with the tokens drops out."""
     taps, hidden, vocab, draft = 3, 96, 300, 100
-    size = ModelSize(4, hidden, vocab, query=64, key=32, intermediate=256, body=0, total=10**6)
+    size = ModelSize(4, hidden, vocab, query=64, key=32, intermediate=256, body=0, total=10**6, attending=4, states=0)
 
     def saved(width: int) -> int:
         network = tiny.eagle3_module(

@@ -75,6 +75,7 @@ class Engine:
         self._runner = ModelRunner(
             target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
         )
+        self._scheduler.room.beside = self._runner.state_columns
         if self.limits.prefix_tokens:
             self.cache_prefixes(self.limits.prefix_tokens)
         self._unfinished: dict[int, SequenceState] = {}
@@ -86,6 +87,7 @@ class Engine:
     def cache_prefixes(self, tokens: int) -> None:
         """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
         self._runner.cache_prefixes(tokens)
+        self._scheduler.room.beside = self._runner.state_columns
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""

@@ -11,6 +11,10 @@ at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b
 B tokens thus gives B - 1 of both, and the next pass reads one token again. At least one pair must be read anew in any
 case: of all pairs the drafter keeps only the last one's state. Deferred pairs are kept unread, and replaced when they
 have been read.
+
+Recurrent states can't be cut to a shorter prefix, and are large. So a slot copies those of the last whole block that it
+has passed, and those where it leaves a prefix that others share: that of B tokens needs the states after B - 1. A
+lookup ends at the last block that has states.
 """
 
 from __future__ import annotations
@@ -20,13 +24,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Generic, TypeVar
+from weakref import ref
 
 from eyas.drafters.base import Drafter, SavedPairs
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets.slots import Saved, SlotCache
+from eyas.targets.states import RecurrentStates, States
 
 BLOCK = 32
+_LEAST_STATES = 8
+"""Recurrent states that may be kept however small the limit."""
 
 P = TypeVar("P")
 
@@ -196,14 +204,56 @@ class SavedBlock:
     columns: Saved
     pairs: SavedPairs | None
     """None without a drafter, or where it didn't observe the request, which didn't speculate."""
+    states: SavedStates | None = None
+    """None where there are no recurrent layers, or none has passed the block's end."""
+
+
+@dataclass(eq=False)
+class SavedStates:
+    """Recurrent states after all tokens of a prefix but the last."""
+
+    held: States | None
+    """None = they were given up for others."""
+
+
+class StateShelf:
+    """At most `most` saved states: the least recently used are given up for others."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._by_use: list[ref[SavedStates]] = []  # those of blocks that are gone are gone, too
+
+    def put(self, states: States) -> SavedStates:
+        """Keep states, which were used just now."""
+        there = [saved for saved in self._there() if saved.held is not None]
+        for saved in there[: max(0, len(there) + 1 - self.most)]:
+            saved.held = None
+        made = SavedStates(states)
+        self._by_use = [*(ref(saved) for saved in there if saved.held is not None), ref(made)]
+        return made
+
+    def use(self, used: SavedStates) -> None:
+        """Note that states were used just now."""
+        self._by_use = [*(ref(saved) for saved in self._there() if saved is not used), ref(used)]
+
+    def __len__(self) -> int:
+        return sum(saved.held is not None for saved in self._there())
+
+    def _there(self) -> list[SavedStates]:
+        return [saved for one in self._by_use if (saved := one()) is not None]
 
 
 class PrefixCache:
     """Prefixes, and the slots of target and drafter that they are copied from and to."""
 
     def __init__(self, cache: SlotCache, drafter: Drafter | None, limit: int) -> None:
+        """Recurrent states take at most as much memory as the keys and values of `limit` tokens, but for a few."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
+        self.shelf = StateShelf(0)
         self._cache, self._drafter = cache, drafter
+        if cache.states is not None:
+            cache.states.copies.every = BLOCK
+            self.shelf.most = max(_LEAST_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
 
     def clear(self) -> None:
         """Forget all prefixes."""
@@ -220,6 +270,8 @@ class PrefixCache:
         reusable = sum(count for _, count, _ in found) - 1
         if drafter is not None:
             reusable = drafter.reusable([saved.pairs for _, _, saved in found], reusable)
+        if self._cache.states is not None:
+            reusable = self._load_states(self._cache.states, slot, found, reusable, drafter)
         if reusable < 1:
             return 0
         for start, count, saved in found:
@@ -229,6 +281,29 @@ class PrefixCache:
             if drafter is not None and saved.pairs is not None:
                 drafter.load(slot, saved.pairs, min(start + count - 1, reusable) - max(start - 1, 0))
         return reusable
+
+    def _load_states(
+        self, states: RecurrentStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
+        drafter: Drafter | None,
+    ) -> int:  # fmt: skip
+        """Load the states of the longest found prefix that has any; returns its tokens, at most `reusable` ones.
+
+        Where a longer one is shared its states are copied when the slot has read it, for whoever shares it next.
+        """
+        pairs, reached = [saved.pairs for _, _, saved in found], 0
+        for start, _, block in reversed(found):
+            tokens, saved = start + BLOCK - 1, block.states
+            if saved is None or saved.held is None or tokens > reusable:
+                continue
+            if drafter is None or drafter.reusable(pairs, tokens) == tokens:
+                states.load(slot, saved.held)
+                self.shelf.use(saved)
+                reached = tokens
+                break
+        shared = sum(count for _, count, _ in found) // BLOCK * BLOCK - 1
+        if shared > reached:
+            states.copies.mark(slot, shared)
+        return reached
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
         """Keep copies of what a sequence's slot holds; without `tail` whole blocks only, as it goes on."""
@@ -240,10 +315,16 @@ class PrefixCache:
         def pairs(start: int, stop: int) -> SavedPairs | None:
             return None if drafter is None else drafter.save(slot, max(start - 1, 0), stop - 1)
 
+        def states(stop: int) -> SavedStates | None:
+            copied = None if self._cache.states is None else self._cache.states.copies.of(slot).get(stop - 1)
+            return None if copied is None else self.shelf.put(copied)
+
         def save(start: int, stop: int) -> SavedBlock:
-            return SavedBlock(self._cache.copy_out(slot, start, stop), pairs(start, stop))
+            return SavedBlock(self._cache.copy_out(slot, start, stop), pairs(start, stop), states(stop))
 
         def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
+            if saved.states is None or saved.states.held is None:
+                saved = replace(saved, states=states(stop))
             if drafter is None:
                 return saved
             if saved.pairs is None:

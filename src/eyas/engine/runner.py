@@ -65,12 +65,18 @@ class ModelRunner:
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
-        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike.
-
-        Not of targets with recurrent states: those of an earlier position aren't there any more.
-        """
-        if self.prefixes is None and self.cache.states is None:
+        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
+        if self.prefixes is None:
             self.prefixes = PrefixCache(self.cache, self.drafter, tokens)
+
+    @property
+    def state_columns(self) -> int:
+        """As many cache columns as take the memory of a slot's recurrent states, copies for prefixes included.
+
+        None are counted where no layer has keys and values: a limit in tokens says nothing there.
+        """
+        states, column = self.cache.states, self.cache.column_bytes
+        return 0 if states is None or not column else -(-states.copies.most * states.slot_bytes // column)
 
     def reset_sampler(self) -> None:
         """Forget all sampling state; no sequence may be in a slot."""

@@ -76,11 +76,12 @@ class Scheduler:
 
     def submit(self, sequence: SequenceState) -> None:
         """Queue a new sequence. RequestError if it could never fit, QueueFullError if too many wait."""
-        limit = self.room.limit
-        if limit is not None and sequence.longest > limit:
+        limit, beside = self.room.limit, self.room.beside
+        if limit is not None and sequence.longest + beside > limit:
+            states = f", and its recurrent states take as much memory as {beside}" if beside else ""
             raise RequestError(
-                f"prompt and answer can come to {sequence.longest} tokens, the cache holds {limit}: shorten the prompt "
-                "or ask for fewer tokens"
+                f"prompt and answer can come to {sequence.longest} tokens{states}; the cache holds {limit}: shorten "
+                "the prompt or ask for fewer tokens"
             )
         most, waiting = self.limits.max_waiting, len(self.waiting)
         if most is not None:
@@ -397,13 +398,13 @@ class CacheRoom:
     """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
 
     The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
-    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to.
+    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to. A row also
+    takes what doesn't grow with it, its recurrent states: as much as `beside` columns.
     """
 
     def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
         """`dense` None: every rectangle takes all of its memory."""
-        self.slots = 0
-        self.columns = 0
+        self.slots = self.columns = self.beside = 0
         self.limit = limit
         self._most_slots, self._dense = most_slots, dense
         self._peak = (0, 0)
@@ -413,12 +414,14 @@ class CacheRoom:
     @property
     def tokens(self) -> int:
         """Number of tokens that there is memory for, used or not."""
-        return sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
+        columns = sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
+        return columns + self.slots * self.beside
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
         columns = max(rows, default=0)
-        return (sum(rows) if self._sparse(columns) else len(rows) * columns) <= self.most(len(rows))
+        taken = sum(rows) if self._sparse(columns) else len(rows) * columns
+        return taken + len(rows) * self.beside <= self.most(len(rows))
 
     def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
         """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
@@ -438,7 +441,7 @@ class CacheRoom:
             long = max(columns, long + min(long, _MOST_MORE))
             long += -long % _GRANULE
         if not self._sparse(long) and not self.fits([long] * wide):
-            wide, long = slots, int(min(long, self.most(slots) // slots))
+            wide, long = slots, int(min(long, self.most(slots) // slots - self.beside))
         self.slots, self.columns = wide, max(long, columns)
         return True
 

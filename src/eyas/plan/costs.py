@@ -13,7 +13,9 @@ import torch
 
 from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, variants
 from eyas.plan.devices import Machine
-from eyas.targets.architecture import model_class, refuse_unsupported
+from eyas.targets.architecture import attention_plan, model_class, refuse_unsupported
+from eyas.targets.recurrent import ShapeProbe
+from eyas.targets.transformers_names import given
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -71,8 +73,9 @@ def regeneration_hours(target: ModelSize, work: Workload, machine: Machine, devi
     """
     active, answers = target.body + target.head, work.tokens * work.answer_share
     weights = min(active * batch, max(active, target.total - target.head))  # more rows choose more experts
-    cached = 2 * target.layers * target.key * work.length * (1 - work.answer_share / 2)
-    reading = 2 * (weights + batch * cached) / (machine.bandwidth * 1e9)
+    cached = 2 * target.attending * target.key * work.length * (1 - work.answer_share / 2)
+    states = 2 * target.states  # read and written
+    reading = (2 * (weights + batch * cached) + batch * states) / (machine.bandwidth * 1e9)
     computing = 2 * batch * active / (machine.tflops * 1e12)
     prompts = (work.tokens - answers) * _forward(target, work.length) / (machine.tflops * 1e12)
     return (answers / batch * max(reading, computing) + prompts) / devices / 3600
@@ -116,7 +119,7 @@ def plain_speed(target: ModelSize, machine: Machine) -> float:
 
 def _forward(target: ModelSize, length: int) -> float:
     """Floating-point operations a token: two a parameter, plus attention over half the row on average."""
-    return 2 * target.body + 2 * target.layers * target.query * length
+    return 2 * target.body + 2 * target.attending * target.query * length
 
 
 class ModelSize(NamedTuple):
@@ -134,6 +137,10 @@ class ModelSize(NamedTuple):
     """Parameters of the layers that are active for one token; of experts, only as many as are chosen."""
     total: int
     """All parameters, including embedding and head."""
+    attending: int
+    """Layers that cache keys and values; the others are recurrent, or keep nothing."""
+    states: int
+    """Bytes of the recurrent states of one sequence, where the model runs in bf16."""
 
     @property
     def head(self) -> int:
@@ -157,6 +164,7 @@ def model_size(config: Any) -> ModelSize:
         if id(weight) not in outside:
             routed = ".experts." in name
             body += weight.numel() * chosen // experts if routed else weight.numel()
+    shapes = _kept(model) if attention_plan(text).recurrent else None
     heads = text.num_attention_heads
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelSize(
@@ -168,4 +176,16 @@ def model_size(config: Any) -> ModelSize:
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         body=body,
         total=total,
+        attending=text.num_hidden_layers if shapes is None else len(shapes.shapes),
+        states=0 if shapes is None else sum(shape.nbytes for shape in shapes.states.values()),
     )
+
+
+@torch.inference_mode()
+def _kept(model: Any) -> ShapeProbe:
+    """What the layers of a model on the meta device keep of a sequence: it runs a token there, in bf16."""
+    probe = ShapeProbe()
+    model = model.to(torch.bfloat16)
+    with torch.device("meta"), probe.watching(model):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **given(model, probe))
+    return probe

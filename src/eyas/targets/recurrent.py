@@ -25,7 +25,7 @@ from transformers import Cache
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import logits_agree
 from eyas.targets.slots import KVShape, StagedCache
-from eyas.targets.states import LevelStates, StateKey, StateShape
+from eyas.targets.states import LevelStates, RecurrentStates, StateKey, StateShape
 from eyas.targets.transformers_names import cache_of, given
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
@@ -46,57 +46,92 @@ class StateModule(nn.Module):
     """What is put before the class of a recurrent module."""
 
     wide: WideLinears
+    alone: bool
+    """Whether a token's step is other to the bit among others than alone: then each is run alone."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, StagedCache)), None)
         if cache is None:
             return super().forward(*args, **kwargs)
+        states = cache.states
+        if states is None or states.path is None:
+            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
         name, *_ = signature(super().forward).parameters
         hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
         if len(args) > 1:
             raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
-        rest = {key: value for key, value in kwargs.items() if key != name}
 
-        def step(tokens: Tensor, states: LevelStates) -> Tensor:
-            given = {key: states if value is cache else value for key, value in rest.items()}
+        def step(tokens: Tensor, seen: LevelStates) -> Tensor:
+            given = {key: seen if value is cache else value for key, value in kwargs.items() if key != name}
             out: Tensor = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
             return out[:, 0]
 
-        return self._through(cache, hidden.flatten(0, 1), step).view(*hidden.shape[:2], -1)
-
-    def _through(self, cache: StagedCache, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor]) -> Tensor:
-        """The outputs [T, H] of tokens [T, H], level by level; of tokens in no level, zeros."""
-        states = cache.states
-        if states is None or states.path is None:
-            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
-        levels, out = states.path.levels, None
-        with self._wide(hidden, len(levels)) as stand_ins:
-            for level in levels:
-                for stand_in in stand_ins:
-                    stand_in.tokens = level.tokens
-                seen = LevelStates(states, level)
-                made = step(hidden[level.tokens], seen)
-                seen.keep()
-                out = hidden.new_zeros(len(hidden), made.shape[-1], dtype=made.dtype) if out is None else out
-                out[level.tokens] = made
+        several = states.path.steps > 1 or (self.alone and len(states.path.rows) > 1)
+        steps, out = ModuleSteps(self, hidden.flatten(0, 1), step, several), None
+        with steps.prepared():
+            for tokens, made in states.walk(steps):
+                if out is None:
+                    out = made.new_zeros(hidden.shape[:2].numel(), made.shape[-1])
+                out[tokens] = made
         assert out is not None
-        return out if len(levels) == 1 or self.wide.last is None else self.get_submodule(self.wide.last)(out)
+        if several and self.wide.last is not None:
+            out = self.get_submodule(self.wide.last)(out)
+        return out.view(*hidden.shape[:2], -1)
+
+
+class ModuleSteps:
+    """The single-token steps of a recurrent module over the tokens of a pass (`StepsOfPass`)."""
+
+    def __init__(
+        self, module: StateModule, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor], several: bool
+    ) -> None:
+        """`step` is the module's forward for inputs [W, H], of those of all tokens, `hidden` [T, H].
+
+        If there are `several` steps, wide linears are stood in for by what they make of all tokens.
+        """
+        self.module, self._hidden, self._step = module, hidden, step
+        self._first = [_Computed(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
+        self._stand_ins: dict[str, nn.Module | None] = dict(zip(module.wide.first, self._first, strict=False))
+        if several and module.wide.last is not None:
+            self._stand_ins[module.wide.last] = nn.Identity()
 
     @contextmanager
-    def _wide(self, hidden: Tensor, levels: int) -> Iterator[list[_Computed]]:
-        """Within, wide linears are stood in for by what they make of all tokens, if there is more than one level."""
-        if levels == 1:
-            yield []
-            return
-        own = dict(self._modules)
-        first = {name: _Computed(self.get_submodule(name)(hidden)) for name in self.wide.first}
-        self._modules.update(first)
-        if self.wide.last is not None:
-            self._modules[self.wide.last] = nn.Identity()
+    def prepared(self) -> Iterator[None]:
+        own = dict(self.module._modules)
+        self.module._modules.update(self._stand_ins)
         try:
-            yield list(first.values())
+            yield
         finally:
-            self._modules.update(own)
+            self.module._modules.update(own)
+
+    def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
+        if self.module.alone and len(tokens) > 1:
+            each = zip(tokens.view(-1, 1), states.singly(), strict=True)
+            return torch.cat([self._run(token, state) for token, state in each])
+        return self._run(tokens, states)
+
+    def _run(self, tokens: Tensor, states: LevelStates) -> Tensor:
+        for stand_in in self._first:
+            stand_in.tokens = tokens
+        return self._step(self._hidden[tokens], states)
+
+    def odd(self, states: RecurrentStates) -> bool:
+        """Whether tokens of the pass, as guesses below its first row, get other bits together than alone."""
+
+        def guesses(count: int) -> tuple[Tensor, LevelStates]:
+            tokens = torch.arange(count, device=self._hidden.device)
+            return tokens, states.staged(torch.zeros_like(tokens))
+
+        with self.prepared():
+            tokens, alone = guesses(max(_TOGETHER))
+            expected = torch.cat([self._run(*one) for one in zip(tokens.view(-1, 1), alone.singly(), strict=True)])
+            for count in _TOGETHER:
+                tokens, together = guesses(count)
+                pairs = [(self._run(tokens, together), expected)]
+                pairs += [(state, alone.reached[key]) for key, state in together.reached.items()]
+                if any(not torch.equal(found, wanted[:count]) for found, wanted in pairs):
+                    return True
+        return False
 
 
 class _Computed(nn.Module):
@@ -124,7 +159,7 @@ def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
             kind: Any = type(module)
             module.__class__ = _before(kind)
         assert isinstance(module, StateModule)
-        module.wide = wide
+        module.wide, module.alone = wide, False
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
@@ -240,6 +275,33 @@ _NOISE = 4.0
 """How many times as far as the model's own steps from its whole passes other logits may be from those of the steps."""
 _KEPT = ((0, 1, 3, 5), (0, 2))
 """The columns of the check's tree that are committed in each row."""
+_TOGETHER = (2, 3, 6, 9)
+"""How many tokens are run together, and each alone, to see whether that is the same to the bit."""
+
+
+@torch.inference_mode()
+def find_odd_steps(target: Target) -> None:
+    """Let recurrent modules run each token alone whose step gives other bits for it among others.
+
+    PyTorch computes 128 bytes of an elementwise function at once, and what is left over by another formula; matrix
+    products may add up in an order that depends on their number. A guess must be what it is in plain decoding.
+    """
+    cache, device = target.allocate(1), target.device
+    count = max(_TOGETHER)
+    tokens = (torch.arange(count, device=device).unsqueeze(0) * 7 + target.vocab_size // 2) % target.vocab_size
+    target.prefill_chunk(cache, range(1), tokens.tolist(), ())
+    valid = torch.ones_like(tokens, dtype=torch.bool)
+    tree = DraftTree(tokens, torch.full_like(tokens, -1), valid.float(), valid, 1, counted=count)
+    target.verify(cache, range(1), tokens[:, 0], tree, ())
+    assert cache.states is not None
+    odd = set[type[nn.Module]]()
+    for steps in cache.states.pending:
+        assert isinstance(steps, ModuleSteps)
+        if type(steps.module) not in odd and steps.odd(cache.states):
+            odd.add(type(steps.module))
+    for module in target.layers.modules():
+        if isinstance(module, StateModule):
+            module.alone = type(module) in odd
 
 
 @torch.inference_mode()

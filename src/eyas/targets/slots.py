@@ -103,6 +103,13 @@ class SlotCache:
         states = 0 if self.states is None else self.states.nbytes()
         return states + sum(group.nbytes for group in self._groups.values())
 
+    @property
+    def column_bytes(self) -> int:
+        """Size of one token's keys and values, in bytes."""
+        return (
+            sum(len(group) * shape.heads * shape.size for shape, group in self._groups.items()) * self._dtype.itemsize
+        )
+
     def start(self, rows: range) -> int:
         """The committed columns of the longest of `rows`, behind which it stages."""
         return max(self.lengths[rows.start : rows.stop], default=0)

@@ -1,27 +1,37 @@
 """Recurrent states of the sequences in a slot cache, and the way that a pass takes through them.
 
 A recurrent layer mixes every token into a state, out of which nothing can be taken again. So a pass only reads what is
-committed: it goes through its tokens level by level, each from the state after the token that it follows, and stages
-what it reaches. Committing keeps the state after the last token of each row's path. A prompt's row has one staged
-state, which goes through all of its tokens; in a tree every token has one until the path is known.
+committed. Tokens that are kept in any case (a prompt's, a tree's roots) are gone through one after the other, and each
+row's state after them is staged. A tree's guesses go on from there, level by level. Their states are forgotten as soon
+as the level below is done; what is staged of them is their inputs. Committing takes the guesses of the accepted path
+through the same steps once more. So committed states are those of plain decoding to the bit, and a tree needs memory
+for the states of two levels in one layer, not for those of every node in every layer.
 
-Shapes: R rows (a contiguous range of slots), Q columns of a pass, T tokens of a pass, W tokens of a level, S staged
-states.
+A slot may keep copies of its states at earlier positions (`StateCopies`): others that begin alike go on from there.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, T tokens of a pass, W tokens of a level, I inner
+nodes of a level, those that others follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import out_of_memory, to_device
+from eyas.runtime import mapped_copy, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
+
+_WIDEST = 6
+"""Guesses whose states are computed at once: a step makes several copies of each."""
 
 
 class StateKey(NamedTuple):
@@ -39,59 +49,62 @@ class StateShape(NamedTuple):
     size: tuple[int, ...]
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.size) * self.dtype.itemsize
+
+
+States = Mapping[StateKey, Tensor]
+
 
 class Level(NamedTuple):
     """Tokens of a pass whose states can be computed together."""
 
     tokens: Tensor  # [W] int64, which of the pass's T
-    above: Tensor  # [W] int64, the staged state that each goes on from
-    reached: Tensor  # [W] int64, where its own is staged
+    above: Tensor  # [W] int64, which of the states above each goes on from: those of rows, or of a level's inner nodes
+    inner: Tensor | None = None  # [I] int64, which guesses of the W are gone on from; None = none
+
+
+class StepsOfPass(Protocol):
+    """What a recurrent layer does with the tokens of one pass."""
+
+    def prepared(self) -> AbstractContextManager[None]:
+        """Within, they can be called."""
+
+    def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
+        """The outputs [W, H] of a level's `tokens` [W], which change its `states`."""
 
 
 @dataclass(frozen=True)
 class StatePath:
-    """The levels of a pass. The first R staged states are the committed ones of its rows."""
+    """The levels of a pass."""
 
     rows: range
-    levels: Sequence[Level]
-    size: int  # S
-    after: Sequence[Sequence[int]]  # [R][Q] the staged state after each column
+    counts: Sequence[int]  # [R] a row's first columns that are kept in any case
+    indexes: Sequence[Sequence[int]]  # [R][Q] which of the pass's tokens lies in each column
+    sure: Sequence[Level]  # of the tokens that are kept in any case; each goes on from its row's state
+    guesses: Sequence[Sequence[Level]] = ()  # each level in parts; the first one goes on from the rows' states
+
+    @property
+    def steps(self) -> int:
+        """How often a layer's step runs."""
+        return len(self.sure) + sum(map(len, self.guesses))
 
     @staticmethod
     def of_prompts(rows: range, counts: Sequence[int], layout: RaggedLayout | None, device: torch.device) -> StatePath:
-        """Of the first `counts[r]` columns of each row: a row has one staged state, which goes through them."""
-        width, found = max(counts), []
-        indexes = _token_indexes(len(rows), width, layout)
-        for column in range(width):
-            there = [row for row, count in enumerate(counts) if column < count]
-            found.append(([indexes[row][column] for row in there], there, there))
-        after = [[row] * width for row in range(len(rows))]
-        return StatePath(rows, _levels(found, device), len(rows), after)
+        """Of the first `counts[r]` columns of each row."""
+        indexes = _token_indexes(len(rows), max(counts), layout)
+        taken = [index[:count] for index, count in zip(indexes, counts, strict=True)]
+        return StatePath(rows, counts, indexes, _in_turn(taken, device))
 
     @staticmethod
     def of_trees(rows: range, tree: DraftTree, layout: RaggedLayout | None, device: torch.device) -> StatePath:
-        """Of roots and their trees' valid nodes: every token has a staged state. Waits for the device."""
-        count, width = len(rows), 1 + tree.size
-        indexes = _token_indexes(count, width, layout)
-        after = [[count + index for index in row] for row in indexes]
-        found: list[tuple[list[int], list[int], list[int]]] = []
-        parents, valid = (tree.parents.tolist(), tree.valid.tolist()) if tree.size else ([[]] * count, [[]] * count)
-        for row in range(count):
-            depths = [0]
-            for column in range(width):
-                parent = parents[row][column - 1] + 1 if column else -1
-                if column:
-                    depths.append(depths[parent] + 1)
-                    if not valid[row][column - 1]:
-                        continue
-                while len(found) <= depths[column]:
-                    found.append(([], [], []))
-                tokens, above, reached = found[depths[column]]
-                tokens.append(indexes[row][column])
-                above.append(after[row][parent] if column else row)
-                reached.append(after[row][column])
-        tokens_of_pass = count * width if layout is None else len(layout.cell_index)
-        return StatePath(rows, _levels(found, device), count + tokens_of_pass, after)
+        """Of roots, which are kept in any case, and their trees' valid nodes. Waits for the device."""
+        indexes = _token_indexes(len(rows), 1 + tree.size, layout)
+        roots = _in_turn([index[:1] for index in indexes], device)
+        guesses = _guesses(tree.parents.tolist(), tree.valid.tolist(), indexes, device) if tree.size else []
+        return StatePath(rows, [1] * len(rows), indexes, roots, guesses)
 
 
 def _token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
@@ -102,8 +115,44 @@ def _token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[l
     return found
 
 
-def _levels(found: Iterable[tuple[list[int], list[int], list[int]]], device: torch.device) -> list[Level]:
-    return [Level(*to_device(list(level), device)) for level in found]
+def _in_turn(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Level]:
+    """The levels of each row's `tokens`, one after the other."""
+    found = []
+    for number in range(max(map(len, tokens))):
+        there = [row for row, of_row in enumerate(tokens) if number < len(of_row)]
+        found.append(Level(*to_device([[tokens[row][number] for row in there], there], device)))
+    return found
+
+
+def _guesses(
+    parents: Sequence[Sequence[int]], valid: Sequence[Sequence[bool]], indexes: Sequence[Sequence[int]],
+    device: torch.device,
+) -> list[list[Level]]:  # fmt: skip
+    """The levels of the trees' valid nodes, in parts of at most `_WIDEST`."""
+    levels: dict[int, list[tuple[int, int]]] = defaultdict(list)  # (row, node)
+    depths: dict[tuple[int, int], int] = {}
+    followed = set()
+    for row, of_row in enumerate(parents):
+        for node, parent in enumerate(of_row):
+            if valid[row][node]:
+                depths[row, node] = depths.get((row, parent), -1) + 1
+                levels[depths[row, node]].append((row, node))
+                followed.add((row, parent))
+    places = {(row, -1): row for row in range(len(parents))}  # of what is gone on from, in the level above
+    made: list[list[Level]] = []
+    for depth in range(len(levels)):
+        made.append([])
+        inner: list[tuple[int, int]] = []
+        for start in range(0, len(levels[depth]), _WIDEST):
+            part = levels[depth][start : start + _WIDEST]
+            indexed = [indexes[row][node + 1] for row, node in part]
+            upon = [places[row, parents[row][node]] for row, node in part]
+            gone_on_from = [at for at, one in enumerate(part) if one in followed]
+            inner += [part[at] for at in gone_on_from]
+            tokens, above = to_device([indexed, upon], device)
+            made[-1].append(Level(tokens, above, to_device(gone_on_from, device) if gone_on_from else None))
+        places = {one: place for place, one in enumerate(inner)}
+    return made
 
 
 class RecurrentStates:
@@ -113,7 +162,10 @@ class RecurrentStates:
         """States of `slots` empty slots. Raises CacheMemoryError."""
         self._shapes, self._device = shapes, device
         self._held = self._zeros(slots)  # [slots, ...] each
-        self._staged: dict[StateKey, Tensor] = {}  # [S, ...] each
+        self._staged: dict[StateKey, Tensor] = {}  # [R, ...] each
+        self._steps: list[StepsOfPass] = []  # of the layers that have gone through guesses
+        self.copies = StateCopies(slots)
+        self._lengths: Sequence[int] = ()  # [R] the tokens that the rows' committed states have seen
         self.path: StatePath | None = None
         """The path of the pass that runs, or has run and is not committed yet."""
 
@@ -121,39 +173,96 @@ class RecurrentStates:
         """Size of all committed states, in bytes."""
         return sum(state.nbytes for state in self._held.values())
 
-    def begin(self, path: StatePath) -> None:
-        """A pass begins: what the one before it has staged is forgotten."""
-        self.path, self._staged = path, {}
+    @property
+    def slot_bytes(self) -> int:
+        """Size of one sequence's states, in bytes."""
+        return sum(shape.nbytes for shape in self._shapes.values())
 
-    def read(self, key: StateKey, which: Tensor) -> Tensor:
-        """Copies [W, ...] of the staged states `which` [W]."""
+    def load(self, slot: int, states: States) -> None:
+        """Begin an empty slot with copies of another's states."""
+        for key, state in states.items():
+            self._held[key][slot] = state
+
+    def begin(self, path: StatePath, lengths: Sequence[int]) -> None:
+        """A pass begins over rows of `lengths` [R] tokens: what the one before it has staged is forgotten."""
+        self.path, self._steps, self._lengths = path, [], lengths
+        self.copies.begin(path.rows)
+        self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
+        if len(path.sure[0].tokens) < len(path.rows):  # else what all rows reach takes the place of these views
+            self._staged = {key: state.clone() for key, state in self._staged.items()}
+
+    @property
+    def pending(self) -> Sequence[StepsOfPass]:
+        """The steps of all layers in a pass over guesses, until it is committed."""
+        return self._steps
+
+    def staged(self, rows: Tensor) -> LevelStates:
+        """The states that the pass has staged, for a level that goes on from those of `rows` [W]."""
+        return LevelStates(self._staged, rows)
+
+    def walk(self, steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take a layer's `steps` through the pass: the tokens [W] of each level, and the outputs [W, H]."""
         assert self.path is not None
-        if key not in self._staged:
-            held, rows = self._held[key], self.path.rows
-            self._staged[key] = held.new_empty(self.path.size, *held.shape[1:])
-            self._staged[key][: len(rows)] = held[rows.start : rows.stop]
-        return self._staged[key][which]
+        yield from self._sure(self.path.sure, steps, self.copies.wanted(self.path.counts, self._lengths))
+        above: States = self._staged
+        for level in self.path.guesses:
+            reached: dict[StateKey, list[Tensor]] = defaultdict(list)
+            for part in level:
+                seen = LevelStates(above, part.above)
+                yield part.tokens, steps(part.tokens, seen)
+                if part.inner is not None:
+                    for key, state in seen.reached.items():
+                        reached[key].append(state[part.inner])
+            above = {key: torch.cat(states) for key, states in reached.items()}
+        if self.path.guesses:
+            self._steps.append(steps)
 
-    def write(self, key: StateKey, which: Tensor, states: Tensor) -> None:
-        """Stage `states` [W, ...] as `which` [W]."""
-        self._staged[key][which] = states
+    def _sure(
+        self, levels: Iterable[Level], steps: StepsOfPass, copied: Mapping[int, Sequence[tuple[int, int]]]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Take staged states through levels of tokens that are kept; copies are made where it says."""
+        for number, level in enumerate(levels):
+            seen = self.staged(level.above)
+            yield level.tokens, steps(level.tokens, seen)
+            for key, state in seen.reached.items():
+                if len(state) == len(self._staged[key]):
+                    self._staged[key] = state
+                else:
+                    self._staged[key][level.above] = state
+                for row, tokens in copied.get(number, ()):
+                    self.copies.make(row, tokens, key, self._staged[key][row])
 
+    @torch.inference_mode()
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep of each row the state after the last of the columns in its path; the others are forgotten."""
-        kept = [(slot, path[-1]) for slot, path in zip(rows, paths, strict=True) if len(path)]
+        """Keep of each row the state after the last of the columns in its path, if there are any."""
+        kept = {slot: path for slot, path in zip(rows, paths, strict=True) if len(path)}
         if not kept:
             return
         done, self.path = self.path, None
         if done is None or not set(rows) <= set(done.rows):
             raise InvariantError(f"slots {rows} have no staged states to commit: run their pass before")
-        columns = [done.after[slot - done.rows.start][column] for slot, column in kept]
-        at = to_device([[slot for slot, _ in kept], columns], self._device)
+        accepted: list[list[int]] = [[] for _ in done.rows]
+        for slot, path in kept.items():
+            row = slot - done.rows.start
+            if [*path[: done.counts[row]]] != [*range(done.counts[row])]:
+                raise InvariantError(f"slot {slot} must commit the first {done.counts[row]} columns of its pass")
+            accepted[row] = [done.indexes[row][column] for column in path[done.counts[row] :]]
+        levels = _in_turn(accepted, self._device)
+        lengths = [length + count for length, count in zip(self._lengths, done.counts, strict=True)]
+        copied = self.copies.wanted([len(tokens) for tokens in accepted], lengths)
+        for steps in self._steps:
+            with steps.prepared():
+                for _ in self._sure(levels, steps, copied):
+                    pass
+        self.copies.keep(kept)
+        slots = to_device(list(kept), self._device)
         for key, staged in self._staged.items():
-            self._held[key][at[0]] = staged[at[1]]
-        self._staged = {}
+            self._held[key][slots] = staged[slots - done.rows.start]
+        self._staged, self._steps = {}, []
 
     def reshape(self, slots: int) -> None:
         """Change the number of slots, keeping the states of those that stay."""
+        self.copies.reshape(slots)
         made = self._zeros(slots)
         for key, state in made.items():
             kept = self._held[key][:slots]
@@ -164,11 +273,13 @@ class RecurrentStates:
         """Begin a slot anew: its states are zeros, as before a sequence's first token."""
         for state in self._held.values():
             state[slot] = 0
+        self.copies.clear(slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence's states to another slot, leaving zeros."""
         for state in self._held.values():
             state[target] = state[source]
+        self.copies.move(source, target)
         self.clear(source)
 
     def _zeros(self, slots: int) -> dict[StateKey, Tensor]:
@@ -185,25 +296,103 @@ class RecurrentStates:
             ) from error
 
 
+class StateCopies:
+    """Copies of states that slots have had on their way, for as long as the slot goes on."""
+
+    def __init__(self, slots: int) -> None:
+        self.every: int | None = None
+        """Those states are copied that are one token short of the last multiple of so many; None = none."""
+        self._marks = [0] * slots
+        self._kept: list[dict[int, States]] = [{} for _ in range(slots)]
+        self._rows = range(0)
+        self._made: dict[int, dict[int, dict[StateKey, Tensor]]] = {}  # in this pass, by row and number of tokens
+
+    @property
+    def most(self) -> int:
+        """How often a slot's states may be in memory: committed, staged, and two copies if any are made."""
+        return 2 if self.every is None else 4
+
+    def of(self, slot: int) -> Mapping[int, States]:
+        """The copies of a slot's states, by the number of tokens that they have seen."""
+        return self._kept[slot]
+
+    def mark(self, slot: int, tokens: int) -> None:
+        """Copy a slot's states after so many tokens as well, when they have been read."""
+        self._marks[slot] = tokens
+
+    def begin(self, rows: range) -> None:
+        """A pass begins: forget what was copied in one that wasn't committed."""
+        self._rows, self._made = rows, {}
+
+    def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """Which rows are to be copied after which of their next `counts` [R] tokens, behind `lengths` [R] earlier ones.
+
+        A row comes with the number of tokens that its states have seen by then.
+        """
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        if self.every is not None:
+            for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+                last = (length + count + 1) // self.every * self.every - 1
+                for tokens in {last, self._marks[self._rows.start + row]}:
+                    if length < tokens <= length + count:
+                        found[tokens - length - 1].append((row, tokens))
+        return found
+
+    def make(self, row: int, tokens: int, key: StateKey, state: Tensor) -> None:
+        """Copy one of the states that a row has after so many tokens."""
+        self._made.setdefault(row, {}).setdefault(tokens, {})[key] = mapped_copy(state)
+
+    def keep(self, slots: Iterable[int]) -> None:
+        """The pass is committed in these slots: keep its copies; of earlier ones only the marked, where there are new.
+
+        A pass may have copied the states of a root and, when it was committed, later ones.
+        """
+        for slot in slots:
+            made = self._made.get(slot - self._rows.start)
+            if made:
+                last, mark = max(made), self._marks[slot]
+                self._kept[slot] = {
+                    tokens: states for tokens, states in {**self._kept[slot], **made}.items() if tokens in (last, mark)
+                }
+        self._made = {}
+
+    def reshape(self, slots: int) -> None:
+        """Change the number of slots, keeping the copies of those that stay."""
+        more = max(0, slots - len(self._marks))
+        self._marks = [*self._marks[:slots], *[0] * more]
+        self._kept = [*self._kept[:slots], *({} for _ in range(more))]
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot's copies."""
+        self._marks[slot], self._kept[slot] = 0, {}
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence moves to another slot, and its copies with it."""
+        self._marks[target], self._kept[target] = self._marks[source], self._kept[source]
+
+
 class LevelStates:
     """transformers' cache as a recurrent layer sees it while one level of a pass runs.
 
     Layers change what they get in place, or hand over what is to be kept: so each gets a copy, which is read back.
     """
 
-    def __init__(self, states: RecurrentStates, level: Level) -> None:
-        self._states, self._level = states, level
-        self._taken: dict[StateKey, Tensor] = {}
+    def __init__(self, above: States, which: Tensor) -> None:
+        """The level goes on from the states `which` [W] of those `above`."""
+        self.reached: dict[StateKey, Tensor] = {}
+        """[W, ...] each, the states after the level's tokens."""
+        self._above, self._which = above, which
 
-    def keep(self) -> None:
-        """Stage the states that the level has reached."""
-        for key, state in self._taken.items():
-            self._states.write(key, self._level.reached, state)
+    def singly(self) -> Iterator[LevelStates]:
+        """Those of each of the level's tokens alone; what they reach becomes what this reaches."""
+        alone = [LevelStates(self._above, which) for which in self._which.view(-1, 1)]
+        yield from alone
+        self.reached = {key: torch.cat([one.reached[key] for one in alone]) for key in alone[0].reached}
 
     def _state(self, key: StateKey) -> Tensor:
-        if key not in self._taken:
-            self._taken[key] = self._states.read(key, self._level.above)
-        return self._taken[key]
+        if key not in self.reached:
+            self.reached[key] = self._above[key][self._which]
+        return self.reached[key]
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
         return self._state(StateKey(layer_idx, "conv", state_idx))
@@ -218,7 +407,9 @@ class LevelStates:
         return seen
 
     def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
-        return self.get_recurrent_state(layer_idx, state_idx).copy_(recurrent_states)
+        key = StateKey(layer_idx, "recurrent", state_idx)
+        self.reached[key] = recurrent_states.to(self._above[key].dtype)
+        return self.reached[key]
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
         return True

@@ -31,7 +31,7 @@ from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
-from eyas.targets.recurrent import ShapeProbe, check_states, run_by_levels
+from eyas.targets.recurrent import ShapeProbe, check_states, find_odd_steps, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
@@ -180,6 +180,7 @@ class Target(EmbeddingAndHead):
             self._probe()
             choose_passes(self)
             if self.states:
+                find_odd_steps(self)
                 check_states(self)
 
     @torch.inference_mode()
@@ -266,7 +267,8 @@ class Target(EmbeddingAndHead):
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         if cache.states is not None:
-            cache.states.begin(StatePath.of_prompts(rows, counts, layout, self.device))
+            path = StatePath.of_prompts(rows, counts, layout, self.device)
+            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
         final, caught = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
@@ -283,7 +285,8 @@ class Target(EmbeddingAndHead):
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = RaggedLayout.of_tree(tree) if self.ragged else None
         if cache.states is not None:
-            cache.states.begin(StatePath.of_trees(rows, tree, layout, self.device))
+            path = StatePath.of_trees(rows, tree, layout, self.device)
+            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))

@@ -123,6 +123,10 @@ def plan(
     console = output()
     console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
     console.print(planned.why(config, chosen, given=boundaries is not None))
+    if size.states:
+        tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
+        like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
+        console.print(f"recurrent states of a sequence that decodes: {_amount(size.states)}{like}; staged, twice that")
     ours, stored_bytes = f"--states {states} --final {final}", layout.data_bytes(work.size)
     show_table(console, _table(storage(layout, work), ours))
     console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")

@@ -283,11 +283,11 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """
     found, kinds = kernels(), (torch.float32, torch.bfloat16)
     rows, heads, columns, size = query.shape
-    fits = key.stride(3) == value.stride(3) == 1 and key.stride(2) == size and value.stride(2) == value.shape[3]
-    if found is None or query.device.type != "cpu" or query.dtype not in kinds or key.dtype != query.dtype or not fits:
+    if found is None or query.device.type != "cpu" or query.dtype not in kinds or key.dtype != query.dtype:
         return None
     if size % found.lanes or value.shape[3] % found.lanes:
         return None
+    key, value = (held if held.stride()[2:] == (held.shape[3], 1) else held.contiguous() for held in (key, value))
     seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] >= 0
     wide, seen = query.float().contiguous(), seen.expand(rows, -1, -1).contiguous()
     out = torch.empty(rows, columns, heads, value.shape[3])
