@@ -72,7 +72,8 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
         positions = (start + steps).expand_as(piece)
         before = torch.full((rows,), start, device=tokens.device)
         if cache.states is not None:
-            cache.states.begin(StatePath.of_prompts(range(rows), [piece.shape[1]] * rows, None, tokens.device))
+            path = StatePath.of_prompts(range(rows), [piece.shape[1]] * rows, None, tokens.device)
+            cache.states.begin(path, cache.lengths[:rows])
         mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
         with caught_taps(target.model.base_model, target.layers, taps) as caught:
             final = target.model.base_model(

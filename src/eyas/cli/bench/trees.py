@@ -116,8 +116,8 @@ def trees(
         write_default_tree(Path(draft_model), kept)
         note(f"default_tree of {draft_model} is now {kept}")
     code = finish(report.machine, errors)
-    options = ("--tree", "auto", *prompt_options(measuring))  # as it is served
-    next_step("bench", "methods", target.model, "--draft-model", draft_model, *options)
+    as_served = ("--tree", "auto", *prompt_options(measuring))
+    next_step("bench", "methods", target.model, "--draft-model", draft_model, *as_served)
     return code
 
 
