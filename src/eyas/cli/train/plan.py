@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from eyas.data.devices import Cluster, Machine
-    from eyas.data.plan import StorageOption
+    from eyas.data.plan import ModelSize, StorageOption
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,11 @@ def plan(
     on = _machine(machine, tflops, bandwidth, None if cluster is None else cluster.device)
     count = cluster.devices if cluster is not None else devices or 1
     console = output()
-    console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
+    console.print(f"{model}: {_about_size(size)}")
     reason = why_taps(config, chosen)
     if block and boundaries is None:
         reason = f"taps for {layers} draft layers: capture with --taps {','.join(map(str, chosen))}"
     console.print(reason)
-    if size.states:
-        tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
-        like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
-        console.print(f"recurrent states of a sequence that decodes: {_amount(size.states)}{like}; staged, twice that")
     ours = f"--states {states} --final {final}"
     show_table(console, _table(plans.storage(layout, work), ours))
     chosen_bytes = layout.data_bytes(work.size)
@@ -174,6 +170,16 @@ def plan(
         *planned.assumed(gain.draft_cost),
     ):
         console.print(f"  {line}")
+
+
+def _about_size(size: ModelSize) -> str:
+    """A model in numbers; of a recurrent one also what a sequence's states take."""
+    text = f"{size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters"
+    if not size.states:
+        return text
+    tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
+    like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
+    return f"{text}; a sequence that decodes has recurrent states of {_amount(size.states)}{like}, twice in a pass"
 
 
 def _check_kind(kind: str, options: Mapping[str, tuple[int | None, bool]]) -> None:
