@@ -23,7 +23,7 @@ import torch
 
 from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
-from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns
+from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
@@ -75,7 +75,7 @@ class Engine:
         self._runner = ModelRunner(
             target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
         )
-        self._scheduler.room.beside = self._runner.state_columns
+        self._scheduler.room.beside = state_columns(self._runner.cache)
         if self.limits.prefix_tokens:
             self.cache_prefixes(self.limits.prefix_tokens)
         self._unfinished: dict[int, SequenceState] = {}
@@ -87,7 +87,7 @@ class Engine:
     def cache_prefixes(self, tokens: int) -> None:
         """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
         self._runner.cache_prefixes(tokens)
-        self._scheduler.room.beside = self._runner.state_columns
+        self._scheduler.room.beside = state_columns(self._runner.cache)
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""

@@ -69,15 +69,6 @@ class ModelRunner:
         if self.prefixes is None:
             self.prefixes = PrefixCache(self.cache, self.drafter, tokens)
 
-    @property
-    def state_columns(self) -> int:
-        """As many cache columns as take the memory of a slot's recurrent states, copies for prefixes included.
-
-        None are counted where no layer has keys and values: a limit in tokens says nothing there.
-        """
-        states, column = self.cache.states, self.cache.column_bytes
-        return 0 if states is None or not column else -(-states.copies.most * states.slot_bytes // column)
-
     def reset_sampler(self) -> None:
         """Forget all sampling state; no sequence may be in a slot."""
         self.sampler = Sampler(self._max_running, self.target.vocab_size, self.target.device)
@@ -331,6 +322,15 @@ def _pass_of(tokens: int) -> Iterator[None]:
 def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
     """The most tokens that the target pass of a round holds; one a row where it is plain."""
     return rows if spec is None else spec.pass_tokens(rows)
+
+
+def state_columns(cache: SlotCache) -> int:
+    """As many cache columns as take the memory of a slot's recurrent states, copies for prefixes included.
+
+    None are counted where no layer has keys and values: a limit in tokens says nothing there.
+    """
+    states, column = cache.states, cache.column_bytes
+    return 0 if states is None or not column else -(-states.copies.most * states.slot_bytes // column)
 
 
 def staging_columns(spec: TreeSpec | None) -> int:

@@ -80,6 +80,8 @@ class SlotCache:
                 self._where[-1].append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
         self._addresses: Tensor | None = None
+        self.column_bytes = sum(n * shape.heads * shape.size for shape, n in members.items()) * dtype.itemsize
+        """Size of one token's keys and values."""
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
@@ -102,13 +104,6 @@ class SlotCache:
         """Size of all keys, values and recurrent states, in bytes."""
         states = 0 if self.states is None else self.states.nbytes()
         return states + sum(group.nbytes for group in self._groups.values())
-
-    @property
-    def column_bytes(self) -> int:
-        """Size of one token's keys and values, in bytes."""
-        return (
-            sum(len(group) * shape.heads * shape.size for shape, group in self._groups.items()) * self._dtype.itemsize
-        )
 
     def start(self, rows: range) -> int:
         """The committed columns of the longest of `rows`, behind which it stages."""

@@ -138,7 +138,7 @@ def _guesses(
                 depths[row, node] = depths.get((row, parent), -1) + 1
                 levels[depths[row, node]].append((row, node))
                 followed.add((row, parent))
-    places = {(row, -1): row for row in range(len(parents))}  # of what is gone on from, in the level above
+    positions = {(row, -1): row for row in range(len(parents))}  # of what is gone on from, in the level above
     made: list[list[Level]] = []
     for depth in range(len(levels)):
         made.append([])
@@ -146,12 +146,12 @@ def _guesses(
         for start in range(0, len(levels[depth]), _WIDEST):
             part = levels[depth][start : start + _WIDEST]
             indexed = [indexes[row][node + 1] for row, node in part]
-            upon = [places[row, parents[row][node]] for row, node in part]
+            upon = [positions[row, parents[row][node]] for row, node in part]
             gone_on_from = [at for at, one in enumerate(part) if one in followed]
             inner += [part[at] for at in gone_on_from]
             tokens, above = to_device([indexed, upon], device)
             made[-1].append(Level(tokens, above, to_device(gone_on_from, device) if gone_on_from else None))
-        places = {one: place for place, one in enumerate(inner)}
+        positions = {one: position for position, one in enumerate(inner)}
     return made
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from eyas.plan.costs import StorageOption
+    from eyas.plan.costs import ModelSize, StorageOption
     from eyas.plan.devices import Cluster, Machine
     from eyas.plan.drafters import DrafterPlan
 
@@ -121,12 +121,8 @@ def plan(
     count = cluster.devices if cluster is not None else hardware.devices or 1
     costs = planned.plan(size, len(chosen), work)
     console = output()
-    console.print(f"{model}: {size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters")
+    console.print(f"{model}: {_about_size(size)}")
     console.print(planned.why(config, chosen, given=boundaries is not None))
-    if size.states:
-        tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
-        like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
-        console.print(f"recurrent states of a sequence that decodes: {_amount(size.states)}{like}; staged, twice that")
     ours, stored_bytes = f"--states {states} --final {final}", layout.data_bytes(work.size)
     show_table(console, _table(storage(layout, work), ours))
     console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")
@@ -143,6 +139,16 @@ def plan(
         *costs.assumed(costs.speedup().draft_cost),
     ):
         console.print(f"  {line}")
+
+
+def _about_size(size: ModelSize) -> str:
+    """A model in numbers; of a recurrent one also what a sequence's states take."""
+    text = f"{size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters"
+    if not size.states:
+        return text
+    tokens = round(size.states / (4 * size.attending * size.key)) if size.attending else 0
+    like = f", as much as the keys and values of {tokens:,} tokens" if tokens else ""
+    return f"{text}; a sequence that decodes has recurrent states of {_amount(size.states)}{like}, twice in a pass"
 
 
 class _Hours(NamedTuple):
