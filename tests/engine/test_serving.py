@@ -145,7 +145,7 @@ def test_a_full_queue() -> None:
 
 def test_a_request_that_could_never_fit_is_refused() -> None:
     run = engine(max_cached_tokens=40)
-    with pytest.raises(RequestError, match="can come to 53 tokens, the cache holds 40"):
+    with pytest.raises(RequestError, match="can come to 53 tokens; the cache holds 40"):
         run.submit(request(0, 40))
     run.submit(request(0, 27))
     assert drain(run)[0].token_ids == answer(0, 27)

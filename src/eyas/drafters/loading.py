@@ -21,7 +21,7 @@ from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
 from eyas.drafters.methods import read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import DrafterOptions, check_quantize
-from eyas.drafters.registry import WEIGHTLESS, kind_for
+from eyas.drafters.registry import WEIGHTLESS, kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowDrafter
@@ -175,7 +175,8 @@ def drafter_of(
         return WindowDrafter(network, taps, Window(pairs), record)
     if isinstance(network, Cascade):
         return CascadeDrafter(network, taps, record)
-    return kind_for(network.config).drafter(network, taps, record)
+    kind = kind_if_any(network.config)
+    return (NetworkDrafter if kind is None else kind.drafter)(network, taps, record)
 
 
 def local_directory(source: str | Path) -> Path:

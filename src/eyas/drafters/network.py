@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
-from eyas.targets.native.decoder import Form, Heads, LayerParts, NativeDecoder
+from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import KVShape
@@ -206,7 +206,7 @@ def native_decoder(
 ) -> NativeDecoder | None:  # fmt: skip
     """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes.
 
-    See `Form` for `mix` and `returns_normed`.
+    See `DecoderForm` for `mix` and `returns_normed`.
     """
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
     probe = torch.empty(0, dtype=network.dtype)
@@ -216,7 +216,7 @@ def native_decoder(
     try:
         return NativeDecoder(
             layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
-            network.dtype, Form(mix, returns_normed, activation=activation_of(layers[0].mlp.act)),
+            network.dtype, DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act)),
         )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)

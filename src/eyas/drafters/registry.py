@@ -90,5 +90,12 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
 
 
 def kind_for(config: DrafterConfig) -> Kind:
-    """The kind that a config belongs to."""
-    return next(kind for kind in KINDS.values() if kind.config is type(config))
+    """The kind that the config of a drafter's files belongs to."""
+    found = kind_if_any(config)
+    assert found is not None
+    return found
+
+
+def kind_if_any(config: DrafterConfig) -> Kind | None:
+    """The kind that a config belongs to; None for a module in a target."""
+    return next((kind for kind in KINDS.values() if kind.config is type(config)), None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from eyas.errors import UsageError
 from eyas.plan.costs import ModelSize, TrainingMemory, Workload
 from eyas.plan.devices import Machine
 from eyas.targets.taps import choose_taps, spread_taps, why_taps
@@ -333,16 +332,6 @@ class PlannedDrafter:
     def layers(self) -> int:
         """Its decoder layers, if they are more than one."""
         return self.draft_layers or (5 if self.is_block else 4)
-
-    def check(self) -> None:
-        """Refuse options of the other kinds. Raises UsageError."""
-        unknown = ("unroll", "draft_vocab") if self.is_block else ("block_size", "anchors")
-        for name in (*unknown, *(("draft_layers",) if self.kind == "eagle3" else ())):
-            if getattr(self, name) is not None:
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(
-                    f"{option} has no meaning for a drafter of kind {self.kind}: leave it out, or change --kind"
-                )
 
     def boundaries(self, config: Any, size: ModelSize) -> tuple[int, ...]:
         """The taps that it reads of a target with this transformers config, if none are given."""

@@ -268,6 +268,8 @@ def _name(section: DrafterTrainConfig) -> str:
     values = section.model_dump(mode="json") | {"output": None}
     if values["loop"]["epochs"] is None:
         del values["loop"]["epochs"]
+    if values["data_share"] == 1.0:
+        del values["data_share"]
     if values["segments"] is None:
         del values["segments"]
     if values["shape"]["draft_vocab_size"] == "auto" and section.shape.head_owner == "shared":

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from eyas.cli.app import GROUPS, VERBS
 from eyas.cli.common.aliases import REFUSED, VLLM_KEYS, SpeculationAliases, option_name
-from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, TargetPanel
 from eyas.cli.common.verb import Given, Spread, add_verb
 
 Run = Callable[..., Result]
@@ -27,7 +27,7 @@ PARALLEL, SERIAL = ({"parallel_drafting": parallel, "method": "eagle3"} for para
 CONFIG = {"method": "eagle3", "model": "D", "num_speculative_tokens": 3}
 
 
-def show(target: TargetOptions, draft: DraftOptions, given: Given) -> None:
+def show(target: TargetPanel, draft: DraftOptions, given: Given) -> None:
     typer.echo(json.dumps([target.model, draft.draft_model, draft.method, draft.num_speculative_tokens, draft.tree]))
     typer.echo(" ".join(sorted(given)))
 

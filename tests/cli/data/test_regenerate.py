@@ -13,7 +13,7 @@ import pytest
 
 from eyas.cli.common import display
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.options import DraftOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, TargetPanel
 from eyas.cli.data import regenerate as answerers
 from eyas.data.regenerate.workers import EngineAnswerer
 from eyas.text.chats import Chat, Message, exchange, read_chats, write_chats
@@ -255,7 +255,7 @@ def test_workers_with_servers_of_their_own(
 
 def test_as_many_questions_ahead_as_a_workers_server_answers() -> None:
     options = answerers.AnswererOptions(
-        TargetOptions(model="org/model"), DraftOptions(), answerers.SlotOptions(), answerers.EndpointOptions(),
+        TargetPanel(model="org/model"), DraftOptions(), answerers.SlotOptions(), answerers.EndpointOptions(),
         answerers.BatchFileOptions(), answerers.RequestOptions(), answerers.AnswerSamplingOptions(),
         answerers.WorkerEngineOptions("vllm"),
     )  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.cli.common.options import DraftOptions, TargetOptions
-from eyas.cli.serve.serve import CapacityOptions, EngineOptions, ServerOptions, _load
+from eyas.cli.common.options import DraftOptions, TargetPanel
+from eyas.cli.serve.serve import CapacityOptions, EnginePanel, ServerOptions, _load
 from eyas.errors import UsageError
 
 from ...toy.pair import TOY_DRAFTER, TOY_TARGET
@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "serve.md"
 def test_every_option_is_on_the_page_with_its_default() -> None:
     rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `--")]
     rows = [row for row in rows if row.count("|") == 4]  # the tables of options, not the one of other engines' words
-    for group in (ServerOptions, CapacityOptions, EngineOptions):
+    for group in (ServerOptions, CapacityOptions, EnginePanel):
         for field in fields(group):
             flag = "--" + field.name.replace("_", "-")
             (row,) = [row for row in rows if f"`{flag}`" in row.split("|")[1]]
@@ -61,7 +61,7 @@ def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypa
         raise Opened
 
     monkeypatch.setattr("eyas.cli.serve.serve.open_engine", open_engine)
-    target = TargetOptions(model=TOY_TARGET)
+    target = TargetPanel(model=TOY_TARGET)
     with pytest.raises(UsageError, match=r"--max-model-len 999999999 is more than .* context of 2048 tokens"):
         _load(target, DraftOptions(), CapacityOptions(max_model_len=999999999))
     for fits in (2048, 100, None):

@@ -26,7 +26,7 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import DrafterOptions
-from eyas.drafters.registry import kind_for
+from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine
 from eyas.engine.controller import costs_for
@@ -168,7 +168,8 @@ class OpenedMethod:
     def kind(self) -> str | None:
         """The kind of draft model that it is; None without one."""
         network = getattr(self.drafter, "network", None)
-        return kind_for(network.config).name if isinstance(network, DraftNetwork) else None
+        kind = kind_if_any(network.config) if isinstance(network, DraftNetwork) else None
+        return None if kind is None else kind.name
 
     @cached_property
     def training(self) -> dict[str, Any] | None:

@@ -27,7 +27,7 @@ from eyas.cli.common.options import (
     MeasureOptions,
     ReportFile,
     SamplingOptions,
-    TargetOptions,
+    TargetPanel,
 )
 from eyas.drafters.methods import read_method
 from eyas.errors import UsageError
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    target: TargetOptions,
+    target: TargetPanel,
     files: LoadedDrafterOptions,
     measuring: MeasureOptions,
     method: Annotated[

@@ -30,7 +30,7 @@ from eyas.cli.common.options import (
     MeasureOptions,
     ReportFile,
     SamplingOptions,
-    TargetOptions,
+    TargetPanel,
 )
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def trees(
-    target: TargetOptions,
+    target: TargetPanel,
     files: LoadedDrafterOptions,
     sampling: SamplingOptions,
     measuring: MeasureOptions,
@@ -69,7 +69,6 @@ def trees(
     of prompts is answered with all trees in turn by one worker.
     """
     from eyas.bench.report.figures import check_plot, tree_figure
-    from eyas.drafters.small_lm.loading import holds_language_model
     from eyas.files import write_bytes
 
     params = sampling_params(sampling)
@@ -84,6 +83,8 @@ def trees(
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     drafter.check()
+    from eyas.drafters.small_lm.loading import holds_language_model
+
     if write and holds_language_model(Path(draft_model)):
         raise UsageError(f"--write sets a drafter's own tree, and {draft_model} is a language model: leave it out")
     from eyas.bench.offline.runner import Plan, read_tasks

@@ -11,7 +11,7 @@ from eyas.cli.common.display import loading, note
 from eyas.cli.common.options import (
     DraftOptions,
     SamplingOptions,
-    TargetOptions,
+    TargetPanel,
 )
 from eyas.drafters.methods import read_method
 from eyas.drafters.options import check_source
@@ -89,7 +89,7 @@ def note_plain(options: DraftOptions) -> None:
         note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 
-def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
+def check_engine(target: TargetPanel, draft: DraftOptions) -> str | None:
     """Refuse what is wrong with the options of an engine before anything heavy is imported; returns the tree's spec."""
     tree = tree_text(draft)
     check_acceptance(draft, tree)
@@ -101,7 +101,7 @@ def check_engine(target: TargetOptions, draft: DraftOptions) -> str | None:
 
 
 def open_engine(
-    target: TargetOptions,
+    target: TargetPanel,
     draft: DraftOptions,
     batch_size: int | None = None,
     limits: Limits | None = None,

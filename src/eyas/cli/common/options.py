@@ -98,7 +98,7 @@ class RuntimeOptions:
 
 
 @dataclass(frozen=True)
-class TargetOptions(RuntimeOptions):
+class TargetPanel(RuntimeOptions):
     """Which target, and how it is run."""
 
     ALIASES: ClassVar = ModelArgument
@@ -108,7 +108,7 @@ class TargetOptions(RuntimeOptions):
 
 
 @dataclass(frozen=True)
-class ChatTargetOptions(TargetOptions):
+class ChatTargetOptions(TargetPanel):
     """The target of verbs that answer chats, and how it reads them."""
 
     chat_template: Annotated[

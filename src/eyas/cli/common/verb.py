@@ -2,9 +2,9 @@
 
 A group is a dataclass of `Annotated` fields that stands for its options, so that verbs share them without copies:
 
-    def generate(target: TargetOptions, json: bool = False) -> None: ...
+    def generate(target: TargetPanel, json: bool = False) -> None: ...
 
-becomes a command with every option of `TargetOptions`, and is called with the group put together again. `--help` shows
+becomes a command with every option of `TargetPanel`, and is called with the group put together again. `--help` shows
 a group under its `PANEL`, after the options that most people need: those in `COMMON`. Exit codes:
 0 = success, 1 = failure, 2 = usage, 130 = interrupted (143: terminated); a verb may return one.
 """

@@ -27,7 +27,7 @@ from eyas.cli.common.options import (
     EngineCommand,
     Json,
     SamplingOptions,
-    TargetOptions,
+    TargetPanel,
     readable,
 )
 from eyas.cli.common.verb import FAILURE, keeping
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def regenerate(
-    target: TargetOptions,
+    target: TargetPanel,
     draft: DraftOptions,
     slots: SlotOptions,
     endpoint: EndpointOptions,
@@ -317,7 +317,7 @@ class WorkerEngineOptions:
 class AnswererOptions:
     """All options about who answers, and the answerer that they describe."""
 
-    target: TargetOptions
+    target: TargetPanel
     draft: DraftOptions
     slots: SlotOptions
     endpoint: EndpointOptions
@@ -383,6 +383,7 @@ class AnswererOptions:
             from eyas.data.regenerate import BatchAnswerer
 
             return BatchAnswerer(self.files.batch_read, self.completions())
+        check_engine(self.target, self.draft)  # before anything heavy is imported
         with loading(self.target.model):
             quiet()
             return self._engine().answerer()
@@ -420,6 +421,7 @@ class AnswererOptions:
         return EndpointAnswerer(url, self.completions(), self._connection(), key)
 
     def _engine(self) -> EngineAnswererMaker:
+        tree, rule = check_engine(self.target, self.draft), walk_rule(self.draft.acceptance)
         from eyas.data.regenerate.workers import EngineAnswererMaker
 
         max_length, limit = self.slots.max_length, self.sampling.max_new_tokens
@@ -427,7 +429,6 @@ class AnswererOptions:
             max_length = MAX_LENGTH
         params = sampling_params(replace(self.sampling, max_new_tokens=limit or max_length))
         target, drafter = self.target.of(self.target.model), self.draft.drafter
-        tree, rule = check_engine(self.target, self.draft), walk_rule(self.draft.acceptance)
         options = self.draft.engine(tree, self.slots.batch_size, rule=rule)
         return EngineAnswererMaker(target, drafter, options, params, max_length)
 

@@ -13,7 +13,7 @@ from typer import Option
 from eyas.cli.common.build import open_engine, sampling_params
 from eyas.cli.common.display import next_step
 from eyas.cli.common.display import output as screen
-from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetOptions
+from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetPanel
 from eyas.cli.common.verb import keeping
 from eyas.cli.data.regenerate import RegenerateProgress
 from eyas.errors import DataError, UsageError
@@ -46,7 +46,7 @@ class SynthesisFilterOptions:
 
 
 def synthesize(
-    target: TargetOptions,
+    target: TargetPanel,
     draft: DraftOptions,
     sampling: SynthesisSamplingOptions,
     filters: SynthesisFilterOptions,

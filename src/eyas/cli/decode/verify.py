@@ -21,7 +21,7 @@ from eyas.cli.common.options import (
     MaxNewTokens,
     PromptFile,
     SamplingOptions,
-    TargetOptions,
+    TargetPanel,
     Trees,
 )
 from eyas.cli.common.verb import FAILURE
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class VerifyTargetOptions(TargetOptions):
+class VerifyTargetOptions(TargetPanel):
     """The target, in the precision in which every token is promised unless another is named."""
 
     dtype: Annotated[

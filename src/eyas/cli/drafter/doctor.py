@@ -11,7 +11,7 @@ from typer import Option
 
 from eyas.cli.common.build import open_session
 from eyas.cli.common.display import counting, note, output
-from eyas.cli.common.options import DrafterFileOptions, Json, TargetOptions
+from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
 from eyas.cli.common.verb import FAILURE
 from eyas.files import refuse_used
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    target: TargetOptions,
+    target: TargetPanel,
     files: DrafterFileOptions,
     draft_model: Annotated[str, Option(help="The drafter: a directory, GGUF file or Hub id.")],
     num_speculative_tokens: Annotated[
@@ -34,7 +34,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check that a drafter's files are read as it was trained (experimental).
+    """Check how a drafter was trained to be read (experimental).
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
     Exit code 1: the weights were trained for another reading, or fit none.

@@ -24,7 +24,7 @@ from typer import Option
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import check_engine, open_engine, quiet, tree_text
 from eyas.cli.common.display import note
-from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetOptions
+from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
 from eyas.drafters.methods import WITHOUT_DRAFTER
 from eyas.errors import UsageError
@@ -140,7 +140,7 @@ def serve(
     draft: DraftOptions,
     server: ServerOptions,
     capacity: CapacityOptions,
-    other: EngineOptions,
+    other: EnginePanel,
     given: Given,
 ) -> int:
     """Serve the OpenAI API, here or with another engine (--engine).
@@ -203,7 +203,7 @@ def _with_default_tree(draft: DraftOptions) -> DraftOptions:
     return draft
 
 
-def _load(target: TargetOptions, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+def _load(target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
@@ -239,7 +239,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
         )
 
 
-def _settings(target: TargetOptions, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
+def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
     from pydantic import SecretStr
 
     from eyas.serve.context import ServeSettings
@@ -295,7 +295,7 @@ OWN_OPTIONS = ("model", "draft_model", "method", "num_speculative_tokens", "tree
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EnginePanel:
     """Which engine serves, and how another one is started."""
 
     PANEL: ClassVar = "Another engine"
@@ -313,7 +313,7 @@ class EngineOptions:
     ] = None
 
 
-def refuse_engine_options(options: EngineOptions) -> None:
+def refuse_engine_options(options: EnginePanel) -> None:
     """Refuse options about other engines where eyas itself serves."""
     given = [each.name for each in fields(options) if each.name != "engine" and getattr(options, each.name)]
     if given:
@@ -322,8 +322,8 @@ def refuse_engine_options(options: EngineOptions) -> None:
 
 
 def serve_elsewhere(
-    options: EngineOptions,
-    target: TargetOptions,
+    options: EnginePanel,
+    target: TargetPanel,
     draft: DraftOptions,
     requested: Mapping[str, Any],
     secret: tuple[str, str] | None,
@@ -379,7 +379,7 @@ def replace_process(command: Command, environment: Mapping[str, str]) -> NoRetur
 
 
 def _served_drafter(
-    engine: ServingEngine, options: EngineOptions, model: str, draft: DraftOptions
+    engine: ServingEngine, options: EnginePanel, model: str, draft: DraftOptions
 ) -> ServedDrafter | None:
     """The drafter as the engine will serve it, exported if necessary; None for plain decoding."""
     from eyas.drafters.loading import local_directory

@@ -49,6 +49,16 @@ class PlannedDrafterOptions:
     )
     anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None
 
+    def check(self) -> None:
+        """Refuse options of the other kinds. Raises UsageError."""
+        unknown = ("unroll", "draft_vocab") if self.kind in ("dflash", "dspark") else ("block_size", "anchors")
+        for name in (*unknown, *(("draft_layers",) if self.kind == "eagle3" else ())):
+            if getattr(self, name) is not None:
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(
+                    f"{option} has no meaning for a drafter of kind {self.kind}: leave it out, or change --kind"
+                )
+
 
 @dataclass(frozen=True)
 class MachineOptions:
@@ -95,6 +105,7 @@ def plan(
     """
     model, boundaries = target.model, parse_taps(taps)
     final_kind, top = parse_final(final)
+    drafter.check()
     hardware.check()
     find_target(model)
     quiet()
@@ -105,7 +116,6 @@ def plan(
     from eyas.targets.loading import read_config
 
     planned = PlannedDrafter(**vars(drafter))
-    planned.check()
     config = read_config(model)
     size = model_size(config)
     chosen = boundaries or planned.boundaries(config, size)

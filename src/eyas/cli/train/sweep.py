@@ -27,7 +27,7 @@ def sweep(
     ],
     overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace its values.")] = None,
 ) -> int:
-    """Train a recipe with many settings and rank the drafters (experimental).
+    """Train a recipe with many settings; rank them (experimental).
 
     They are ranked by decoded accept length; then the speed of the best is measured.
 

@@ -51,40 +51,40 @@ class _Texts:
     def __init__(self, slots: int, shared: SharedVocabulary | None) -> None:
         self._shared = shared
         self.of: list[list[int]] = [[] for _ in range(slots)]
-        self._ends: list[list[int]] = [[] for _ in range(slots)]
+        self._stops: list[list[int]] = [[] for _ in range(slots)]
         """For each of a slot's tokens the length of the text up to its end."""
 
     def reshape(self, slots: int) -> None:
         """Change to so many slots."""
         more = range(slots - len(self.of))
         self.of = [*self.of[:slots], *([] for _ in more)]
-        self._ends = [*self._ends[:slots], *([] for _ in more)]
+        self._stops = [*self._stops[:slots], *([] for _ in more)]
 
     def cut(self, slot: int, tokens: int) -> None:
         """Keep the text of a slot's first tokens only."""
-        del self._ends[slot][tokens:]
+        del self._stops[slot][tokens:]
         del self.of[slot][self.end(slot, tokens) :]
 
     def end(self, slot: int, tokens: int) -> int:
         """The length of the text of a slot's first tokens, as far as it is written."""
-        count = min(tokens, len(self._ends[slot]))
-        return self._ends[slot][count - 1] if count else 0
+        count = min(tokens, len(self._stops[slot]))
+        return self._stops[slot][count - 1] if count else 0
 
     def tokens_in(self, slot: int, length: int) -> int:
         """How many of a slot's tokens lie in the first part of its text."""
-        return bisect_right(self._ends[slot], length)
+        return bisect_right(self._stops[slot], length)
 
     def write(self, slot: int, tokens: Sequence[int]) -> None:
         """Bring a slot's text up to the last of its tokens."""
-        text, ends = self.of[slot], self._ends[slot]
-        for token in tokens[len(ends) :]:
+        text, stops = self.of[slot], self._stops[slot]
+        for token in tokens[len(stops) :]:
             text += (token,) if self._shared is None else self._shared.read(token)
-            ends.append(len(text))
+            stops.append(len(text))
 
     def move(self, source: int, target: int) -> None:
         """Move a slot's text to another."""
-        self.of[target], self._ends[target] = self.of[source], self._ends[source]
-        self.of[source], self._ends[source] = [], []
+        self.of[target], self._stops[target] = self.of[source], self._stops[source]
+        self.of[source], self._stops[source] = [], []
 
 
 class SmallLmDrafter(HistoryDrafter):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
-from eyas.targets.native.decoder import Form, Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
+from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
@@ -106,7 +106,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         hasattr(attention, "query_key_value"),
     )  # fmt: skip
     positions = shared.get("embed_positions")
-    form = Form(
+    form = DecoderForm(
         limit=context_limit(config),
         activation=activations.pop(),
         embedding_scale=_embedding_scale(base, shared["embed_tokens"]),

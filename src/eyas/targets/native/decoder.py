@@ -90,7 +90,7 @@ class Heads(NamedTuple):
     """Whether `qkv_proj` makes query, key and value of each head in turn, not all queries first."""
 
 
-class Form(NamedTuple):
+class DecoderForm(NamedTuple):
     """In what a decoder differs from a plain one."""
 
     mix: nn.Module | None = None
@@ -145,7 +145,7 @@ class NativeDecoder:
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, form: Form,
+        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, form: DecoderForm,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 

@@ -64,8 +64,8 @@ class DrafterTrainConfig(StrictModel):
 
 
 ELSEWHERE = {
-    "target", "source", "store", "chats", "held_out_share", "output", "device", "validation", "keep_checkpoints",
-    "loop",
+    "target", "source", "store", "chats", "held_out_share", "data_share", "output", "device", "validation",
+    "keep_checkpoints", "loop",
 }  # fmt: skip
 """Settings that may differ when a run is resumed: paths, the device, validation and the loop, which checks its own.
 The data may move, because its contents are compared by hash."""
