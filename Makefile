@@ -60,8 +60,8 @@ results-trees:
 	$(RUN)/eyas bench trees smollm2 --draft-model smollm2 $(MEASURE) --output $(FOUND)/smollm2_trees.json
 
 results-load:
-	$(RUN)/eyas bench serve --model smollm2 --draft-model smollm2 $(SETS) --limit 64 --max-new-tokens 64 --ignore-eos \
-	  --concurrency 1,2,4,8,16,32 --output $(FOUND)/smollm2_load.json
+	$(RUN)/eyas bench serve --model smollm2 --draft-model smollm2 $(SETS) --max-new-tokens 64 --ignore-eos --repeats 2 \
+	  --concurrency 1,4,8,16,32 --output $(FOUND)/smollm2_load.json
 
 results-accuracy:
 	$(RUN)/eyas bench accuracy smollm2 --draft-model smollm2 --task gsm8k=$(DATA)/eval/gsm8k.jsonl --limit 64 --max-new-tokens 256 \

@@ -2,7 +2,7 @@
 
     python -m benchmarks.results_page --page docs/results.md
 
-Each table stands between two marks and takes the newest results of its name (`NAMES`) in `benchmarks/results/`.
+Each table stands between two marks and is made of the newest results of its name (`PARTS`) in `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from eyas.files import write_text
 from eyas.sweep.trial import format_value, short_key
 
 RESULTS = Path(__file__).parent / "results"
-NOTHING = "Not measured yet."
 Report = Mapping[str, Any]
 
 
@@ -165,9 +164,9 @@ def _place(report: Report) -> str:
     return f"{report['machine']['cpu']}, {report['machine']['threads']} threads"
 
 
-def newest(name: str) -> Path | None:
-    """The newest results of this name that are kept in this repository."""
-    found = sorted(RESULTS.glob(f"*/{name}.json"), key=lambda path: path.parent.name)
+def newest_of(part: str) -> Path | None:
+    """The newest results of a part that are kept in this repository; None if it was never measured."""
+    found = sorted(RESULTS.glob(f"*/{PARTS[part][0]}.json"), key=lambda path: path.parent.name)
     return found[-1] if found else None
 
 
@@ -177,18 +176,16 @@ def marks(part: str) -> tuple[str, str]:
 
 
 def made(part: str) -> str:
-    """A part of the page, with the day of its results."""
-    name, table = PARTS[part]
-    path = newest(name)
-    if path is None:
-        return NOTHING
-    return f"{path.parent.name}: {table(json.loads(path.read_text(encoding='utf-8')))}"
+    """A part of the page that was measured, with the day of its results."""
+    path = newest_of(part)
+    assert path is not None
+    return f"{path.parent.name}: {PARTS[part][1](json.loads(path.read_text(encoding='utf-8')))}"
 
 
 @script
 def main(*, page: Annotated[Path, "the page whose tables are replaced"]) -> None:
     text = page.read_text(encoding="utf-8")
-    for part in PARTS:
+    for part in filter(newest_of, PARTS):
         text = insert(text, marks(part), made(part))
     write_text(page, text)
 
