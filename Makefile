@@ -32,7 +32,8 @@ pair: install
 	  --synthesize 1500 $(patsubst %,--exclude %,$(wildcard $(DATA)/eval/*.jsonl)) --samples 8800 --held-out-share 0.02 \
 	  --max-length 768 --max-new-tokens 256 --recipe smollm2 --output runs/smollm2
 
-# the tables of docs/results.md, each by one target; DATA as for `make pair`, whose run is in RUN. Hours; `eyas sweep` goes on where it stopped
+# the tables of docs/results.md, each by one target; DATA as for `make pair`, whose run is in RUN_FOLDER,
+# OTHERS are more drafters for the first (medusa=FOLDER). Hours; `eyas sweep` goes on where it stopped
 RUN_FOLDER ?= runs/smollm2/run
 FOUND := benchmarks/results/$(shell date +%F)
 SETS := $(patsubst %,--prompt-file %,$(wildcard $(DATA)/eval/*.jsonl))
@@ -40,7 +41,10 @@ MEASURE := $(SETS) --limit 8 --max-new-tokens 128 --repeats 1
 results: $(TABLES:%=results-%)
 	$(RUN)/python -m benchmarks.results_page --page docs/results.md
 
-$(TABLES:%=results-%): install
+$(TABLES:%=results-%): install | $(FOUND)
+
+$(FOUND):
+	mkdir -p $@
 
 results-methods:
 	$(RUN)/eyas bench methods smollm2 --draft-model smollm2 $(OTHERS:%=--draft-model %) --tree auto --temperature 0,1 $(MEASURE) --output $(FOUND)/smollm2_methods.json

@@ -66,16 +66,12 @@ def trees(report: Report) -> str:
     for done in report["passes"]:
         last |= {one["name"]: (done["prompts"], one["mean"]) for one in done["candidates"]}
     ranked = sorted(last.items(), key=lambda item: (-item[1][0], -item[1][1]["speedup"]))
-    rows = [
-        [f"`{name}`", f"{mean['accept_length']:.2f}", f"{mean['speedup']:.2f}x", _efficiency(mean), str(prompts)]
-        for name, (prompts, mean) in ranked
-    ]
+    rows = []
+    for name, (prompts, mean) in ranked:
+        length, speedup = mean["accept_length"], mean["speedup"]
+        rows.append([f"`{name}`", f"{length:.2f}", f"{speedup:.2f}x", f"{speedup / length:.2f}", str(prompts)])
     table = markdown(["tree", "accept length", "speedup", "efficiency", "prompts of each set"], rows)
     return f"{setting(report, report['reason'])}\n\n{table}"
-
-
-def _efficiency(mean: Report) -> str:
-    return f"{mean['speedup'] / mean['accept_length']:.2f}"
 
 
 def checkpoints(report: Report) -> str:

@@ -76,7 +76,7 @@ class EngineOptions:
     """Sequences that run at once; not together with `limits`."""
     limits: Limits | None = None
     costs: Path | CostTable | None = None
-    """For `auto`: costs that were measured, or the file that keeps them; None = measured and not kept."""
+    """For `auto`: costs that were measured, or the file that keeps them; None = a file in the user's cache."""
 
     def check(self, drafts: bool) -> None:
         """Refuse what contradicts itself, or needs a drafter where none `drafts`. Raises UsageError."""

@@ -61,7 +61,7 @@ class Scorer:
 
     @property
     def options(self) -> EngineOptions:
-        """Of all engines."""
+        """How the engines of all trials draft and batch."""
         return EngineOptions(self.config.tree, batch_size=self.config.batch_size)
 
     @cached_property

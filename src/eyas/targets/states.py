@@ -51,7 +51,7 @@ class StateShape(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """The bytes that it takes for one sequence."""
         return math.prod(self.size) * self.dtype.itemsize
 
 
@@ -70,7 +70,7 @@ class StepsOfPass(Protocol):
     """What a recurrent layer does with the tokens of one pass."""
 
     def prepared(self) -> AbstractContextManager[None]:
-        """Within, they can be called."""
+        """A context within which levels can be run: the layer computes with what was staged for the pass."""
 
     def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
         """The outputs [W, H] of a level's `tokens` [W], which change its `states`."""
@@ -78,7 +78,7 @@ class StepsOfPass(Protocol):
 
 @dataclass(frozen=True)
 class StatePath:
-    """The levels of a pass."""
+    """In which order a recurrent layer runs the tokens of a pass, and which of them follow which."""
 
     rows: range
     counts: Sequence[int]  # [R] a row's first columns that are kept in any case

@@ -131,7 +131,7 @@ class _GivenStates(nn.Module):
         """Whether layers put out a tuple."""
 
     def forward(self, *_args: Any, **_options: Any) -> Any:
-        """The states [N, 1, Ht]."""
+        """What the layers would have put out: the states [N, 1, Ht] that were given."""
         return (self.states,) if self.wraps else self.states
 
     def __getattr__(self, name: str) -> Any:

@@ -148,7 +148,7 @@ class DrafterFileOptions:
     ] = field(default_factory=list)
 
     def of(self, source: str | None, method: str | None = None) -> DrafterOptions:
-        """The options of a drafter."""
+        """These options for the drafter at `source`."""
         return DrafterOptions(source, method, self.draft_weights, tuple(self.ignore_config_key))
 
 

@@ -162,7 +162,7 @@ def _about_size(size: ModelSize) -> str:
 
 
 class _Hours(NamedTuple):
-    """Hours of the steps."""
+    """Hours of regeneration, capture, and training from the store."""
 
     answering: float
     capturing: float

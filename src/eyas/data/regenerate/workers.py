@@ -161,7 +161,7 @@ class EngineAnswererMaker:
         return EngineAnswerer(engine, self.params, self.max_length)
 
     def __call__(self) -> AnswererWorker:
-        """The worker."""
+        """Load the pair in this process, and make a worker of it."""
         return AnswererWorker(self.answerer())
 
 

@@ -55,7 +55,7 @@ class _Texts:
         """For each of a slot's tokens the length of the text up to its end."""
 
     def reshape(self, slots: int) -> None:
-        """Change to so many slots."""
+        """Change the number of slots: texts of those that stay are kept."""
         more = range(slots - len(self.of))
         self.of = [*self.of[:slots], *([] for _ in more)]
         self._stops = [*self._stops[:slots], *([] for _ in more)]

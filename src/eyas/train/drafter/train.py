@@ -308,8 +308,8 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
     taps = network.config.taps_of(target.num_layers)
     check_positions(config, network)
     started = None
-    if start is not None and config.warm_start is not None:
-        common = warm_start(network, taps, start, config.warm_start)
+    if start is not None:
+        common = warm_start(network, taps, start, str(config.warm_start))
         started = f"{config.warm_start} ({common} of {network.config.draft_vocab_size} draft tokens known to it)"
     learnt, judged = (loaded.in_step_with(data.features(batches, taps)) for batches in (train_batches, held_out))
     objective = DraftObjective(

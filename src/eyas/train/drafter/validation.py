@@ -48,7 +48,7 @@ class RunTarget:
 
     @property
     def whole(self) -> Target:
-        """The target with its passes."""
+        """The target, which must have passes, as it has in every run that traces or decodes."""
         assert isinstance(self.target, Target)
         return self.target
 
