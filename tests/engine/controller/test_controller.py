@@ -206,7 +206,7 @@ def test_prices_that_were_measured_in_noise_are_mended_before_they_are_trusted()
     assert begins(dear, dear, 0.1) == begins(dear, dear, 0.0) < 10
     assert 50 < begins(dear, dear, 9.0) < 120
     assert begins(dear, steep, 0.0) < 10
-    assert begins(dear, steep, 9.0) == 120
+    assert begins(dear, steep, 9.0) > 100
     assert begins(MACHINE, MACHINE, 9.0) < 10
 
 

@@ -77,6 +77,24 @@ def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
     assert error(128) == pytest.approx(error(16))  # and those beyond
 
 
+def test_plain_rounds_alone_make_no_tree_dearer() -> None:
+    costs, noise = CostModel(TABLE), np.random.default_rng(0)
+    bare = {tokens: passes(costs, tokens) for tokens in (1, 4)}
+
+    def dearer() -> float:
+        return passes(costs, 4) / costs.plain_seconds(1, [0])
+
+    for number in range(1200):
+        tokens = 4 if number < 100 and number % 2 else 1
+        costs.learn(1, [0], tokens, bare[tokens] * (1.0 + noise.exponential(0.05)), plain=tokens == 1)
+        if number == 200:
+            costs.settle()
+            before = dearer()
+        if number % 16 == 0:
+            costs.settle()
+    assert dearer() == pytest.approx(before, rel=0.04)
+
+
 def test_a_machine_that_slows_down_slows_everything() -> None:
     costs = CostModel(TABLE)
     ratio = passes(costs, 16) / passes(costs, 1)

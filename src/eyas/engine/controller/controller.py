@@ -164,7 +164,8 @@ class Controller:
             self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
-                self._missed += self._prospects.plain_seconds - record.rows / self._wanted.rate
+                rate = self._hoped_rate(self._wanted, record.rows)
+                self._missed += self._prospects.plain_seconds - record.rows / rate
             if record.draft is None and not first:
                 error = math.log(whole / self._prospects.plain_seconds)
                 self._plain_error = self._plain_error * _STALE_FADE + error * (1.0 - _STALE_FADE)
@@ -246,7 +247,7 @@ class Controller:
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and best.rate >= prospects.plain_rate * self._least
+        pays = self._computes and self._hoped_rate(best, rows) >= prospects.plain_rate * self._least
         self._wanted = best if pays and self._choice is None else None
         self._choice = best if pays and self._choice is not None else None
         if self._wanted is None:
@@ -263,8 +264,15 @@ class Controller:
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        rate = (rows + shape.accepted * drift) / shape.seconds
+        rate = self._hoped_rate(shape, rows, drift)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
+
+    def _hoped_rate(self, prospect: Prospect, rows: int, drift: float = 1.0) -> float:
+        """The tokens per second of a shape if texts that have shown little yet turn out well.
+
+        Without it, a drafter that doesn't pay on some texts would never be tried on the next.
+        """
+        return (rows + prospect.accepted * drift * self._gain.hope(rows)) / prospect.seconds
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> PlannedTree:
         shape = prospect.shape

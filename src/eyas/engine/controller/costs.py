@@ -110,7 +110,8 @@ class Residuals:
         starts = counts.cumsum() - counts
         low, high = starts + (counts - 1) // 2, starts + counts // 2  # the middle of each group, once sorted
         trust = counts / (counts + _DOUBT)
-        weights = np.ones(len(rounds))
+        weights, before = np.ones(len(rounds)), errors.copy()
+        known = at[first][seen[at[first]] > 0]
         for _ in range(_TURNS):
             passes = raw[first] - errors[at[first]]
             speed = _running_mean(passes, weights)
@@ -118,6 +119,10 @@ class Residuals:
             left = raw - speed[time]
             left = left[np.lexsort((left, group))]
             errors[present] = (left[low] + left[high]) / 2.0 * trust  # medians
+            if len(known):
+                # noise is skewed, so medians lie below means: without this all sizes seen now would drift away from
+                # those that aren't, and nothing but plain rounds would make trees look dearer all the time
+                errors[present] -= np.mean(errors[known] - before[known])
         seen[present] = counts
         # an error that all sizes share is part of the speed
         shared = float(np.average(errors[at[first]]))

@@ -42,6 +42,8 @@ _TYPICAL = 5.0
 """The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
 _USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
 """The same for forecasts of all texts, which may be a little too high or low all the time, and how that decays."""
+_HOPE = 0.25
+"""The spread of what texts yield, as a share: a new one is given the benefit of the doubt, which its results replace."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
@@ -68,6 +70,8 @@ class GainModel:
         self._promised, self._kept, self._judged = 0.0, 0.0, 0
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
         self._own_forecast, self._own_accepted, self._yield = 0.0, 0.0, 1.0
+        self._shown = 0.0
+        """What was forecast so far of the texts being written: for how much of their yield there are results."""
         self._usual_forecast, self._usual_accepted = 0.0, 0.0
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
@@ -81,6 +85,7 @@ class GainModel:
         """Forget what the texts being written yield, as far as their rows, a `share` of all, have new ones."""
         self._own_forecast *= 1.0 - share
         self._own_accepted *= 1.0 - share
+        self._shown *= 1.0 - share
 
     def rest(self) -> None:
         """Account for a round without a draft."""
@@ -98,6 +103,10 @@ class GainModel:
         ratio = (self._own_accepted + _TYPICAL) / (self._own_forecast + _TYPICAL)
         return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
 
+    def hope(self, rows: int) -> float:
+        """By how much more than expected the texts of `rows` rows may well yield, as far as they haven't shown it yet."""
+        return 1.0 + _HOPE * _TYPICAL / ((self._shown + _TYPICAL) * math.sqrt(rows))
+
     def judge(self, promised: float, kept: float, rows: int) -> None:
         """Compare the `promised` accepted draft tokens of a round of `rows` rows with the `kept` ones.
 
@@ -107,6 +116,7 @@ class GainModel:
         """
         forecast, accepted = promised / self._yield / rows, kept / rows
         usual = (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
+        self._shown += forecast * usual
         self._own_forecast = self._own_forecast * _YIELD_FADE + forecast * usual
         self._own_accepted = self._own_accepted * _YIELD_FADE + accepted
         self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
