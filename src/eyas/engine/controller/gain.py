@@ -43,7 +43,7 @@ _TYPICAL = 5.0
 _USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
 """The same for forecasts of all texts, which may be a little too high or low all the time, and how that decays."""
 _HOPE = 0.25
-"""The spread of what texts yield, as a share: a new one is given the benefit of the doubt, which its results replace."""
+"""The spread of what texts yield, as a share: a new one gets the benefit of the doubt."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
@@ -104,7 +104,7 @@ class GainModel:
         return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
 
     def hope(self, rows: int) -> float:
-        """By how much more than expected the texts of `rows` rows may well yield, as far as they haven't shown it yet."""
+        """By how much more the texts of `rows` rows may well yield than expected, until they have shown it."""
         return 1.0 + _HOPE * _TYPICAL / ((self._shown + _TYPICAL) * math.sqrt(rows))
 
     def judge(self, promised: float, kept: float, rows: int) -> None:
