@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.engine.controller import CostModel, CostTable, Curve
+from eyas.engine.controller.costs import Work
 from eyas.errors import UsageError
 
 from .simulation import Machine
@@ -54,7 +55,7 @@ def test_one_bad_moment_makes_no_size_dearer_than_larger_ones() -> None:
     before = passes(costs, 1), passes(costs, 12)
     for number in range(41):
         once = number == 20
-        costs.learn(1, [0], 1 if once else 12, 10.0 * before[0] if once else before[1])
+        costs.learn(Work(1, [0], 1 if once else 12, 10.0 * before[0] if once else before[1]))
         costs.settle()
     assert passes(costs, 12) == pytest.approx(before[1], rel=0.02)
     assert passes(costs, 1) <= passes(costs, 13)
@@ -66,7 +67,7 @@ def test_a_size_s_own_cost_is_learnt_from_rounds_beside_it() -> None:
     before = passes(costs, 1), passes(costs, 16)
     for number in range(60):
         tokens, factor = (16, 1.5) if number % 2 else (1, 1.0)
-        costs.learn(1, [0], tokens, before[number % 2] * factor)
+        costs.learn(Work(1, [0], tokens, before[number % 2] * factor))
         costs.settle()
     assert passes(costs, 16) / passes(costs, 1) == pytest.approx(1.5 * before[1] / before[0], rel=0.05)
 
@@ -86,7 +87,7 @@ def test_plain_rounds_alone_make_no_tree_dearer() -> None:
 
     for number in range(1200):
         tokens = 4 if number < 100 and number % 2 else 1
-        costs.learn(1, [0], tokens, bare[tokens] * (1.0 + noise.exponential(0.05)), plain=tokens == 1)
+        costs.learn(Work(1, [0], tokens, bare[tokens] * (1.0 + noise.exponential(0.05)), plain=tokens == 1))
         if number == 200:
             costs.settle()
             before = dearer()
@@ -99,7 +100,7 @@ def test_a_machine_that_slows_down_slows_everything() -> None:
     costs = CostModel(TABLE)
     ratio = passes(costs, 16) / passes(costs, 1)
     for _ in range(20):
-        costs.learn(1, [0], 16, 3.0 * float(TABLE.pass_by_tokens.at(16)))
+        costs.learn(Work(1, [0], 16, 3.0 * float(TABLE.pass_by_tokens.at(16))))
     costs.settle()
     assert passes(costs, 16) == pytest.approx(3.0 * float(TABLE.pass_by_tokens.at(16)), rel=0.1)
     assert passes(costs, 16) / passes(costs, 1) < 1.6 * ratio  # until others are seen, they share the blame
@@ -110,9 +111,9 @@ def test_a_burst_moves_no_size_against_another(length: int, factor: float) -> No
     costs = CostModel(TABLE)
     truth = {size: float(TABLE.pass_by_tokens.at(size)) for size in (1, 16)}
     for number in range(40):
-        costs.learn(1, [0], (1, 16)[number % 2], truth[(1, 16)[number % 2]])
+        costs.learn(Work(1, [0], (1, 16)[number % 2], truth[(1, 16)[number % 2]]))
     for number in range(length):  # noisy rounds, most of one size
-        costs.learn(1, [0], 16 if number else 1, factor * truth[16 if number else 1])
+        costs.learn(Work(1, [0], 16 if number else 1, factor * truth[16 if number else 1]))
     costs.settle()
     assert passes(costs, 16) / passes(costs, 1) == pytest.approx(truth[16] / truth[1], rel=0.03)
 
@@ -121,21 +122,23 @@ def test_parts_are_learnt_apart() -> None:
     costs, machine = CostModel(TABLE), Machine()
     for _ in range(30):
         costs.learn(
-            1,
-            [0],
-            8,
-            machine.pass_seconds(8, 1, [0]),
-            width=4,
-            levels=3,
-            draft_seconds=2.0 * machine.draft_seconds(1, 4, 3),
-            pairs=3,
-            observe_seconds=machine.observe_seconds(3),
+            Work(
+                1,
+                [0],
+                8,
+                machine.pass_seconds(8, 1, [0]),
+                width=4,
+                levels=3,
+                draft_seconds=2.0 * machine.draft_seconds(1, 4, 3),
+                pairs=3,
+                observe_seconds=machine.observe_seconds(3),
+            )
         )
         costs.settle()
     drafts = float(costs.draft_seconds(1, 4, 3)) / machine.draft_seconds(1, 4, 3)
     assert drafts / (passes(costs, 8) / machine.pass_seconds(8, 1, [0])) == pytest.approx(2.0, rel=0.1)
     assert drafts == pytest.approx(2.0, rel=0.1)
-    costs.learn(1, [0], 8, 0.0)  # a clock that stood still teaches nothing
+    costs.learn(Work(1, [0], 8, 0.0))  # a clock that stood still teaches nothing
 
 
 def test_what_few_rows_showed_says_nothing_of_many() -> None:
@@ -144,7 +147,7 @@ def test_what_few_rows_showed_says_nothing_of_many() -> None:
     table = CostModel(TABLE)
     for number in range(60):
         tokens, factor = (32, 1.6) if number % 2 else (4, 1.0)
-        costs.learn(4, few, tokens, factor * float(table.pass_seconds(tokens, 4, few)))
+        costs.learn(Work(4, few, tokens, factor * float(table.pass_seconds(tokens, 4, few))))
         costs.settle()
 
     def dearer(costs: CostModel, lengths: list[int], small: int) -> float:
@@ -163,6 +166,6 @@ def test_rows_of_different_lengths_cost_what_padding_costs_and_teach_nothing_els
     )
     before = float(costs.pass_seconds(32, 8, [9] * 8))
     for _ in range(40):
-        costs.learn(8, [9] * 8, 32, before + machine.padding_seconds(24), padded=24)
+        costs.learn(Work(8, [9] * 8, 32, before + machine.padding_seconds(24), padded=24))
         costs.settle()
     assert float(costs.pass_seconds(32, 8, [9] * 8)) == pytest.approx(before, rel=1e-3)

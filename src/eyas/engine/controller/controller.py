@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eyas.engine.controller.costs import CostModel, CostTable
+from eyas.engine.controller.costs import CostModel, CostTable, Work
 from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
@@ -353,11 +353,11 @@ class Controller:
             plain = record.spec is None or in_vain
             if plain and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
                 seconds = record.pass_seconds if in_vain else whole
-                self._costs.learn(record.rows, record.lengths, record.tokens, seconds, plain=True)
+                self._costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
             return
         if tree.looked_up:  # nothing was drafted, and the pairs are deferred
             padded = record.padded if self._counts_freely else 0
-            self._costs.learn(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded)
+            self._costs.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
             return
         levels = len(tree.candidates.scores) if tree.candidates is not None else 0
         if self._deferred or not self._expected.issuperset(record.lengths):
@@ -368,16 +368,18 @@ class Controller:
             drafting = self._costs.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
             passing, levels = record.draft_seconds + passing - float(drafting), 0
         self._costs.learn(
-            record.rows,
-            record.lengths,
-            record.tokens,
-            passing,
-            padded=record.padded if self._counts_freely else 0,
-            width=record.spec.max_fanout,
-            levels=levels,
-            draft_seconds=record.draft_seconds,
-            pairs=record.emitted if record.seconds is not None else 0,
-            observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+            Work(
+                record.rows,
+                record.lengths,
+                record.tokens,
+                passing,
+                padded=record.padded if self._counts_freely else 0,
+                width=record.spec.max_fanout,
+                levels=levels,
+                draft_seconds=record.draft_seconds,
+                pairs=record.emitted if record.seconds is not None else 0,
+                observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+            )
         )
 
     def _learn_gain(self, record: RoundRecord) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -234,6 +234,24 @@ class CostTable(StrictModel):
             raise UsageError(f"can't write the costs to {path}: {error.strerror}") from error
 
 
+class Work(NamedTuple):
+    """What a round of rows that held `lengths` tokens did, and its seconds; a size of 0 wasn't measured."""
+
+    rows: int
+    lengths: Sequence[int]
+    tokens: int
+    pass_seconds: float
+    plain: bool = False
+    """Whether it was a plain round."""
+    padded: int = 0
+    """Padded positions of the pass."""
+    width: int = 0
+    levels: int = 0
+    draft_seconds: float = 0.0
+    pairs: int = 0
+    observe_seconds: float = 0.0
+
+
 class CostModel:
     """A cost table with running corrections. Sizes may be arrays.
 
@@ -243,7 +261,9 @@ class CostModel:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        self._residuals: dict[int, Residuals] = {}
+        self._residuals: defaultdict[int, Residuals] = defaultdict(Residuals)
+        self._waiting: list[Work] = []
+        """Rounds since the costs were fitted."""
         self._readings: dict[tuple[int, int], float] = {}
 
     def pass_seconds(self, tokens: Array | float, rows: int, lengths: Sequence[int]) -> Array:
@@ -294,43 +314,36 @@ class CostModel:
             self._readings[size, rows] = float(self.observe_seconds(size, rows))
         return self._readings[size, rows]
 
-    def learn(
-        self,
-        rows: int,
-        lengths: Sequence[int],
-        tokens: int,
-        pass_seconds: float,
-        *,
-        plain: bool = False,
-        padded: int = 0,
-        width: int = 0,
-        levels: int = 0,
-        draft_seconds: float = 0.0,
-        pairs: int = 0,
-        observe_seconds: float = 0.0,
-    ) -> None:
-        """Record the measured seconds of a round. Parts of size 0 weren't measured; times of 0 are ignored.
+    def learn(self, work: Work) -> None:
+        """Record the measured seconds of a round; times of 0 are ignored.
 
-        `plain`: whether it was a plain round. `padded`: padded positions of the pass.
+        They are compared with the table in `settle`: after a pass, whose weights fill the caches, every line of Python
+        is slow.
         """
-        if pass_seconds <= 0.0:
-            return
-        table = self.table  # one size at a time: this runs in every round
-        bare = max(table.pass_by_tokens.of(tokens) + self._rest(rows, lengths), _INSTANT)
-        bare += table.padding_by_places.of(padded) if padded else 0.0
-        parts = [CostError(_PLAIN if plain else _PASS, tokens, math.log(pass_seconds / bare))]
-        if levels and draft_seconds > 0.0:
-            further = (levels - 1) * table.level_by_positions.of(rows * width)
-            bare = max(table.draft_by_rows.of(rows) + further, _INSTANT)
-            parts.append(CostError(_DRAFT, rows * width, math.log(draft_seconds / bare)))
-        if pairs and observe_seconds > 0.0:
-            bare = max(table.observe_by_pairs.of(pairs), _INSTANT)
-            parts.append(CostError(_OBSERVE, pairs, math.log(observe_seconds / bare)))
-        self._corrections(rows).learn(tuple(parts))
+        if work.pass_seconds > 0.0:
+            self._waiting.append(work)
+
+    def _errors(self, work: Work) -> tuple[CostError, ...]:
+        """The errors of the table's predictions of a round, that of its pass first."""
+        table = self.table
+        bare = max(table.pass_by_tokens.of(work.tokens) + self._rest(work.rows, work.lengths), _INSTANT)
+        bare += table.padding_by_places.of(work.padded) if work.padded else 0.0
+        parts = [CostError(_PLAIN if work.plain else _PASS, work.tokens, math.log(work.pass_seconds / bare))]
+        if work.levels and work.draft_seconds > 0.0:
+            positions = work.rows * work.width
+            bare = table.draft_by_rows.of(work.rows) + (work.levels - 1) * table.level_by_positions.of(positions)
+            parts.append(CostError(_DRAFT, positions, math.log(work.draft_seconds / max(bare, _INSTANT))))
+        if work.pairs and work.observe_seconds > 0.0:
+            bare = max(table.observe_by_pairs.of(work.pairs), _INSTANT)
+            parts.append(CostError(_OBSERVE, work.pairs, math.log(work.observe_seconds / bare)))
+        return tuple(parts)
 
     def settle(self) -> None:
         """Update all corrections from the recorded rounds."""
         self._readings.clear()
+        for work in self._waiting:
+            self._corrections(work.rows).learn(self._errors(work))
+        self._waiting.clear()
         for corrections in self._residuals.values():
             corrections.settle()
 
@@ -339,7 +352,7 @@ class CostModel:
 
     def _corrections(self, rows: int) -> Residuals:
         """The corrections for batches of this size; sizes between two powers of two share theirs."""
-        return self._residuals.setdefault(rows.bit_length(), Residuals())
+        return self._residuals[rows.bit_length()]
 
     def _bare_pass(self, tokens: Array, rows: int, lengths: Sequence[int]) -> Array:
         return np.maximum(self.table.pass_by_tokens.at(tokens) + self._rest(rows, lengths), _INSTANT)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from eyas.engine.controller.controller import Controller
-from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.costs import CostModel, Work
 from eyas.engine.controller.explore import Allowance
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
@@ -153,14 +153,16 @@ class LookaheadController(Controller):
     def _learn_costs(self, record: RoundRecord, whole: float) -> None:
         drafted = record.draft is not None
         self._costs.learn(
-            record.rows,
-            record.lengths,
-            record.tokens,
-            record.pass_seconds if drafted else whole,
-            plain=not drafted,
-            width=1,
-            levels=int(drafted),
-            draft_seconds=record.draft_seconds,
-            pairs=record.emitted if drafted and record.seconds is not None else 0,
-            observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+            Work(
+                record.rows,
+                record.lengths,
+                record.tokens,
+                record.pass_seconds if drafted else whole,
+                plain=not drafted,
+                width=1,
+                levels=int(drafted),
+                draft_seconds=record.draft_seconds,
+                pairs=record.emitted if drafted and record.seconds is not None else 0,
+                observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+            )
         )
