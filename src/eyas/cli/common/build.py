@@ -13,8 +13,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetPanel,
 )
-from eyas.drafters.methods import read_method
-from eyas.drafters.options import check_source
+from eyas.drafters.options import check_source, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.tree import is_auto

@@ -26,7 +26,7 @@ from eyas.cli.common.build import check_engine, open_engine, quiet, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
-from eyas.drafters.methods import WITHOUT_DRAFTER
+from eyas.drafters.options import WITHOUT_DRAFTER
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
