@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
+from eyas.drafters.levels import HeadsNetwork, Levels, SlotLevels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import mapped_copy, to_device
@@ -28,7 +29,7 @@ from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurrin
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
-from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
@@ -83,15 +84,6 @@ class NetworkDrafter(Drafter):
     def slots(self) -> int:
         return self._cache.slots
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        """Nothing to do: all that a network reads comes in pairs."""
-
-    def finish(self, slot: int) -> None:
-        """Nothing to do: a network learns nothing from answers."""
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: a network learns from committed pairs alone."""
-
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
@@ -124,15 +116,19 @@ class NetworkDrafter(Drafter):
         return NetworkPairs(between - start, columns, deferred)
 
     @torch.inference_mode()
-    def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
+    def load(self, slot: int, saved: Any, count: int) -> None:
         read = min(count, saved.read)
         if read:
             if self._deferred.lengths[slot]:
                 raise UsageError("pairs that were read can't follow deferred ones")
-            self._cache.copy_in(slot, saved.columns, read)
+            self._load_read(slot, saved, read)
         if saved.deferred is not None and count > read:
             tokens, taps = saved.deferred
             self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
+
+    def _load_read(self, slot: int, saved: Any, count: int) -> None:
+        """Append the first `count` of `saved`, which were read."""
+        self._cache.copy_in(slot, saved.columns, count)
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -171,8 +167,8 @@ class NetworkDrafter(Drafter):
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
-            block = HeadLevels(network, normed, depth)
-            return block, block.first()
+            levels = SlotLevels(partial(network.follow, network.block(normed, depth)))
+            return levels, levels.first()
         fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:

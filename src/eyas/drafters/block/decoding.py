@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from eyas.drafters.config import MOST_TAPS, GroupedConfig, MaskedConfig
 from eyas.drafters.decoding import NetworkDrafter, Stage, best_children
-from eyas.drafters.levels import Levels
+from eyas.drafters.levels import Levels, SlotLevels
 from eyas.drafters.network import (
     Attend,
     Attention,
@@ -49,7 +49,7 @@ from eyas.targets.graphs import Record
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps
-from eyas.tree import DraftTree, Frontier, TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
 Store = Callable[[int, Tensor, Tensor], None]
@@ -313,7 +313,8 @@ class ParallelDrafter(NetworkDrafter):
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
 
     def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
-        levels = _SlotLevels(self.network.logits(self._slots(rows, depth)))
+        logits = self.network.logits(self._slots(rows, depth))
+        levels = SlotLevels(lambda slot, _: logits[:, slot : slot + 1])
         return levels, levels.first()
 
     def _slots(self, rows: range, depth: int) -> Tensor:
@@ -325,19 +326,3 @@ class ParallelDrafter(NetworkDrafter):
         tokens = torch.full((count, more), self._masked.token, device=self._ids.device)
         _, normed = self._run_pairs(rows, tokens, self._masked.state.expand(count, more, -1), more)
         return torch.cat((known, normed.view(count, more, -1)), dim=1)
-
-
-class _SlotLevels:
-    """The levels of one draft, whose logits [R, D, Vd] are all known."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self._logits, self._slot = logits, 0
-
-    def first(self) -> Tensor:
-        """The logits [R, 1, Vd] of what follows the roots."""
-        return self._logits[:, :1]
-
-    def add(self, frontier: Frontier) -> Tensor:  # noqa: ARG002
-        """The logits [R, 1, Vd] of what follows all of the next level's nodes."""
-        self._slot += 1
-        return self._logits[:, self._slot : self._slot + 1]

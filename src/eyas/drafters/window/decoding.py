@@ -235,16 +235,8 @@ class WindowDrafter(NetworkDrafter):
         deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
         return WindowPairs(start, between - start, self._cache.spans(slot, start, between), deferred)
 
-    @torch.inference_mode()
-    def load(self, slot: int, saved: WindowPairs, count: int) -> None:  # type: ignore[override]
-        read = min(count, saved.read)
-        if read:
-            if self._deferred.lengths[slot]:
-                raise UsageError("pairs that were read can't follow deferred ones")
-            self._cache.append(slot, saved.spans, saved.start + read)
-        if saved.deferred is not None and count > read:
-            tokens, taps = saved.deferred
-            self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
+    def _load_read(self, slot: int, saved: WindowPairs, count: int) -> None:
+        self._cache.append(slot, saved.spans, saved.start + count)
 
     def reusable(self, saved: Sequence[Any], count: int) -> int:
         """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there.
