@@ -120,7 +120,6 @@ def open_engine(
 
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:
     """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well."""
-    target.check()
     with loading(str(target.model)):
         quiet()
         from eyas.session import Session

@@ -363,10 +363,10 @@ class AnswererOptions:
             from eyas.data.regenerate import BatchAnswerer
 
             return BatchAnswerer(self.files.batch_read, self.completions())
-        check_engine(self.target, self.draft)  # before anything heavy is imported
+        maker = self._engine()
         with loading(self.target.model):
             quiet()
-            return self._engine().answerer()
+            return maker.answerer()
 
     @property
     def ahead(self) -> int:
