@@ -3,10 +3,10 @@
     python -m benchmarks.lossless_families [--limit 500] [--families llama,gemma2] [--dtypes float32,bfloat16,int8]
         [--seed 0] [--output FILE.json]
 
-Every prompt is answered by plain decoding alone, then with others in a random setting: drafter, tree, batch of 1 to
-16, chunks of prompts, limits of the cache. A seed gives the same cases everywhere. Equality is promised in float32 and wherever passes
-are native (docs/lossless.md); exits with 1 where an answer differs that shouldn't. Where equality isn't promised,
-differences are counted, and how many of them are near-ties. No speed is measured.
+Every prompt is answered by plain decoding alone, then with others in a random setting (a seed gives the same ones
+everywhere): drafter, tree, batch of 1 to 16, chunks of prompts, limits of the cache. Equality is promised in float32
+and wherever passes are native (docs/lossless.md); exits with 1 where an answer differs that shouldn't. Where it isn't
+promised, differences are counted, and how many of them are near-ties. No speed is measured.
 """
 
 from __future__ import annotations

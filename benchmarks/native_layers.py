@@ -3,15 +3,14 @@
     python -m benchmarks.native_layers [--only exaone4,ministral3] [--turns 2] [--minutes 20] [--output FILE.json]
 
 Random models of every type that can be a target, with hybrid layer patterns, at four scales of their weights and two
-hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens.
-A turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
-all. What the output file has is not tried again.
-What the load trial accepts is compared with an untouched copy of the model that transformers runs with masks of its
-own, and with that in float64: each layer on the states that the native pass gave it, and every token of
-greedy answers. A layer may be as far from float64 as rounding may take it, by the rule of the load trial
-(`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the modules' where these
-have two so close to each other. Exits with 1 where something is farther. Distances are seldom small parts of what is
-allowed, as no more is drawn once all are within it.
+hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens. A
+turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
+all. What the output file has is not tried again. What the load trial accepts is compared with an untouched copy of the
+model that transformers runs with masks of its own, and with that in float64: each layer on the states that the native
+pass gave it, and every token of greedy answers. A layer may be as far from float64 as rounding may take it, by the rule
+of the load trial (`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the
+modules' where these have two so close to each other. Exits with 1 where something is farther. Distances are seldom
+small parts of what is allowed, as no more is drawn once all are within it.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """
