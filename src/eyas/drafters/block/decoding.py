@@ -47,7 +47,6 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Record
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps
 from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
@@ -97,14 +96,9 @@ class BlockNetwork(DraftNetwork):
         self.norm = RMSNorm(size, eps=eps)
         self.rotary = Rotary(config)
 
-    @property
-    def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
-
     def decoder(self) -> NativeDecoder | None:
         """The layers as a native pass: it computes `block`, and in its other form `read`."""
-        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
-        return native_decoder(self, self.config, layers, self.norm, self.rotary)
+        return native_decoder(self, self.config, self.norm, self.rotary)
 
     def fuse(self, taps: Tensor) -> Tensor:
         out: Tensor = self.hidden_norm(self.fc(taps.flatten(2)))
