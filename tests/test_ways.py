@@ -30,7 +30,7 @@ from .source import SOURCE, importers
 
 PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 WAYS = {
-    "The way of a token": 26,
+    "The way of a token": 27,
     "The way of a request": 23,
     "The way of a chat": None,
     "The way of a drafter's folder": None,

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,7 +69,7 @@ def demo(
             race([replace(lane) for lane in lanes], request, lambda: None)  # warm-up, not shown and not counted
         if not json:
             screen.print(f"\n[{kind}] {text.strip()}")
-        with quietly_refreshing(lambda lanes=lanes: side_by_side(lanes, screen.size), show) as refresh:
+        with quietly_refreshing(partial(_picture, lanes, screen), show) as refresh:
             race(lanes, request, refresh)
         completions = [lane.completion for lane in lanes if lane.completion is not None]
         results.append((kind, completions))
@@ -288,6 +289,10 @@ def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:
     for band in bands:
         grid.add_row(*(_panel(lane, width, lines) for lane in band))
     return grid
+
+
+def _picture(lanes: Sequence[Lane], screen: Any) -> Any:
+    return side_by_side(lanes, screen.size)
 
 
 def _panel(lane: Lane, width: int, lines: int) -> Any:
