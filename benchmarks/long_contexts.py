@@ -32,7 +32,7 @@ import yaml
 
 from benchmarks.harness import described, script
 from eyas.assets import named_target
-from eyas.drafters.methods import read_method
+from eyas.drafters.options import read_method
 from eyas.engine import Engine
 from eyas.files import write_json
 from eyas.hub import find_model

@@ -3,15 +3,16 @@
     python -m benchmarks.native_layers [--only exaone4,ministral3] [--turns 2] [--minutes 20] [--output FILE.json]
 
 Random models of every type that can be a target, with hybrid layer patterns, at four scales of their weights and two
-hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens.
-A turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
-all. What the output file has is not tried again.
-What the load trial accepts is compared with an untouched copy of the model that transformers runs with masks of its
-own, and with that in float64 (`exact.py`): each layer on the states that the native pass gave it, and every token of
-greedy answers. A layer may be as far from float64 as rounding may take it, by the rule of the load trial
-(`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the modules' where these
-have two so close to each other. Exits with 1 where something is farther. Distances are seldom small parts of what is
-allowed, as no more is drawn once all are within it.
+hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens. A
+turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
+all. What the output file has is not tried again. What the load trial accepts is compared with an untouched copy of the
+model that transformers runs with masks of its own, and with that in float64: each layer on the states that the native
+pass gave it, and every token of greedy answers. A layer may be as far from float64 as rounding may take it, by the rule
+of the load trial (`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the
+modules' where these have two so close to each other. Exits with 1 where something is farther. Distances are seldom
+small parts of what is allowed, as no more is drawn once all are within it.
+
+Shapes: T tokens, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from typing import Annotated, Any
 
 import torch
 import transformers
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as REGISTERED
 
 from benchmarks.architecture_sizes import SIZES, SPECIAL
 from benchmarks.architectures import build, refuse_large, tiny_config
-from benchmarks.exact import ExactModel
 from benchmarks.harness import Output, described, script
 from eyas.engine import Engine
 from eyas.errors import EyasError
@@ -49,6 +51,51 @@ from eyas.targets.native.layer_trials import LayerCall
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.roundings import RoundingTrial
 from eyas.types import Request, SamplingParams
+
+_NARROW = (torch.float32, torch.bfloat16)
+
+
+class Widely(TorchFunctionMode):
+    """Within it float64 is what functions of torch are given where they are asked for a narrower dtype."""
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: Any) -> Any:
+            return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
+
+        if function in (Tensor.float, Tensor.bfloat16):
+            function = Tensor.double
+        return function(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
+class ExactModel:
+    """A copy of a model in float64. Its layers get the RoPE tables that the model itself makes, in its precision."""
+
+    def __init__(self, model: Any, layers: int) -> None:
+        self.model = copy.deepcopy(model).double()
+        self.model.set_experts_implementation("eager")  # the other is for narrower dtypes
+        self.layers = decoder_layers(self.model, layers)
+
+    def layer(self, index: int, call: LayerCall, states: Tensor) -> Tensor:
+        """What a layer makes of states [T, H], called as the model calls it."""
+        with Widely():
+            return call.run(self.layers[index], states.double())
+
+    def logits(self, tokens: Tensor, calls: Sequence[LayerCall]) -> Tensor:
+        """The logits [T, V] of tokens [1, T] for which the model calls its layers so."""
+
+        def as_called(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+            return calls[order[layer]].given(LayerCall(args, kwargs).states)
+
+        order = {layer: index for index, layer in enumerate(self.layers)}
+        hooks = [layer.register_forward_pre_hook(as_called, with_kwargs=True) for layer in self.layers]
+        try:
+            with Widely():
+                logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
+                return logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+
 
 SCALES, HIDDEN, LENGTHS, ANSWER = (0.5, 1.0, 6.0, 20.0), (64, 256), (8, 600), 24
 TYPES = (torch.float32, torch.bfloat16)

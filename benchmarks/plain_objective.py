@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.decoding import BlockNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.train.loss.block import sampled_anchors
 from eyas.train.loss.config import LossConfig

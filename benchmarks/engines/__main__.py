@@ -30,8 +30,7 @@ from benchmarks.engines import vllm as vllm_engine
 from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
-from benchmarks.engines.prompts import make_prompts
-from benchmarks.engines.reference import Chains, Gaps, Reference, references
+from benchmarks.engines.reference import Chains, Gaps, Reference, make_prompts, references
 from benchmarks.engines.table import MARKS, table
 from benchmarks.engines.vllm import Job
 from benchmarks.harness import described, script

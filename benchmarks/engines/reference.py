@@ -1,4 +1,6 @@
-"""What eyas does itself: the answers, and round by round what its chains had accepted."""
+"""What eyas does itself: the answers, and round by round what its chains had accepted. And the prompts: those of the
+demo, and chats about this Python's own library, spread over all of it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from torch import Tensor
 
 import eyas
 from benchmarks.engines.counts import Counts, Round, full_chains
+from eyas.assets import PROMPTS
 from eyas.bench.offline.certificate import scores_after
+from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.drafters import decoding
 from eyas.drafters.block import decoding as block
 from eyas.drafters.decoding import best_children
 from eyas.engine import run_round
 from eyas.engine.round import Slots
+from eyas.text.chats import Message
+from eyas.text.template import encode_chat
 from eyas.verify import Sampler
 
 
@@ -140,3 +146,19 @@ class Gaps:
             self._engine.eos_ids,
         )
         return float(scores.values[reference.answer[position]] - scores.values[other])
+
+
+LONGEST = 300
+"""Tokens: what is longer costs time and shows nothing more."""
+
+
+def make_prompts(tokenizer: Any, count: int) -> list[tuple[int, ...]]:
+    """`count` distinct prompts as token ids, the same ones every time under the same Python."""
+    demo = [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
+    chats = [chat for module in library_modules() for chat in chats_of(module)]
+    wanted, found = count - len(demo), list[tuple[int, ...]]()
+    for number in range(max(wanted, 0)):
+        candidates = chats[number * len(chats) // wanted : (number + 1) * len(chats) // wanted]
+        encoded = (encode_chat(tokenizer, chat.messages[:1]) for chat in candidates)
+        found.append(next(ids for ids in encoded if len(ids) <= LONGEST))
+    return [*demo, *found][:count]

@@ -62,9 +62,8 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
         Step("tests", name, partial(processes.run_tests, files, sizes, device), 20)
         for name, files in processes.TESTS.items()
     ]
-    vllm = Step("vLLM", "random pair's shape", partial(processes.vllm_rates, sizes, device), 120)
     return [*demo, *rates[: len(sizes.batches)], *rounds[:2], *families, *trained, *tests,
-            *rates[len(sizes.batches) :], *rounds[2:], vllm]  # fmt: skip
+            *rates[len(sizes.batches) :], *rounds[2:]]  # fmt: skip
 
 
 def identity_of(sizes: Sizes, device: torch.device) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas.drafters.base import Drafter
 from eyas.errors import UsageError
-from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.static import StaticTree
 from eyas.verify import Coupling
 
@@ -42,25 +42,14 @@ class OracleDrafter(Drafter):
         self.lost: list[int] = []
         """The slots in which a sequence was found to have left its recorded continuation."""
         self._sequences = [list(sequence) for sequence in sequences]
-        self._vocab_size, self._device, self._network = vocab_size, device, network
+        self.max_fanout, self._device, self._network = vocab_size, device, network
+        self.taps = () if network is None else network.taps
         longest = max(map(len, self._sequences))
         draws = torch.rand(len(self._sequences), longest, len(rates), generator=torch.Generator().manual_seed(seed))
         right = (draws < torch.tensor(rates)).long().cumprod(2).sum(2)  # [S, L] right levels from the first on
         self._right: list[list[int]] = right.tolist()
         self._depth = len(rates)
         self.resize(0)
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return () if self._network is None else self._network.taps
-
-    @property
-    def max_fanout(self) -> int:
-        return self._vocab_size
-
-    @property
-    def default_tree(self) -> str | None:
-        return None
 
     @property
     def slots(self) -> int:
@@ -73,9 +62,6 @@ class OracleDrafter(Drafter):
     def finish(self, slot: int) -> None:
         if self._network is not None:
             self._network.finish(slot)
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: the tokens are known."""
 
     def fresh(self) -> OracleDrafter:
         made = copy.copy(self)
@@ -179,7 +165,7 @@ class OracleDrafter(Drafter):
         truth = self._sequences[held][last + 1 : last + 1 + depth]
         self._expected[slot] = right if len(truth) == depth else None
         truth += [0] * (depth - len(truth))
-        return [token if i < right else (token + 1) % self._vocab_size for i, token in enumerate(truth)]
+        return [token if i < right else (token + 1) % self.max_fanout for i, token in enumerate(truth)]
 
 
 def chain_trees(tokens: Tensor) -> DraftTree:

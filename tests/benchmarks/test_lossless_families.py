@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("llguidance")
 
 from benchmarks import lossless_families
-from benchmarks.lossless_cases import DRAFTERS, ORACLE, PLAIN, Bench, random_requests, random_setting
+from benchmarks.lossless_families import DRAFTERS, ORACLE, PLAIN, Bench, random_requests, random_setting
 
 from .. import tiny
 

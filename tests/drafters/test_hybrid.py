@@ -14,8 +14,7 @@ import torch
 import eyas
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.loading import make_drafter
-from eyas.drafters.methods import read_method
-from eyas.drafters.options import DrafterOptions
+from eyas.drafters.options import DrafterOptions, read_method
 from eyas.drafters.weightless.ngram import NgramDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation

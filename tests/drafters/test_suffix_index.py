@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.drafters.suffix_index import SuffixIndex, SuffixLimits
+from eyas.drafters.weightless.suffix import SuffixIndex, SuffixLimits
 from eyas.errors import UsageError
 from eyas.tree.proposal import Proposal
 

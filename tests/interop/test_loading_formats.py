@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
-from eyas.drafters.formats.vocabulary import ABSOLUTE
+from eyas.drafters.checkpoint import ABSOLUTE, Checkpoint, open_checkpoint
 from eyas.errors import CheckpointError, EyasError
 
 from . import restated as re

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.network import BlockConfig, BlockNetwork
+from eyas.drafters.block.decoding import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import Checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.kind import Kind

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.measure import Aspect, Change, Gain, Measurement, Reading, Transcript, gain, measure
-from eyas.drafters.block.network import BlockConfig
+from eyas.drafters.block.decoding import BlockConfig
+from eyas.drafters.checkpoint import names_tokens
 from eyas.drafters.config import FusedTapsConfig, GroupedConfig, MaskedConfig, TransformerConfig
+from eyas.drafters.formats.decoder import read_rope
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.gguf_layout import to_halves, to_interleaved
-from eyas.drafters.formats.rope import read_rope
 from eyas.drafters.formats.tensor_names import EMBEDDING, is_head
-from eyas.drafters.formats.vocabulary import names_tokens
 from eyas.errors import ConfigError
 from eyas.targets import Target
 

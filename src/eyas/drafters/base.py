@@ -59,11 +59,12 @@ class Drafter(Protocol):
     def reshape(self, slots: int, columns: int) -> None:
         """Change to `slots` slots of `columns` columns; keep what lies in both shapes."""
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
         """A sequence with this prompt starts in an empty slot; its pairs follow, from the first one on.
 
         No pair has the prompt's first token. What is learnt of a sequence may serve sequences of the same `owner` only.
         """
+        return
 
     def finish(self, slot: int) -> None:  # noqa: ARG002
         """The sequence in a slot is complete; the slot is emptied after this. By default nothing is learnt of it."""

@@ -9,7 +9,9 @@ far, H draft hidden, Vd draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,17 +20,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.deferred_pairs import DeferredPairs
-from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
+from eyas.drafters.levels import HeadsNetwork, Levels, SlotLevels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
-from eyas.runtime import to_device
+from eyas.runtime import mapped_copy, to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import Saved, SlotCache
-from eyas.tree import DraftTree, Frontier, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
@@ -83,15 +84,6 @@ class NetworkDrafter(Drafter):
     def slots(self) -> int:
         return self._cache.slots
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        """Nothing to do: all that a network reads comes in pairs."""
-
-    def finish(self, slot: int) -> None:
-        """Nothing to do: a network learns nothing from answers."""
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        """Nothing to do: a network learns from committed pairs alone."""
-
     def resize(self, slots: int) -> None:
         dtype, device = self.network.dtype, self._ids.device
         self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
@@ -124,15 +116,19 @@ class NetworkDrafter(Drafter):
         return NetworkPairs(between - start, columns, deferred)
 
     @torch.inference_mode()
-    def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
+    def load(self, slot: int, saved: Any, count: int) -> None:
         read = min(count, saved.read)
         if read:
             if self._deferred.lengths[slot]:
                 raise UsageError("pairs that were read can't follow deferred ones")
-            self._cache.copy_in(slot, saved.columns, read)
+            self._load_read(slot, saved, read)
         if saved.deferred is not None and count > read:
             tokens, taps = saved.deferred
             self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
+
+    def _load_read(self, slot: int, saved: Any, count: int) -> None:
+        """Append the first `count` of `saved`, which were read."""
+        self._cache.copy_in(slot, saved.columns, count)
 
     @torch.inference_mode()
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -171,8 +167,8 @@ class NetworkDrafter(Drafter):
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
-            block = HeadLevels(network, normed, depth)
-            return block, block.first()
+            levels = SlotLevels(partial(network.follow, network.block(normed, depth)))
+            return levels, levels.first()
         fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
@@ -362,3 +358,124 @@ class ModuleLevels:
         self._fed, logits = self._drafter.run_pass(("level", level), self._rows, inputs, compute, before + width)
         self._level += 1
         return logits
+
+
+_HELD = 16
+"""Appends that are held until their pairs are sorted by slot, and pairs that one may have to be held."""
+
+
+class _Piece(NamedTuple):
+    """Pairs of a slot that follow each other."""
+
+    tokens: Tensor  # [n]
+    taps: Tensor  # [n, A, Ht]
+
+    def part(self, begin: int, end: int) -> _Piece:
+        return _Piece(self.tokens[begin:end], self.taps[begin:end])
+
+
+class DeferredPairs:
+    """The pairs of every slot that are yet to be read, in the order in which they came.
+
+    Nothing is copied but the few pairs of plain rounds, some rounds at a time: many are never read, and copying each
+    would take several percent of a small target's pass.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.lengths = [0] * slots
+        self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
+        self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
+        """Appended, not sorted yet: tokens [n], taps [n, A, Ht], and each pair's slot and index into them."""
+
+    def reshape(self, slots: int) -> None:
+        """Change to `slots` slots; those that stay keep their pairs."""
+        self._sort()
+        added = max(0, slots - len(self.lengths))
+        self.lengths = self.lengths[:slots] + [0] * added
+        self._pieces = self._pieces[:slots] + [[] for _ in range(added)]
+
+    def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot.
+
+        The tensors are kept as long as pairs of them are, and must not change.
+        """
+        given = [(row, slot, count) for row, (slot, count) in enumerate(zip(rows, counts, strict=True)) if count]
+        for _, slot, count in given:
+            self.lengths[slot] += count
+        if sum(counts) > _HELD:
+            self._sort()
+            for row, slot, count in given:
+                self._pieces[slot].append(_Piece(next_tokens[row, :count], taps[row, :count]))
+        elif given:
+            width = next_tokens.shape[1]
+            pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]
+            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), pairs))
+            if len(self._held) >= _HELD:
+                self._sort()
+
+    def _sort(self) -> None:
+        """Give what is held to its slots."""
+        if not self._held:
+            return
+        all_tokens, all_taps, all_pairs = zip(*self._held, strict=True)
+        self._held = []
+        found: dict[int, list[int]] = defaultdict(list)
+        for start, pairs in zip(accumulate(map(len, all_tokens), initial=0), all_pairs, strict=False):
+            for slot, index in pairs:
+                found[slot].append(start + index)
+        order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
+        tokens, taps = (torch.cat(parts).index_select(0, order) for parts in (all_tokens, all_taps))
+        sorted_pairs, start = _Piece(tokens, taps), 0
+        for slot, indices in found.items():
+            self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))
+            start += len(indices)
+
+    def _parts(self, slot: int, begin: int, end: int) -> Iterator[_Piece]:
+        """A slot's pairs [begin, end), in pieces."""
+        self._sort()
+        for piece in self._pieces[slot]:
+            count = len(piece.tokens)
+            if begin < count and end > 0:
+                yield piece.part(max(begin, 0), end)
+            begin, end = begin - count, end - count
+
+    def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """The tokens [R, Q] and taps [R, Q, A, Ht] of columns [begin, end); zeros past a row's length."""
+        self._sort()
+        found = [list(self._parts(slot, begin, end)) for slot in rows]
+        some = next((pieces[0] for pieces in found if pieces), None)
+        if some is None:
+            raise IndexError(f"no slot of {rows} has pairs from {begin} on")
+        tokens = some.tokens.new_zeros(len(rows), end - begin)
+        taps = some.taps.new_zeros(len(rows), end - begin, *some.taps.shape[1:])
+        for row, pieces in enumerate(found):
+            at = 0
+            for piece in pieces:
+                after = at + len(piece.tokens)
+                tokens[row, at:after], taps[row, at:after] = piece
+                at = after
+        return tokens, taps
+
+    def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
+        tokens, taps = self.part(range(slot, slot + 1), begin, end)
+        return tokens, mapped_copy(taps)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` of a slot's pairs."""
+        if length < self.lengths[slot]:
+            self._keep(slot, 0, length)
+
+    def drop(self, slot: int, count: int) -> None:
+        """Forget the first `count` of a slot's pairs."""
+        self._keep(slot, count, self.lengths[slot])
+
+    def _keep(self, slot: int, begin: int, end: int) -> None:
+        self._pieces[slot] = list(self._parts(slot, begin, end))
+        self.lengths[slot] = end - begin
+
+    def move(self, source: int, target: int) -> None:
+        """Give a slot's pairs to another, whose own are forgotten."""
+        self._sort()
+        self._pieces[target], self._pieces[source] = self._pieces[source], []
+        self.lengths[target], self.lengths[source] = self.lengths[source], 0

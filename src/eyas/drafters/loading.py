@@ -17,13 +17,12 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
-from eyas.drafters.in_target._cascade import Cascade, CascadeDrafter
-from eyas.drafters.methods import read_method
+from eyas.drafters.in_target.mtp import Cascade, CascadeDrafter
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import DrafterOptions, check_quantize
+from eyas.drafters.options import DrafterOptions, check_quantize, read_method
 from eyas.drafters.registry import WEIGHTLESS, kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
-from eyas.drafters.small_lm.loading import holds_language_model, load_small_lm
+from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
 from eyas.drafters.window.decoding import WindowDrafter
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError

@@ -11,7 +11,7 @@ draft vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -91,8 +91,8 @@ class DraftNetwork(nn.Module):
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        """The shapes of the keys and values that each layer caches; empty without attention."""
-        return []
+        """The shapes of the keys and values that each decoder layer caches; empty without attention."""
+        return [block.kv_shape for block in decoder_blocks(self)]
 
     @property
     def state_size(self) -> int:
@@ -200,14 +200,20 @@ class DraftNetwork(nn.Module):
         return self._shared
 
 
+def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
+    """Its decoder layers, in order."""
+    return [part for part in network.modules() if isinstance(part, DecoderBlock)]
+
+
 def native_decoder(
-    network: DraftNetwork, config: GroupedConfig, layers: Sequence[LayerParts], norm: nn.Module | None, rotary: Any, *,
-    mix: nn.Module | None = None, returns_normed: bool = False,
+    network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, mix: nn.Module | None = None,
+    returns_normed: bool = False,
 ) -> NativeDecoder | None:  # fmt: skip
     """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes.
 
     See `DecoderForm` for `mix` and `returns_normed`.
     """
+    layers = [block.parts() for block in decoder_blocks(network)]
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
     probe = torch.empty(0, dtype=network.dtype)
     own = config.embedding == "own"

@@ -123,11 +123,11 @@ class EngineThread:
             except Exception as error:  # noqa: BLE001  # a request that can't be queued is its own affair
                 for index in indices:
                     engine.cancel(index)
-                _call_on_loop(handle.loop, _reject, queued, error)
+                _call_on_loop(handle.loop, _settle, queued, error)
                 return
             handle.engine_indices = indices
             self._sequences |= {index: (handle, choice_index) for choice_index, index in enumerate(indices)}
-            _call_on_loop(handle.loop, _resolve, queued)
+            _call_on_loop(handle.loop, _settle, queued)
 
         self._submitting += 1  # after the call has left the queue and until it is done nothing else shows it
         self._calls.put(submit_all)
@@ -306,13 +306,12 @@ def _deliver_batch(batch: list[tuple[RequestHandle, int, Chunk]]) -> None:
         handle.deliver(choice_index, chunk)
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
+def _settle(future: asyncio.Future[None], error: Exception | None = None) -> None:
+    if future.done():
+        return
+    if error is None:
         future.set_result(None)
-
-
-def _reject(future: asyncio.Future[None], error: Exception) -> None:
-    if not future.done():
+    else:
         future.set_exception(error)
 
 

@@ -68,7 +68,11 @@ _NO_ROUTES = {
     "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target as it is",
 }
 """Routes of OpenAI's and Anthropic's APIs that are not served -> why; what is under them isn't either."""
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_HTTP = {
+    404: ("there is nothing at this address", "not_found"),
+    405: ("this address doesn't take that method", "method_not_allowed"),
+}
+"""Messages and codes of what HTTP's own errors say."""
 _PLAIN_NAME = re.compile(r"[\w-]+")
 
 
@@ -137,7 +141,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     if isinstance(error, HTTPException):
-        message, code = _http_message(error), _CODES.get(error.status_code)
+        message, code = _HTTP.get(error.status_code, (str(error.detail), None))
         return ApiError(error.status_code, message, code=code, headers=error.headers)
     return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
 
@@ -190,11 +194,6 @@ def _problem(error: Mapping[str, Any]) -> str:
 
 def _seconds(value: float) -> str:
     return str(max(1, round(value)))  # Retry-After takes whole seconds
-
-
-def _http_message(error: HTTPException) -> str:
-    known = {404: "there is nothing at this address", 405: "this address doesn't take that method"}
-    return known.get(error.status_code, str(error.detail))
 
 
 async def handle(request: Request, error: Exception) -> JSONResponse:

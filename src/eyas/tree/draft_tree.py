@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from eyas.runtime import to_device
 from eyas.tree.values import ValueTable, greatest
@@ -137,20 +138,27 @@ class DraftTree:
         width = int(counts.max())
         if width == self.size:
             return self
-        order = (~self.valid).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
-        # [B, 1 + N] new column of the root (-1) and the nodes
-        moved = torch.nn.functional.pad(self.valid.cumsum(1), (1, 0)) - 1
+        return self.keeping(self.valid, width, int(counts.sum()))
+
+    def keeping(self, kept: Tensor, width: int, counted: int | None) -> DraftTree:
+        """The `kept` [B, N] nodes alone, at most `width` of each row, in their order; `counted` of all rows."""
+        # kept nodes come first, in their order, which puts parents before children
+        chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
+        valid = kept.gather(1, chosen)
+        column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + N] new column of the root (-1) and the kept
+        parents = column.gather(1, self.parents.gather(1, chosen) + 1)
         return replace(
             self,
-            tokens=self.tokens.gather(1, order),
-            parents=moved.gather(1, self.parents.gather(1, order) + 1),
-            logprob=self.logprob.gather(1, order),
-            valid=self.valid.gather(1, order),
-            sources=None if self.sources is None else self.sources.gather(1, order),
+            tokens=self.tokens.gather(1, chosen),
+            # an invalid column copies a node that may be left out: it becomes a child of the root
+            parents=parents.masked_fill(~valid, -1),
+            logprob=self.logprob.gather(1, chosen),
+            valid=valid,
+            sources=None if self.sources is None else self.sources.gather(1, chosen),
             max_depth=min(self.max_depth, width),
             shared_ancestors=None,
-            counted=int(counts.sum()),
-            scratch=None if self.scratch is None else self.scratch.gather(1, order),
+            counted=counted,
+            scratch=None if self.scratch is None else self.scratch.gather(1, chosen),
         )
 
     def columns(self, root: Tensor) -> Tensor:

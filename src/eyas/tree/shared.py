@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from eyas.errors import UsageError
 from eyas.runtime import to_device
@@ -195,22 +194,15 @@ class SharedGrowth(BeamGrowth):
             allowed = drafting.to(self._device)
         kept = self._plan.keep(scores, allowed)
         cap = min(scores.shape[1], shape.per_row or shape.budget)
-        width = min(shape.budget, cap)
-        # kept candidates come first, in their order, which puts parents before children
-        chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N]
-        valid = kept.gather(1, chosen)
-        column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + M] node column of the root (-1) and the kept
-        parents = column.gather(1, torch.cat(self._parents, dim=1).gather(1, chosen) + 1)
+        counted = None if shape.threshold > 0.0 else min(shape.budget, len(self._drafting) * cap)
         return DraftTree(
-            tokens=torch.cat(self._tokens, dim=1).gather(1, chosen),
-            # an invalid column copies a candidate that may be dropped: it becomes a child of the root
-            parents=parents.masked_fill(~valid, -1),
-            logprob=torch.cat(self._logprobs, dim=1).gather(1, chosen),
-            valid=valid,
-            max_depth=min(len(self._scores), width),
-            counted=None if shape.threshold > 0.0 else min(shape.budget, len(self._drafting) * cap),
+            tokens=torch.cat(self._tokens, dim=1),
+            parents=torch.cat(self._parents, dim=1),
+            logprob=torch.cat(self._logprobs, dim=1),
+            valid=kept,
+            max_depth=len(self._scores),
             candidates=self._candidates() if self._plan.keeps_candidates else None,
-        )
+        ).keeping(kept, min(shape.budget, cap), counted)
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(_on_host, self._scores)), tuple(map(_on_host, self._beams)))

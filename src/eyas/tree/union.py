@@ -117,17 +117,4 @@ def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
 def _only(tree: DraftTree, kept: Tensor, most: int) -> DraftTree:
     """A tree's `kept` [B, C] nodes alone, at most `most` in a row, in their order."""
     counted = int(kept.sum()) if kept.device.type == "cpu" else None
-    width = min(most, tree.size) if counted is None else int(kept.sum(1).max())
-    chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, N']
-    valid = kept.gather(1, chosen)
-    column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + C] new column of the root (-1) and the kept
-    parents = column.gather(1, tree.parents.gather(1, chosen) + 1)
-    return DraftTree(
-        tokens=tree.tokens.gather(1, chosen),
-        parents=parents.masked_fill(~valid, -1),
-        logprob=tree.logprob.gather(1, chosen),
-        valid=valid,
-        max_depth=min(tree.max_depth, width),
-        counted=counted,
-        sources=None if tree.sources is None else tree.sources.gather(1, chosen),
-    )
+    return tree.keeping(kept, min(most, tree.size) if counted is None else int(kept.sum(1).max()), counted)

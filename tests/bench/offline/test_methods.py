@@ -22,7 +22,7 @@ from eyas.bench.offline.methods import (
     without_drafter,
 )
 from eyas.drafters.kinds import NAMES as KINDS
-from eyas.drafters.methods import read_method
+from eyas.drafters.options import read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.session import Session

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from eyas.bench.machine import describe_machine
-from eyas.bench.offline.report import DEFINITIONS, MethodLine, line_dict, lines_of, means, report_dict, table_of
+from eyas.bench.offline.report import DEFINITIONS, MethodLine, document, line_dict, lines_of, means, table_of
 from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
@@ -77,7 +77,8 @@ def test_the_table_and_the_json_say_the_same() -> None:
     text = console.export_text()
     for words in ("chain:2", "20.0", "2.00x", "1.00", "0.75 0.25", "1/2", "2/2"):
         assert words in text
-    report = report_dict(describe_machine(), {"model": "m"}, {"maths": RESULTS}, ["f:1: bad"])
+    counts = {"maths": {name: one.stats.as_dict() for name, one in RESULTS.items()}}
+    report = document(describe_machine(), {"model": "m"}, DEFINITIONS, lines_of("maths", RESULTS), counts, ["f:1: bad"])
     assert list(json.loads(json.dumps(report))) == ["machine", "settings", "definitions", "lines", "stats", "errors"]
     assert report["lines"][1] == line_dict(lines_of("maths", RESULTS)[1])
     assert report["lines"][1]["efficiency"] == 1.0

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu import __main__, processes, report, speed, training
 from benchmarks.gpu.pairs import SMALL, make_pair
+from benchmarks.gpu.steps import Outcome, Skipped, Step
 
 from ... import tiny
 
@@ -74,13 +75,17 @@ def test_an_objective_on_the_device_is_that_on_the_cpu() -> None:
 def test_the_call_writes_both_files_and_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = [step for step in __main__.all_steps(SMALL, CPU) if step.name in ("objective", "random pair's shape")]
+    def absent() -> Outcome:
+        raise Skipped("there is no GPU")
+
+    steps = [step for step in __main__.all_steps(SMALL, CPU) if step.name == "objective"]
+    steps.append(Step("tests", "absent", absent))
     monkeypatch.setattr(__main__, "all_steps", lambda *_: steps)
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path), "--budget", "300"])
     assert __main__.main() == 0
     assert "1 steps done, 1 skipped, 0 failed, 0 left" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"gpu.json", "gpu.md"}
-    assert "| random pair's shape | skipped: there is no GPU |" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "| absent | skipped: there is no GPU |" in (tmp_path / "gpu.md").read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["gpu", "--device", "cpu", "--output", str(tmp_path / "b"), "--budget", "0"])
     assert __main__.main() == 1
     assert "run the same command again to go on" in capsys.readouterr().out

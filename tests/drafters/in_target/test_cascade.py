@@ -12,8 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from eyas.drafters.in_target._cascade import CascadeDrafter
-from eyas.drafters.in_target.mtp import find_modules
+from eyas.drafters.in_target.mtp import CascadeDrafter, find_modules
 from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation

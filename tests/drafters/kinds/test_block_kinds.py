@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.decoding import BlockDrafter
-from eyas.drafters.block.network import BlockConfig, BlockNetwork
+from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork

@@ -14,8 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
-from eyas.drafters.small_lm.drafter import SmallLmDrafter
-from eyas.drafters.small_lm.vocabulary import SharedVocabulary, token_bytes
+from eyas.drafters.small_lm.drafter import SharedVocabulary, SmallLmDrafter, token_bytes
 from eyas.engine import Engine, Speculation
 from eyas.errors import DrafterMismatchError, UsageError
 from eyas.session import load

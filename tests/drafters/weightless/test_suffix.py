@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.drafters.suffix_index import SuffixIndex, SuffixLimits
-from eyas.drafters.weightless.suffix import FinishedAnswers, SuffixDrafter
+from eyas.drafters.weightless.suffix import FinishedAnswers, SuffixDrafter, SuffixIndex, SuffixLimits
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
 from eyas.tree import parse_tree

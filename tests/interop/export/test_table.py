@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.decoding import BlockNetwork
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS

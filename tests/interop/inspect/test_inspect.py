@@ -10,9 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eyas.drafters.checkpoint import save_network
+from eyas.drafters.checkpoint import ABSOLUTE, save_network
 from eyas.drafters.files import Headers, TensorInfo, read_headers, read_json
-from eyas.drafters.formats.vocabulary import ABSOLUTE
 from eyas.errors import CheckpointError, ModelError
 from eyas.interop.inspect.report import DrafterReport, TargetProfile, detect, locate, report_drafter
 

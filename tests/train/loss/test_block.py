@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch
 from eyas.data.tokens.batches import ChatBatches, SegmentConfig
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.drafters.block.decoding import BlockDrafter
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.decoding import BlockDrafter, BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.errors import ConfigError

@@ -185,11 +185,6 @@ def text_difference(row: str, plain: str, other: str) -> TextDifference | None:
     return TextDifference(row, at, plain[at : at + _SHOWN], other[at : at + _SHOWN])
 
 
-def difference_dict(difference: Divergence | TextDifference) -> dict[str, Any]:
-    """The JSON form of a difference, with whether it is a near-tie."""
-    return asdict(difference) | {"tie": difference.tie}
-
-
 DEFINITIONS = (
     "strict-match, flexible-extract: the answer's number is the reference's, as lm-evaluation-harness finds it: after "
     "`####`, or the last one.",
@@ -228,7 +223,7 @@ def accuracy_line(one: MethodAccuracy, metrics: Sequence[str], max_tokens: int) 
         "broken": one.broken,
         "accept_length": None if length is None else round(length, 4),
         "cut_off": sum(tokens >= max_tokens for tokens in one.sheet.tokens),
-        "differences": [difference_dict(difference) for difference in one.differences],
+        "differences": [asdict(difference) | {"tie": difference.tie} for difference in one.differences],
     }
 
 

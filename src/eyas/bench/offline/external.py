@@ -28,7 +28,7 @@ from transformers import GenerationConfig
 from eyas.bench.offline.report import MethodLine
 from eyas.bench.offline.runner import Advance, Group, GroupRun, Plan, Task, interleaved, median_run, pooled
 from eyas.bench.serving.client import Client, Item, Load, LoadRun, TimedAnswer, item_of
-from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles
+from eyas.bench.serving.report import ACCEPT_LENGTH, accept_length, quantiles, throughput
 from eyas.bench.serving.servers import Side, SpeculationCounts
 from eyas.engine import Engine
 from eyas.errors import RequestError, UsageError
@@ -115,8 +115,9 @@ class Endpoint:
     def __enter__(self) -> Endpoint:
         try:
             self._await(self._client.__aenter__())
-            if self._tokenizer is not None and not self._await(self._client.takes_ids(_some_ids(self._tokenizer))):
-                self._tokenizer = None
+            if self._tokenizer is not None:
+                some_ids = self._tokenizer("one two")["input_ids"]
+                self._tokenizer = self._tokenizer if self._await(self._client.takes_ids(some_ids)) else None
         except BaseException:
             self.__exit__()
             raise
@@ -154,17 +155,11 @@ class Endpoint:
             turn += 1
             open_rows = [row for row in open_rows if row not in failed and turn < len(group[row].turns or ("",))]
             runs.append(run)
-        counted = sum((run.counted for run in runs), SpeculationCounts())
-        return LoadRun(sum(run.seconds for run in runs), sorted(answers, key=lambda answer: answer.item), counted)
+        total = sum(runs, LoadRun(0.0, []))
+        return replace(total, answers=sorted(answers, key=lambda answer: answer.item))
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(work)
-
-
-def _some_ids(tokenizer: Any) -> Sequence[int]:
-    """Token ids of a short text, to try whether a server takes any."""
-    ids: list[int] = tokenizer("one two")["input_ids"]
-    return ids
 
 
 def _failed(number: int, error: str) -> TimedAnswer:
@@ -186,35 +181,26 @@ def _counted(stats: Stats) -> SpeculationCounts:
 class ExternalResult:
     """What a method did on a task, timed as a client sees it."""
 
-    runs: list[LoadRun] = field(default_factory=list)
-    """The median run of every group."""
+    run: LoadRun = LoadRun(0.0, [])  # noqa: RUF009  # frozen
+    """The median runs of all groups, one after the other."""
     same: int = 0
     compared: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
-    def tokens(self) -> int:
-        """Output tokens of all answers."""
-        return sum(answer.tokens for run in self.runs for answer in run.answers)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of all groups, one after the other."""
-        return sum(run.seconds for run in self.runs)
-
-    @property
-    def counted(self) -> SpeculationCounts:
-        """The counters of speculation, summed over the groups."""
-        return sum((run.counted for run in self.runs), SpeculationCounts())
+    def speed(self) -> float:
+        """Output tokens of all answers a second."""
+        return throughput(self.run) if self.run.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: the counts that figures are computed from."""
+        answers = self.run.answers
         return {
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 6),
-            "passes": sum(answer.passes for run in self.runs for answer in run.answers),
-            "accepted_in_passes": sum(answer.accepted for run in self.runs for answer in run.answers),
-            "counted": vars(self.counted),
+            "tokens": sum(answer.tokens for answer in answers),
+            "seconds": round(self.run.seconds, 6),
+            "passes": sum(answer.passes for answer in answers),
+            "accepted_in_passes": sum(answer.accepted for answer in answers),
+            "counted": vars(self.run.counted),
         }
 
 
@@ -229,7 +215,7 @@ def measure_external(
     for number, group in enumerate(task.groups):
         runs = interleaved(list(methods), lambda name, each: methods[name](each), group, plan.repeats, number, advance)
         for name, one in results.items():
-            one.runs.append(median_run(runs[name], lambda run: run.seconds))
+            one.run += median_run(runs[name], lambda run: run.seconds)
             one.errors.update(a.error for run in runs[name] for a in run.answers if a.error is not None)
             if baseline is not None:
                 texts = _texts(runs[baseline][0])
@@ -247,32 +233,27 @@ def _texts(run: LoadRun) -> dict[int, str]:
 
 def external_lines(task: str, results: Mapping[str, ExternalResult], baseline: str | None) -> list[MethodLine]:
     """The figures of every method on one file."""
-    base = None if baseline is None else _speed(results[baseline])
-    plain = baseline is not None and accept_length(results[baseline].runs) in (None, 1.0)
+    base = None if baseline is None else results[baseline].speed
+    plain = baseline is not None and accept_length([results[baseline].run]) in (None, 1.0)
     return [_line(task, name, one, base, against_plain=plain and name != baseline) for name, one in results.items()]
 
 
 def _line(task: str, method: str, result: ExternalResult, base: float | None, *, against_plain: bool) -> MethodLine:
-    good = [answer for run in result.runs for answer in run.answers if answer.error is None]
-    speed = _speed(result)
+    good = [answer for answer in result.run.answers if answer.error is None]
     return MethodLine(
         task,
         method,
-        speed,
-        None if base is None else speed / base if base else 0.0,
-        accept_length(result.runs),
+        result.speed,
+        None if base is None else result.speed / base if base else 0.0,
+        accept_length([result.run]),
         None,
-        result.counted.rates,
+        result.run.counted.rates,
         result.same,
         result.compared,
         quantiles([answer.first_seconds for answer in good]).get("p50"),
         quantiles([answer.seconds_per_token for answer in good]).get("p50"),
         against_plain=against_plain,
     )
-
-
-def _speed(result: ExternalResult) -> float:
-    return result.tokens / result.seconds if result.seconds else 0.0
 
 
 def external_errors(results: Mapping[str, Mapping[str, ExternalResult]]) -> Sequence[str]:
@@ -305,11 +286,7 @@ class TransformersBaseline:
         """Decode a group, turn by turn, as `run_group` of the runner does with an engine. UsageError unless greedy."""
         dialogues = [Dialogue(row) for row in group]
         stats = self.answer(dialogues, params)
-        return GroupRun(
-            stats,
-            [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
-            [dialogue.error for dialogue in dialogues if dialogue.error is not None],
-        )
+        return GroupRun.of(stats, dialogues)
 
     def answer(self, dialogues: Sequence[Dialogue], params: SamplingParams) -> Stats:
         """Answer all turns of dialogues; returns their statistics, pooled. Raises UsageError unless greedy."""

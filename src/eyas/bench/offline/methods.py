@@ -23,9 +23,8 @@ from eyas.drafters.checkpoint import PROVENANCE
 from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.loading import local_directory
-from eyas.drafters.methods import WITHOUT_DRAFTER, read_method
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import DrafterOptions
+from eyas.drafters.options import WITHOUT_DRAFTER, DrafterOptions, read_method
 from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine

@@ -189,20 +189,6 @@ def line_dict(line: MethodLine) -> dict[str, Any]:
     return rounded
 
 
-def report_dict(
-    machine: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    results: Mapping[str, Mapping[str, MethodResult]],
-    errors: Sequence[str],
-) -> dict[str, Any]:
-    """The JSON form of a measurement: figures, and the counts they came from."""
-    lines = [line for task, measured in results.items() for line in lines_of(task, measured)]
-    counts = {
-        task: {method: one.stats.as_dict() for method, one in measured.items()} for task, measured in results.items()
-    }
-    return document(machine, settings, DEFINITIONS, lines, counts, errors)
-
-
 def document(
     machine: Mapping[str, Any],
     settings: Mapping[str, Any],

@@ -38,6 +38,12 @@ class GroupRun(NamedTuple):
     """One list for every turn of every row."""
     errors: list[str]
 
+    @staticmethod
+    def of(stats: Stats, dialogues: Sequence[Dialogue]) -> GroupRun:
+        """The run in which these dialogues were answered."""
+        answers = [completion.token_ids for dialogue in dialogues for completion in dialogue.completions]
+        return GroupRun(stats, answers, [dialogue.error for dialogue in dialogues if dialogue.error is not None])
+
 
 GroupAnswerer = Callable[[Group], GroupRun]
 """Answers a group of prompts, and says what that took."""
@@ -206,11 +212,7 @@ def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
     stats = Stats()
     for turn in range(max(len(dialogue.completions) for dialogue in dialogues)):
         stats.merge(pooled([d.completions[turn] for d in dialogues if len(d.completions) > turn]))
-    return GroupRun(
-        stats,
-        [completion.token_ids for dialogue in dialogues for completion in dialogue.completions],
-        [dialogue.error for dialogue in dialogues if dialogue.error is not None],
-    )
+    return GroupRun.of(stats, dialogues)
 
 
 def pooled(completions: Sequence[Completion]) -> Stats:

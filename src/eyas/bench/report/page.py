@@ -178,48 +178,46 @@ def headline(
     name = checkpoints["pick"] if checkpoints is not None else Path(report["drafter"]).name
     tree = "" if trees is None else f" with the draft tree {best.name}"
     role = "is the drafter to serve" if doubted is None else "is not one to serve yet"
-    speedup, length = best.mean("speedup"), best.mean("accept_length")
-    answers = sum(score.answers for score in best.tasks.values())
-    same = sum(score.same for score in best.tasks.values())
-    tiles = (
-        ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
-        ("Accept length", f"{length:.2f}", "tokens a pass of the target"),
-        ("Tokens/s", f"{best.mean('tokens_per_second'):.1f}", f"on {', '.join(best.tasks)}"),
-        ("Lossless", f"{same} of {answers}", "answers equal to plain decoding's"),
-    )
+    speedup, length, tasks = best.mean("speedup"), best.mean("accept_length"), ", ".join(best.tasks)
+    counts = [sum(getattr(score, name) for score in best.tasks.values()) for name in ("same", "answers")]
     command = ["eyas", "serve", target]
     if doubted is None:
         command += ["--draft-model", str(drafter), *(("--tree", best.name) if trees is not None else ())]
     return [
         Text(
             f"{name}{tree} {role}: {length:.2f} tokens a pass and {speedup:.2f} times the speed of plain decoding, "
-            f"mean over {', '.join(best.tasks)}."
+            f"mean over {tasks}."
         ),
-        Tiles(tiles),
+        _tiles(speedup, length, best.mean("tokens_per_second"), tasks, counts, "answers"),
         *([] if doubted is None else [Text(f"{doubted}.")]),
         Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
         ShellCommand(shlex.join(command)),
     ]
 
 
+def _tiles(speedup: float, length: float, speed: float, tasks: str, counts: Sequence[int], answers: str) -> Tiles:
+    """The figures to see first; `counts`: answers that are plain decoding's, and all."""
+    return Tiles(
+        (
+            ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
+            ("Accept length", f"{length:.2f}", "tokens a pass of the target"),
+            ("Tokens/s", f"{speed:.1f}", f"on {tasks}"),
+            ("Lossless", f"{counts[0]} of {counts[1]}", f"{answers} equal to plain decoding's"),
+        )
+    )
+
+
 def _fastest(methods: Report, target: str) -> list[Block]:
     """The verdict of a comparison of methods, the figures of the fastest, and how to serve it."""
-    lines = [line for line in methods["lines"] if line["method"] == methods["fastest"] and line["task"] != MEAN]
-    tasks = ", ".join(dict.fromkeys(line["task"] for line in lines))
-
-    def mean(name: str) -> float:
-        return fmean(line[name] or 0.0 for line in lines)
-
     answers = [line for line in methods["lines"] if line["task"] != MEAN]
-    same, total = (sum(line[name] for line in answers) for name in ("same", "answers"))
-    tiles = (
-        ("Speedup", f"{mean('speedup'):.2f}x", "of plain decoding, interleaved with it"),
-        ("Accept length", f"{mean('accept_length') or 1.0:.2f}", "tokens a pass of the target"),
-        ("Tokens/s", f"{mean('tokens_per_second'):.1f}", f"on {tasks}"),
-        ("Lossless", f"{same} of {total}", "answers of all methods equal to plain decoding's"),
-    )
+    lines = [line for line in answers if line["method"] == methods["fastest"]]
+    names = ("speedup", "accept_length", "tokens_per_second")
+    speedup, length, speed = (fmean(line[name] or 0.0 for line in lines) for name in names)
+    tasks = ", ".join(dict.fromkeys(line["task"] for line in lines))
+    counts = [sum(line[name] for line in answers) for name in ("same", "answers")]
+    tiles = _tiles(speedup, length or 1.0, speed, tasks, counts, "answers of all methods")
     command = shlex.join(["eyas", "serve", target, *methods["serve"]])
-    return [Text(methods["verdict"]), Tiles(tiles), Text("Serve it:"), ShellCommand(command)]
+    return [Text(methods["verdict"]), tiles, Text("Serve it:"), ShellCommand(command)]
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:

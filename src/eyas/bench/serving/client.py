@@ -278,6 +278,10 @@ class LoadRun:
     counted: SpeculationCounts = field(default_factory=SpeculationCounts)
     """The server's counters during the run."""
 
+    def __add__(self, other: LoadRun) -> LoadRun:
+        """Both, one after the other."""
+        return LoadRun(self.seconds + other.seconds, self.answers + other.answers, self.counted + other.counted)
+
 
 class Client:
     """Sends requests to one side. Use it as an async context manager; raises EndpointError if the side isn't there."""

@@ -33,8 +33,7 @@ from eyas.cli.common.options import (
     Trees,
 )
 from eyas.cli.common.verb import FAILURE, Given
-from eyas.drafters.methods import WITHOUT_DRAFTER
-from eyas.drafters.options import check_source
+from eyas.drafters.options import WITHOUT_DRAFTER, check_source
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
 

@@ -140,7 +140,7 @@ def _measure_engines(
 ) -> tuple[dict[str, Any], Table]:
     """Measure the engines of this process: the report and its table."""
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.report import lines_of, means, report_dict, table_of
+    from eyas.bench.offline.report import DEFINITIONS, document, lines_of, means, table_of
     from eyas.bench.offline.runner import measure
 
     results = {}
@@ -149,8 +149,10 @@ def _measure_engines(
             results[task.name] = measure(task, engines, params, plan, advance)
     lines = [line for name, measured in results.items() for line in lines_of(name, measured)]
     note_impossible(lines)
+    counts = {task: {name: one.stats.as_dict() for name, one in found.items()} for task, found in results.items()}
     errors = [error for task in tasks for error in task.errors]
-    return report_dict(describe_machine(), settings, results, errors), table_of([*lines, *means(lines)], what)
+    report = document(describe_machine(), settings, DEFINITIONS, lines, counts, errors)
+    return report, table_of([*lines, *means(lines)], what)
 
 
 def _mean_shape(name: str, state: ControllerState) -> str:

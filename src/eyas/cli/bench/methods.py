@@ -29,7 +29,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetPanel,
 )
-from eyas.drafters.methods import read_method
+from eyas.drafters.options import read_method
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
 

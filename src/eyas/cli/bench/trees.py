@@ -83,7 +83,7 @@ def trees(
     if write and not Path(draft_model).is_dir():
         raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
     drafter.check()
-    from eyas.drafters.small_lm.loading import holds_language_model
+    from eyas.drafters.small_lm.drafter import holds_language_model
 
     if write and holds_language_model(Path(draft_model)):
         raise UsageError(f"--write sets a drafter's own tree, and {draft_model} is a language model: leave it out")

@@ -13,8 +13,7 @@ from eyas.cli.common.options import (
     SamplingOptions,
     TargetPanel,
 )
-from eyas.drafters.methods import read_method
-from eyas.drafters.options import check_source
+from eyas.drafters.options import check_source, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
 from eyas.tree import is_auto
@@ -121,7 +120,6 @@ def open_engine(
 
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:
     """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well."""
-    target.check()
     with loading(str(target.model)):
         quiet()
         from eyas.session import Session

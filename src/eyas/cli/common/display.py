@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from eyas.types import Chunk, Stats
+    from eyas.types import Chunk, Completion, Stats
 
 
 def mark(text: str) -> str:
@@ -64,6 +64,11 @@ def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
     return " | ".join(parts)
 
 
+def note_stats(stats: Stats, answers: Sequence[Completion]) -> None:
+    """Write the line of figures of these answers, which `stats` pools."""
+    note(stats_line(stats, any(one.lossy for one in answers), all(one.seeded for one in answers)))
+
+
 def note(message: str) -> None:
     """Write a line to standard error, where everything goes that is not output."""
     typer.echo(message, err=True)
@@ -96,11 +101,11 @@ def show_table(console: Console, table: Table) -> None:
     keys = list(takewhile(lambda column: column.justify != "right", columns))[:3]
     rest, title = columns[len(keys) :], table.title
     while True:
-        count = len(rest)
-        while count > 1 and _least([*keys, *rest[:count]]) > console.width:
-            count -= 1
-        console.print(_compact([*keys, *rest[:count]], title, console.width))
-        rest, title = rest[count:], None
+        fitting = len(rest)
+        while fitting > 1 and _least([*keys, *rest[:fitting]]) > console.width:
+            fitting -= 1
+        console.print(_compact([*keys, *rest[:fitting]], title, console.width))
+        rest, title = rest[fitting:], None
         if not rest:
             return
         console.print()
@@ -182,42 +187,33 @@ class ProgressLines:
 
 @contextmanager
 def row_bar(total: int, *, hidden: bool = False) -> Iterator[Callable[[], None]]:
-    """Progress on standard error, a bar or a line now and then; yields a function that advances it by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    """Progress of `total` runs on standard error; yields a function that advances it by one."""
+    done = count(1)
+    with counting(hidden=hidden) as show:
+        yield lambda: show("runs", next(done), total)
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    lines, done = ProgressLines("runs"), 0
+
+@contextmanager
+def counting(*, hidden: bool = False) -> Iterator[Callable[..., None]]:
+    """Progress of one stage or several on standard error: a bar on a terminal, else a line now and then.
+
+    Yields a function of (stage, items done, items in all or None, further words).
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     disable = hidden or not sys.stderr.isatty()
     with Progress(
         *columns, console=Console(stderr=True), transient=True, disable=disable, redirect_stdout=False
     ) as bar:
-        task = bar.add_task("", total=total)
-
-        def advance() -> None:
-            nonlocal done
-            done += 1
-            bar.advance(task)
-            if not hidden:
-                lines.show(done, total)
-
-        yield advance
-
-
-@contextmanager
-def counting() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Progress of several stages on standard error; yields a function of (stage, items done, items in all or None)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("", total=None)
         stages: dict[str, ProgressLines] = {}
 
-        def update(stage: str, done: int, total: int | None) -> None:
-            bar.update(task, description=stage, completed=done, total=total)
-            stages.setdefault(stage, ProgressLines(stage)).show(done, total)
+        def update(stage: str, done: int, total: int | None, more: str = "") -> None:
+            bar.update(task, description=f"{stage}{more}", completed=done, total=total)
+            if not hidden:
+                stages.setdefault(stage, ProgressLines(stage)).show(done, total, more)
 
         yield update
 

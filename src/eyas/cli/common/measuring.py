@@ -148,10 +148,7 @@ def read_temperatures(text: str, option: str) -> list[float]:
 
 def numbers(text: str, option: str) -> list[float]:
     """A comma-separated list of numbers above 0; an empty text is an empty list."""
-    try:
-        found = [float(part) for part in text.split(",")] if text.strip() else []
-    except ValueError:
-        found = [0.0]
+    found = plain_numbers(text, option) if text.strip() else []
     if not all(0 < number < math.inf for number in found):
         raise UsageError(f"{option} {text!r}: write numbers above 0, with commas between them")
     return found

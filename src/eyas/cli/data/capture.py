@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import ProgressLines, next_step, note
+from eyas.cli.common.display import counting, next_step, note
 from eyas.cli.common.options import (
     Device,
     Dtype,
@@ -137,23 +139,13 @@ def _run_on(executor: Executor, workers: int | None, model: str, prepared: Captu
 
 def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
     """Have `make`, which gets a function that counts tokens, make the missing shards."""
-    import sys
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn())
-    hidden = not (shown and sys.stderr.isatty())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=hidden) as bar:
-        total, done = sum(plan.size.tokens for plan in prepared.own()), 0
-        task, lines = bar.add_task("", total=total, speed=""), ProgressLines("tokens")
+    total, done, began = sum(plan.size.tokens for plan in prepared.own()), 0, time.monotonic()
+    with counting(hidden=not shown) as show:
 
         def advance(tokens: int) -> None:
             nonlocal done
             done += tokens
-            bar.update(task, advance=tokens, speed=f"{bar.tasks[0].speed or 0:,.0f} tokens/s")
-            if shown:
-                lines.show(done, total)
+            show("tokens", done, total, f", {done / (time.monotonic() - began):,.0f} tokens/s")
 
         manifest = make(advance)
     if manifest is not None:
@@ -209,7 +201,7 @@ def _prepare(
 
     quiet()
     rank, world, local = _process()
-    on = f"cuda:{local}" if device is None and world > 1 and _has_cuda() else device
+    on = f"cuda:{local}" if device is None and world > 1 and torch.cuda.is_available() else device
     # another engine's device isn't this process's, which may compute in another dtype than the checkpoint's
     given = dtype if config.engine == "eyas" else resolve_dtype(dtype, model, torch.device("cuda"))
     target = load_target(model, dtype=given, device=on)
@@ -220,18 +212,8 @@ def _prepare(
 
 def _process() -> tuple[int, int, int]:
     """(rank, number of processes, rank on this machine), from the variables that torchrun sets."""
-    import os
-
-    found = [
-        os.environ.get(name, default) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-    ]
-    return int(found[0]), int(found[1]), int(found[2])
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    rank, world, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return rank, max(1, world), local
 
 
 @dataclass(frozen=True)
@@ -251,8 +233,6 @@ class StateEngineOptions:
 
         `shared`: with --on, when vLLM may be on other machines only.
         """
-        import os
-
         from eyas.interop.serving.hidden_states import connector_refusal, installed_connector
 
         if self.engine == "eyas":

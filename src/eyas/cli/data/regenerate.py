@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import json as jsonlib
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
@@ -19,7 +16,7 @@ from typer import Option
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import check_engine, quiet, sampling_params, walk_rule
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import ProgressLines, loading, next_step, note
+from eyas.cli.common.display import counting, loading, next_step, note
 from eyas.cli.common.display import output as screen
 from eyas.cli.common.options import (
     DraftOptions,
@@ -93,7 +90,7 @@ def regenerate(
     kept = f"every answer given so far is kept in the journal beside {where}"
     with ExitStack() as stack:
         answerer = _on_cluster(answering, cluster, stack) if shared else answering.answerer()
-        progress = stack.enter_context(RegenerateProgress())
+        progress = RegenerateProgress(stack.enter_context(counting()))
         with keeping(kept):
             summary = run(chats, local, answerer, rule, progress.watch)
             deliver(output)
@@ -161,27 +158,11 @@ ALWAYS = ("chats", "answers", "tokens")
 
 
 class RegenerateProgress:
-    """The progress of a run on standard error: a bar on a terminal, else a line now and then."""
+    """The progress of a run, shown by what `counting` yields, and its last tally."""
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-        screen = sys.stderr.isatty()
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not screen)
-        self._task = self._bar.add_task("chats", total=None)
+    def __init__(self, shown: Callable[..., None]) -> None:
+        self._show = shown
         self.tally: RegenerationProgress | None = None
-        self._lines = ProgressLines("chats")
-
-    def __enter__(self) -> RegenerateProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def watch(self, tally: RegenerationProgress) -> None:
         """Show a tally of the run; called as it proceeds."""
@@ -191,8 +172,7 @@ class RegenerateProgress:
             text += f", accept length {tally.stats.accept_length:.2f}"
         if tally.unanswered:
             text += f", {tally.unanswered} unanswered"
-        self._bar.update(self._task, completed=tally.settled, total=tally.total, description=f"chats{text}")
-        self._lines.show(tally.settled, tally.total, text)
+        self._show("chats", tally.settled, tally.total, text)
 
 
 def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> None:
@@ -383,10 +363,10 @@ class AnswererOptions:
             from eyas.data.regenerate import BatchAnswerer
 
             return BatchAnswerer(self.files.batch_read, self.completions())
-        check_engine(self.target, self.draft)  # before anything heavy is imported
+        maker = self._engine()
         with loading(self.target.model):
             quiet()
-            return self._engine().answerer()
+            return maker.answerer()
 
     @property
     def ahead(self) -> int:
@@ -452,7 +432,7 @@ def _extra(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        extra = json.loads(text)
+        extra = jsonlib.loads(text)
     except ValueError as error:
         raise UsageError(f"--extra-body isn't valid JSON: {error}") from None
     if not isinstance(extra, dict):

@@ -11,7 +11,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import open_engine, sampling_params
-from eyas.cli.common.display import next_step
+from eyas.cli.common.display import counting, next_step
 from eyas.cli.common.display import output as screen
 from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOptions, TargetPanel
 from eyas.cli.common.verb import keeping
@@ -86,8 +86,8 @@ def synthesize(
 
     engine.check(Request((0,), params))  # what is wrong with every message is wrong with the options
     answerer = EngineAnswerer(engine, params)
-    with RegenerateProgress() as progress, keeping("every message so far is kept in the journal beside the output"):
-        summary = run(output, answerer, rule, progress.watch)
+    with counting() as shown, keeping("every message so far is kept in the journal beside the output"):
+        summary = run(output, answerer, rule, RegenerateProgress(shown).watch)
     if json:
         typer.echo(jsonlib.dumps(summary.as_dict(), ensure_ascii=False))
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
-from eyas.cli.common.display import StreamedText, note, stats_line
+from eyas.cli.common.display import StreamedText, note, note_stats
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import EyasError, UsageError
@@ -165,7 +165,7 @@ def _note_stats(answers: Sequence[Completion]) -> None:
     pooled = Stats()
     for answer in answers:
         pooled.merge(answer.stats)
-    note(stats_line(pooled, any(one.lossy for one in answers), all(one.seeded for one in answers)))
+    note_stats(pooled, answers)
 
 
 @contextmanager

@@ -25,8 +25,6 @@ from eyas.options import EngineOptions, TargetOptions
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from eyas.engine import Engine
 
 
@@ -55,7 +53,7 @@ def demo(
     from eyas.types import Request, SamplingParams
 
     check_tree(tree)
-    engines = _all_engines(dtype, tree) if methods else _engines(dtype, tree or "auto")
+    engines = _engines(dtype, tree, methods)
     plain = engines["plain"]
     params = SamplingParams(max_tokens=max_new_tokens)
     screen = output()
@@ -79,7 +77,7 @@ def demo(
         if not json and not show:
             screen.print(completions[1].text)
     settings = {"dtype": str(plain.target.dtype).removeprefix("torch."), "max_new_tokens": max_new_tokens}
-    report = _methods_report(results, list(engines), settings) if methods else _report(results, settings)
+    report = _report(results, list(engines), settings, methods)
     table = _methods_table(report) if methods else _table(report)
     if json:
         typer.echo(jsonlib.dumps(report))
@@ -94,40 +92,30 @@ def demo(
     return FAILURE if broken else 0
 
 
-def _picture(lanes: list[Lane], screen: Console) -> Any:
-    return side_by_side(lanes, screen.size)
+def _engines(dtype: str, tree: str | None, methods: bool) -> dict[str, Engine]:
+    """The plain engine, and on the same model the drafter with suffix decoding, or every method that it can run.
 
-
-def _engines(dtype: str, tree: str) -> dict[str, Engine]:
-    """The plain and the speculative engine, on one model; the drafter and suffix decoding share a tree."""
+    The two share a tree, `auto` unless another one is given; each of the methods has its own.
+    """
     from eyas.assets import SMOLLM2
+    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
     from eyas.cli.common.build import quiet
     from eyas.drafters.options import DrafterOptions
     from eyas.session import Session
 
     quiet()
     session = Session.open(TargetOptions(SMOLLM2, dtype))
-    drafter = session.drafter(DrafterOptions(SMOLLM2, "+suffix"))
-    return {"plain": session.engine(), "speculative": session.engine(drafter, EngineOptions(tree))}
-
-
-def _all_engines(dtype: str, tree: str | None) -> dict[str, Engine]:
-    """Plain decoding, and every method that needs no drafter or the shipped one, on one model."""
-    from eyas.assets import SMOLLM2
-    from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
-    from eyas.cli.common.build import quiet
-    from eyas.session import Session
-
-    quiet()
-    session = Session.open(TargetOptions(SMOLLM2, dtype))
-    choices = all_choices({"eagle3": SMOLLM2})
-    choices = with_trees(choices, {} if tree is None else {None: tree})
+    plain = {"plain": session.engine()}
+    if not methods:
+        drafter = session.drafter(DrafterOptions(SMOLLM2, "+suffix"))
+        return plain | {"speculative": session.engine(drafter, EngineOptions(tree or "auto"))}
+    choices = with_trees(all_choices({"eagle3": SMOLLM2}), {} if tree is None else {None: tree})
     racing, failed = MethodOpener(session).open(choices)
     for name, reason in failed:
         note(f"not in this race: {name}: {reason}")
     if missing := without_drafter(racing):
         note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
-    return {"plain": session.engine()} | {one.choice.name: one.engine for one in racing}
+    return plain | {one.choice.name: one.engine for one in racing}
 
 
 def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
@@ -155,34 +143,29 @@ def _figures(base: Stats, fast: Stats, same: bool) -> dict[str, Any]:
     }
 
 
-def _report(results: list[Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Figures by kind of text and over all; each engine's come from its own counter."""
-    from eyas.bench.machine import describe_machine
+def _report(results: list[Any], names: list[str], settings: dict[str, Any], methods: bool) -> dict[str, Any]:
+    """Figures of every lane but the first, which decodes plainly, by kind of text and over all; of all `methods`, too.
 
-    rows = []
-    for kind in _kinds(results):
-        (base, _), (fast, same) = (_pooled(results, kind, lane) for lane in range(2))
-        speeds = {
-            "plain_tokens_per_second": round(base.tokens_per_second, 1),
-            "speculative_tokens_per_second": round(fast.tokens_per_second, 1),
-        }
-        rows.append({"text": kind, **speeds, **_figures(base, fast, same)})
-    return {"rows": rows, "settings": settings, "machine": describe_machine()}
-
-
-def _methods_report(results: list[Any], names: list[str], settings: dict[str, Any]) -> dict[str, Any]:
-    """Figures of every method by kind of text and over all, the first of `names` being plain decoding."""
+    Each engine's come from its own counter.
+    """
     from eyas.bench.machine import describe_machine
 
     rows = []
     for lane, name in enumerate(names):
         for kind in _kinds(results):
             (base, _), (fast, same) = _pooled(results, kind, 0), _pooled(results, kind, lane)
-            speeds = {
-                "tokens_per_second": round(fast.tokens_per_second, 1),
-                "draft_share": round(fast.draft_share, 3),
-            }
-            rows.append({"method": name, "text": kind, **speeds, **_figures(base, fast, same)})
+            if methods:
+                speed = {
+                    "tokens_per_second": round(fast.tokens_per_second, 1),
+                    "draft_share": round(fast.draft_share, 3),
+                }
+                rows.append({"method": name, "text": kind, **speed, **_figures(base, fast, same)})
+            elif lane:
+                speeds = {
+                    f"{who}_tokens_per_second": round(stats.tokens_per_second, 1)
+                    for who, stats in zip(names, (base, fast), strict=True)
+                }
+                rows.append({"text": kind, **speeds, **_figures(base, fast, same)})
     return {"rows": rows, "settings": settings, "machine": describe_machine()}
 
 
@@ -306,6 +289,10 @@ def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:
     for band in bands:
         grid.add_row(*(_panel(lane, width, lines) for lane in band))
     return grid
+
+
+def _picture(lanes: Sequence[Lane], screen: Any) -> Any:
+    return side_by_side(lanes, screen.size)
 
 
 def _panel(lane: Lane, width: int, lines: int) -> Any:

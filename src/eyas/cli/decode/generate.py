@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
-from eyas.cli.common.display import StreamedText, note, row_bar, stats_line
+from eyas.cli.common.display import StreamedText, note, note_stats, row_bar
 from eyas.cli.common.options import BatchSize, ChatTargetOptions, DraftOptions, Json, MaybePromptFile, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
@@ -82,7 +82,7 @@ def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json
     if json:
         _print_json(dialogue)
     else:
-        _note_stats(dialogue)
+        note_stats(dialogue.stats(), dialogue.completions)
     _warn_of_silence([dialogue], engine)
     return 0
 
@@ -98,7 +98,7 @@ def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParam
             elif dialogue.completions:
                 typer.echo(f"--- {dialogue.id}")
                 typer.echo("\n".join(completion.text for completion in dialogue.completions))
-                _note_stats(dialogue)
+                note_stats(dialogue.stats(), dialogue.completions)
             advance()
     _warn_of_silence(dialogues, engine)
     return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
@@ -126,8 +126,3 @@ def _warn_of_silence(dialogues: list[Dialogue], engine: Engine) -> None:
 
 def _print_json(dialogue: Dialogue) -> None:
     typer.echo(jsonlib.dumps(dialogue.as_dict(), ensure_ascii=False))
-
-
-def _note_stats(dialogue: Dialogue) -> None:
-    done = dialogue.completions
-    note(stats_line(dialogue.stats(), any(one.lossy for one in done), all(one.seeded for one in done)))

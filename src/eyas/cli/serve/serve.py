@@ -26,7 +26,7 @@ from eyas.cli.common.build import check_engine, open_engine, quiet, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
-from eyas.drafters.methods import WITHOUT_DRAFTER
+from eyas.drafters.options import WITHOUT_DRAFTER
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
@@ -208,13 +208,7 @@ def _load(target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions) -
     from eyas.types import Limits
 
     _check_context(target.model, capacity.max_model_len)
-    limits = Limits(
-        max_running=capacity.max_running,
-        max_cached_tokens=capacity.max_cached_tokens,
-        max_waiting=capacity.max_waiting,
-        prefill_chunk=capacity.prefill_chunk,
-        prefix_tokens=capacity.prefix_tokens,
-    )
+    limits = Limits(**{name: value for name, value in vars(capacity).items() if name != "max_model_len"})
     began = time.monotonic()
     engine = open_engine(target, draft, limits=limits, logged=True)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
@@ -239,6 +233,13 @@ def _check_context(model: str, max_model_len: int | None) -> None:
         )
 
 
+_AS_GIVEN = (
+    "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
+    "ssl_keyfile seed".split()
+)
+"""Options that are the server's settings as they are."""
+
+
 def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
     from pydantic import SecretStr
 
@@ -249,20 +250,11 @@ def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOpti
         model_names=tuple(server.served_model_name) or tuple(dict.fromkeys((target.model, path.name or target.model))),
         api_keys=tuple(SecretStr(key) for key in server.api_key or [os.environ.get(KEY_VARIABLE, "")] if key),
         max_model_len=capacity.max_model_len,
-        max_body_bytes=server.max_body_bytes,
-        request_seconds=server.request_seconds,
-        drain_seconds=server.drain_seconds,
         allowed_origins=tuple(server.allow_origin),
-        host=server.host,
         allowed_hosts=tuple(map(_checked_host, server.allow_host)),
         trusted_proxies=tuple(map(_checked_proxy, server.trusted_proxy)),
-        parse_special_tokens=server.parse_special_tokens,
-        max_connections=server.max_connections,
-        idle_seconds=server.idle_seconds,
         root_path=_checked_root_path(server.root_path),
-        ssl_certfile=server.ssl_certfile,
-        ssl_keyfile=server.ssl_keyfile,
-        seed=server.seed,
+        **{name: getattr(server, name) for name in _AS_GIVEN},
     )
 
 

@@ -19,17 +19,12 @@ from eyas.drafters.files import (
     read_tensors,
     weight_files,
 )
-from eyas.drafters.formats import gguf_dflash, gguf_eagle3
-from eyas.drafters.formats.gguf_layout import GgufLayout, open_gguf
+from eyas.drafters.formats.gguf_layout import open_gguf
 from eyas.drafters.formats.medusa import native_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
 from eyas.gguf import GGUF_SUFFIX
 
-GGUF_LAYOUTS: dict[str, GgufLayout] = {
-    module.LAYOUT.architecture: module.LAYOUT for module in (gguf_eagle3, gguf_dflash)
-}
-"""Architecture of a GGUF file that is a drafter -> what such files hold."""
 _MASK_EMBEDDING = "mask_embedding.pt"
 """A pickle that some block drafters' readers put in the place of the mask token's embedding."""
 
@@ -41,7 +36,7 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     """
     file = gguf_in(path)
     if file is not None:
-        return open_gguf(file, GGUF_LAYOUTS)
+        return open_gguf(file)
     config, where = read_json(path / CONFIG), str(path / CONFIG)
     if (path / _MASK_EMBEDDING).exists():
         raise CheckpointError(

@@ -1,33 +1,141 @@
 """MTP modules (multi-token prediction) inside target checkpoints, which transformers leaves out when it loads a target.
 
-A module is one more decoder layer of the target's, between norms and a projection (`drafters/kinds/mtp.py`). Three
-layouts are published: those of DeepSeek-V3 (also GLM-4.5), of Qwen3-Next and of MiMo. They differ in names, in which
-half of the projection reads the embedding, and in how norms are stored.
+A module is one more decoder layer of the target's (`TargetBlock`), between norms and a projection
+(`drafters/kinds/mtp.py`). Three layouts are published: those of DeepSeek-V3 (also GLM-4.5), of Qwen3-Next and of MiMo.
+They differ in names, in which half of the projection reads the embedding, and in how norms are stored.
+
+Of several modules each guesses one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2). Module k reads a token
+beside the output of module k - 1 at the token before it; the first module reads the target's state there. So true
+pairs go through all modules in turn, and a guess at depth d through those from d + 1 on. Beyond the last module, that
+one is fed its own output. Each module has its own layer of the slot cache. What the modules put out is kept there, too,
+as if it were the keys and values of one more layer: the next token needs it, also after a prefix was reused.
+
+Shapes: B batch, S positions, N heads, D / Dv head size of keys / values, R rows (a contiguous range of slots), Q pairs,
+K modules, W frontier nodes, H hidden, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
 from eyas.drafters.checkpoint import check_numbers, check_tensors
+from eyas.drafters.decoding import NetworkDrafter, Stage
 from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
-from eyas.drafters.in_target._cascade import Cascade
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
 from eyas.drafters.network import Attend, DraftNetwork
-from eyas.drafters.target_block import TargetBlock
 from eyas.drafters.weightless import NAMES as WITHOUT_FILES
-from eyas.errors import CheckpointError
+from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
-from eyas.targets.slots import KVShape
+from eyas.targets.architecture import text_decoder
+from eyas.targets.attention import RaggedLayout
+from eyas.targets.slots import KVShape, Staging
+
+_ATTENTION = "eyas_drafter"
+_NOT_COMPUTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""Options of attention functions that change what is computed, and that `Attend` doesn't have."""
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [B, N, S, D]
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001  # what is seen is up to `attend`
+    *,
+    attend: Attend,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers that leaves the attention to `attend`; -> [B, S, N, Dv]."""
+    odd = [name for name in _NOT_COMPUTED if options.get(name) is not None]
+    if odd:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} has {', '.join(odd)}, which eyas's drafters don't compute"
+        )
+    if scaling is not None:
+        query = query * (scaling * query.shape[-1] ** 0.5)  # `attend` scales by D ** -0.5
+    return attend(0, query, key, value).transpose(1, 2).contiguous(), None
+
+
+class TargetBlock(nn.Module):
+    """A decoder layer like the target's last one, as the layer after it would be; blank, on the meta device.
+
+    It runs unpatched: attention is plugged in through transformers' own interface, where queries and keys arrive
+    rotated and go to the `attend` of whoever runs the drafter. So any block works whose attention is plain: experts,
+    latent attention, partial rotation and norms of heads are the layer's own business.
+    """
+
+    def __init__(self, target: Target) -> None:
+        """Raises UnsupportedModelError for layers whose attention can't be run as a drafter's."""
+        super().__init__()
+        AttentionInterface.register(_ATTENTION, _attention)
+        cls, index = type(target.layers[-1]), target.num_layers
+        config = _longer(target.config)
+        rotary: Any = getattr(text_decoder(target.model), "rotary_emb", None)
+        self._rotary = (rotary,)  # in a tuple: it is the target's, no part of this module
+        try:
+            if rotary is None or "layer_type" in signature(rotary.forward).parameters:
+                raise UnsupportedModelError("it has no RoPE, or several")
+            with torch.device("meta"):
+                self.layer: nn.Module = cls(config, index)
+            self.kv_shape = self._probe(target)
+        except (UnsupportedModelError, AttributeError, TypeError, ValueError, LookupError) as error:
+            raise UnsupportedModelError(f"a drafter can't be made of a {cls.__name__}: {error}") from error
+
+    def _probe(self, target: Target) -> tuple[KVShape, KVShape]:
+        """The shapes of the keys and values of one position."""
+        found: list[KVShape] = []
+
+        def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            found.extend((KVShape(k.shape[1], k.shape[3]), KVShape(v.shape[1], v.shape[3])))
+            return q.new_zeros(*q.shape[:3], v.shape[3])
+
+        position = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        rope = self.rope(torch.zeros(1, 1, target.hidden_size, device=target.device), position)
+        own: Any = self.layer.self_attn
+        own(
+            torch.zeros(1, 1, target.hidden_size, device="meta"),
+            position_embeddings=tuple(table.to("meta") for table in rope),
+            attention_mask=None,
+            attend=attend,
+        )
+        keys, values = found
+        return keys, values
+
+    def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The cosines and sines of the target's rotation at positions [B, S], in the type of x."""
+        cos, sin = self._rotary[0](x, positions)
+        return cos, sin
+
+    def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """The residual stream [B, S, H] entering the layer -> the one leaving it."""
+        out = self.layer(x, position_embeddings=self.rope(x, positions), attention_mask=None, attend=attend)
+        states: Tensor = out[0] if isinstance(out, tuple) else out
+        return states
+
+
+def _longer(config: Any) -> Any:
+    """A copy of a text config for one layer more, which is like the last; it runs `_attention`."""
+    longer = copy.deepcopy(config)
+    layers = longer.num_hidden_layers
+    for key, value in longer.to_dict().items():
+        if isinstance(value, list | tuple) and len(value) == layers and key != "architectures":
+            setattr(longer, key, [*value, value[-1]])
+    longer.num_hidden_layers = layers + 1
+    longer._attn_implementation = _ATTENTION
+    return longer
+
 
 _BLOCK = "target_block.layer."
 """Where a network's block is among its tensors."""
@@ -213,3 +321,96 @@ def _join_experts(tensors: dict[str, Tensor], expected: Collection[str]) -> None
         names = [[f"{stem}.{expert}.{each}_proj.weight" for each in parts] for expert in range(count)]
         if count and all(name in tensors for several in names for name in several):
             tensors[joined] = torch.stack([torch.cat([tensors.pop(name) for name in several]) for several in names])
+
+
+class Cascade(DraftNetwork):
+    """The modules of a checkpoint, in the order of their guesses."""
+
+    def __init__(self, modules: Sequence[MtpModule]) -> None:
+        """Take K >= 2 modules that are filled."""
+        tree = f"chain:{max(3, len(modules))}"
+        # embeddings and heads are the modules' own business
+        super().__init__(
+            modules[0].config.model_copy(update={"embedding": "none", "head": "shared", "default_tree": tree})
+        )
+        self.steps = nn.ModuleList(modules)
+
+    @property
+    def in_order(self) -> list[MtpModule]:
+        """The K modules, the one that guesses the next token first."""
+        return [step for step in self.steps if isinstance(step, MtpModule)]
+
+    @property
+    def state_size(self) -> int:
+        return self.config.hidden_size * len(self.steps)
+
+    @property
+    def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
+        """A layer a module, then the outputs [H] of all but the last: halves of them as keys and as values."""
+        half = KVShape(len(self.steps) - 1, self.config.hidden_size // 2)
+        return [*(shapes for step in self.in_order for shapes in step.kv_shapes), (half, half)]
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits [..., V] of the first module's states [..., H]."""
+        return self.in_order[0].logits(normed)
+
+
+class CascadeDrafter(NetworkDrafter):
+    """A drafter that runs several modules; the state that it keeps of a token is the K outputs, side by side."""
+
+    network: Cascade
+
+    def _run_pairs(
+        self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if layout is not None:  # outputs move on by a token within each row
+            tokens, hidden = layout.pad(tokens), layout.pad(hidden)
+        lengths = self._lengths(rows)
+        steps = torch.arange(width, device=tokens.device)
+        positions = lengths.unsqueeze(1) + steps  # [R, Q]
+        before = self._before(rows, lengths)
+        self._cache.reserve(self._cache.start(rows) + width)
+        causal = (steps.unsqueeze(1) >= steps).expand(len(rows), -1, -1)
+        outputs: list[Tensor] = []
+        for index, module in enumerate(self.network.in_order):
+            # the first `index` pairs of a row have no output of the module before this one
+            seen = causal & (positions >= index).unsqueeze(1) | torch.eye(width, dtype=torch.bool, device=tokens.device)
+            stage = Stage(lengths, seen, layer=index, first=index)
+            out, _ = module.step(tokens, hidden, positions, self.attend(rows, stage))
+            outputs.append(out)
+            if index < len(before):
+                hidden = torch.cat((before[index].unsqueeze(1), out[:, :-1]), dim=1)
+        self._keep(rows, outputs)
+        fed = torch.cat(outputs, dim=-1)
+        if layout is not None:
+            return layout.gather(fed).flatten(0, 1), layout.gather(outputs[0]).flatten(0, 1)
+        return fed.flatten(0, 1), outputs[0].flatten(0, 1)
+
+    def _keep(self, rows: range, outputs: Sequence[Tensor]) -> None:
+        """Stage what the modules put out, [R, Q, H] each."""
+        stacked = torch.stack(list(outputs[:-1]), dim=1)  # [R, K - 1, Q, H]
+        first, second = stacked.chunk(2, dim=-1)
+        self._cache.write(len(outputs), first, second, self._cache.staging(rows, first.shape[2]))
+
+    def _before(self, rows: range, lengths: Tensor) -> list[Tensor]:
+        """The K - 1 outputs [R, H] at each row's last committed pair; of an empty row rubbish that nothing sees."""
+        count, size = len(self.network.steps) - 1, self.network.config.hidden_size // 2
+        nothing = torch.zeros(len(rows), count, 0, size, dtype=self.network.dtype, device=lengths.device)
+        views = self._cache.write(
+            count + 1, nothing, nothing, Staging(rows, *(max(1, self._cache.start(rows)),) * 2, None)
+        )
+        last = (lengths - 1).clamp(min=0).view(-1, 1, 1, 1).expand(-1, count, 1, size)
+        both = torch.cat([view.gather(2, last) for view in views], dim=-1)  # [R, K - 1, 1, H]
+        return list(both[:, :, 0].unbind(1))
+
+    def run_level(
+        self, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
+    ) -> tuple[Tensor, Tensor]:
+        modules, last = self.network.in_order, len(self.network.steps) - 1
+        outputs = list(fed.chunk(len(modules), dim=-1))  # [R, W, H] each
+        above = [outputs[0], *outputs[:-1]] if stage.level < last else outputs
+        first = min(stage.level + 1, last)
+        for index in range(first, len(modules)):
+            attend = self.attend(rows, stage._replace(layer=index, first=index))
+            outputs[index], _ = modules[index].step(tokens, above[index], positions, attend)
+        return torch.cat(outputs, dim=-1), modules[first].logits(outputs[first])

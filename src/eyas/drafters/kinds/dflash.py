@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eyas.drafters.block.decoding import BlockDrafter
-from eyas.drafters.block.network import BlockConfig, BlockNetwork
+from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.taps import read_layer_outputs

@@ -15,8 +15,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.block.decoding import BlockDrafter
-from eyas.drafters.block.network import BlockConfig, BlockNetwork
+from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import DSPARK, Kind

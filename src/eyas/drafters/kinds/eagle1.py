@@ -21,7 +21,6 @@ from eyas.drafters.kind import EAGLE, Kind
 from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, Rotary, native_decoder
 from eyas.errors import ConfigError
 from eyas.targets.native.decoder import NativeDecoder
-from eyas.targets.slots import KVShape
 
 
 class Eagle1Config(FeatureConfig, GroupedConfig):
@@ -71,10 +70,6 @@ class Eagle1Network(DraftNetwork):
         )
         self.rotary = Rotary(config)
 
-    @property
-    def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
-
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """See `DraftNetwork.step`; the state fed back is the one that the head reads."""
         rope = self.rotary(hidden, positions)
@@ -84,8 +79,7 @@ class Eagle1Network(DraftNetwork):
         return hidden, hidden
 
     def decoder(self) -> NativeDecoder | None:
-        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
-        return native_decoder(self, self.config, layers, None, self.rotary, mix=self.fc)
+        return native_decoder(self, self.config, None, self.rotary, mix=self.fc)
 
 
 KIND = Kind(

@@ -30,7 +30,6 @@ from eyas.drafters.network import (
     native_decoder,
 )
 from eyas.targets.native.decoder import LayerParts, NativeDecoder
-from eyas.targets.slots import KVShape
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
 """The architecture whose attention normalises queries and keys."""
@@ -117,10 +116,6 @@ class FusedTapsNetwork(DraftNetwork):
         """The attention of a layer over inputs [B, S, width]; a module with a `kv_shape`."""
         raise NotImplementedError
 
-    @property
-    def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderBlock)]
-
     def fuse(self, taps: Tensor) -> Tensor:
         if self.config.fc_norm:
             taps = torch.stack([norm(taps[:, :, i]) for i, norm in enumerate(self.fc_norm)], dim=2)
@@ -150,8 +145,7 @@ class Eagle3Network(FusedTapsNetwork):
         return Attention(self.config, width, qk_norm=self.config.qk_norm)
 
     def decoder(self) -> NativeDecoder | None:
-        layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderBlock)]
-        return native_decoder(self, self.config, layers, self.norm, self.rotary, returns_normed=self.config.norm_output)
+        return native_decoder(self, self.config, self.norm, self.rotary, returns_normed=self.config.norm_output)
 
 
 PAIRED_INPUTS = tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj"))

@@ -24,7 +24,6 @@ from eyas.drafters.formats.decoder import read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
 from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary
-from eyas.targets.slots import KVShape
 
 _MODEL_TYPE, _ARCHITECTURE = "eyas_mtp", "EyasMtpDrafter"
 
@@ -92,10 +91,6 @@ class MtpNetwork(MtpModule):
             DecoderLayer(config, i, Attention(config, config.hidden_size)) for i in range(config.num_hidden_layers)
         )
         self.rotary = Rotary(config)
-
-    @property
-    def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def block(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         rope = self.rotary(x, positions)

@@ -1,31 +1,122 @@
 """Standard speculative sampling's drafter (arXiv 2211.17192, 2302.01318): a smaller language model that guesses.
 
-It is a `Target` of its own: native passes, ragged rows and all. A slot's tokens are read before its
-next draft, whether they were observed or deferred; what was read stays in the model's slot cache. With another
-vocabulary than the target's the model reads the same text, token by token, in its own (`SharedVocabulary`).
+It is a `Target` of its own: native passes, ragged rows and all. A slot's tokens are read before its next draft, whether
+they were observed or deferred; what was read stays in the model's slot cache. With another vocabulary than the target's
+the model reads the same text, token by token, in its own (`SharedVocabulary`).
 
-Shapes: R rows (a contiguous range of slots), W frontier nodes, K children offered by each, V the model's vocabulary,
-Vd the tokens among them that can be drafted.
+Shapes: R rows (a contiguous range of slots), W frontier nodes, F guesses staged so far, K children offered by each, V
+the model's vocabulary, Vd the tokens among them that can be drafted.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from eyas.assets import PROMPTS
 from eyas.drafters.decoding import best_children
+from eyas.drafters.files import CONFIG, read_headers, read_json
 from eyas.drafters.history import HistoryDrafter
-from eyas.drafters.small_lm.vocabulary import SharedVocabulary
-from eyas.errors import UsageError
-from eyas.targets import Target
-from eyas.targets.levels import StagedLevels
-from eyas.targets.slots import Saved
+from eyas.drafters.registry import UNKNOWN, kind_name
+from eyas.errors import DrafterMismatchError, UnsupportedModelError, UsageError
+from eyas.runtime import to_device
+from eyas.targets import load_target, load_tokenizer
+from eyas.targets.native.decoder import Staged
+from eyas.targets.slots import Saved, SlotCache, StagedCache
+from eyas.targets.target import Target
+from eyas.targets.transformers_names import given
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
+
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+
+
+class SharedVocabulary:
+    """The tokens that the vocabularies of a target and of a draft model with another tokenizer share.
+
+    Tokens are the same if they stand for the same bytes, however their tokenizers write them (`Ġthe`, `▁the`), special
+    ones if they have the same name or begin and end texts. Only those can be drafted. The model reads the target's
+    tokens one by one: a shared one as its own, any other by encoding the text that it stands for, special ones that it
+    doesn't have not at all. So the text is the target's, though not always split as the model's tokenizer would.
+    """
+
+    def __init__(self, target: Any, own: Any, target_size: int, own_size: int, device: torch.device) -> None:
+        """From the tokenizers of a `target` and of a draft model, whose heads have so many outputs."""
+        self._target, self._own = target, own
+        theirs, ours = (token_bytes(tokenizer) for tokenizer in (target, own))
+        own_of = {content: token for token, content in reversed(ours.items()) if token < own_size}
+        self._shared = {
+            token: own_of[content]
+            for token, content in sorted(theirs.items())
+            if token < target_size and content in own_of
+        }
+        for mark in ("bos_token_id", "eos_token_id"):
+            token, mine = getattr(target, mark), getattr(own, mark)
+            if token is not None and mine is not None and token < target_size and mine < own_size:
+                self._shared.setdefault(token, mine)
+        self.target_ids: Tensor = torch.tensor(list(self._shared), dtype=torch.int64, device=device)
+        """[Vd] the target's ids of the shared tokens."""
+        self.draft_ids: Tensor = torch.tensor(list(self._shared.values()), dtype=torch.int64, device=device)
+        """[Vd] the draft model's ids of them."""
+        self.own_ids: Tensor = torch.zeros(target_size, dtype=torch.int64, device=device)
+        """[V of the target] the draft model's id of each token; 0 for those that aren't shared."""
+        self.own_ids[self.target_ids] = self.draft_ids
+        self._sizes = sum(token < own_size for token in ours), own_size
+        self.read = cache(self._read)
+        """The draft model's tokens for one of the target's."""
+
+    def _read(self, token: int) -> tuple[int, ...]:
+        shared = self._shared.get(token)
+        if shared is not None:
+            return (shared,)
+        text = self._target.decode([token], skip_special_tokens=True)
+        return tuple(own for own in self._own.encode(text, add_special_tokens=False) if own < self._sizes[1])
+
+    @property
+    def share(self) -> float:
+        """Share of the draft model's tokens that can be drafted."""
+        return len(set(self._shared.values())) / max(1, self._sizes[0])
+
+    def share_of(self, texts: Iterable[str]) -> float:
+        """Share of the target's tokens of some texts that can be drafted."""
+        tokens = [token for text in texts for token in self._target.encode(text, add_special_tokens=False)]
+        return sum(token in self._shared for token in tokens) / max(1, len(tokens))
+
+
+def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
+    """What each token stands for: bytes, or for special tokens their names."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    by_bytes = backend is not None and '"ByteLevel"' in backend.to_str()
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
+    special = set(tokenizer.all_special_ids)
+    added = set(tokenizer.get_added_vocab().values())
+    found: dict[int, bytes | str] = {}
+    for name, token in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        single = _BYTE.fullmatch(name)
+        if token in special:
+            found[token] = name
+        elif token in added:  # written as they are
+            found[token] = name.encode()
+        elif by_bytes and all(character in alphabet for character in name):
+            found[token] = bytes(alphabet[character] for character in name)
+        elif single is not None:
+            found[token] = bytes([int(single[1], 16)])
+        else:
+            found[token] = name.replace(_SPACE, " ").encode()
+    return found
+
 
 _TOGETHER = 64
 """A row with more unread tokens, such as a prompt, is read by itself: it would widen the other rows' pass."""
@@ -197,3 +288,154 @@ class SmallLmDrafter(HistoryDrafter):
         last = torch.tensor([max(0, len(rest) - 1) for rest in unread], device=self._device)
         steps = torch.arange(len(rows), device=self._device)
         return self.model.head(chunk.final[steps, last]).unsqueeze(1)
+
+
+_LOG = logging.getLogger("eyas")
+
+
+def holds_language_model(path: Path) -> bool:
+    """Whether a folder holds a transformers model and no drafter, as far as its config and tensors' names say."""
+    if not (path / CONFIG).is_file():
+        return False
+    config = read_json(path / CONFIG)
+    known = config.get("model_type") in CONFIG_MAPPING
+    return known and kind_name(config, read_headers(path).tensors) == UNKNOWN
+
+
+def load_small_lm(
+    source: str | Path, target: Target, tokenizer: Any = None, quantize: str | None = None
+) -> SmallLmDrafter:
+    """Load a language model that drafts for `target`, in its dtype and on its device.
+
+    `tokenizer` is the target's: with it the model may have another vocabulary. `quantize` as in `load_target`. Raises
+    ModelError, UnsupportedModelError for models that can't be verified like a target, DrafterMismatchError for
+    vocabularies that can't be mapped.
+    """
+    eager = target.device.type == "cuda" and target.record is None
+    model = load_target(source, dtype=target.dtype, device=target.device, eager=eager, quantize=quantize)
+    if not model.head_is_exact:
+        raise UnsupportedModelError(
+            f"the draft model {source} ({model.config.model_type}) changes its logits in a way that eyas doesn't know: "
+            "choose another"
+        )
+    if model.states:
+        raise UnsupportedModelError(
+            f"the draft model {source} ({model.config.model_type}) has recurrent states, which a draft would change: "
+            "choose one whose layers are all attention"
+        )
+    size, targets_size = parameters_of(model), parameters_of(target)
+    if size >= targets_size:
+        _LOG.warning(
+            "the draft model %s has %d parameters, the target %d: drafting costs as much as decoding, so use a "
+            "model a tenth as large or smaller",
+            source, size, targets_size,
+        )  # fmt: skip
+    if model.max_length is not None and (target.max_length is None or model.max_length < target.max_length):
+        _LOG.warning("the draft model %s drafts up to its context of %d tokens only", source, model.max_length)
+    return SmallLmDrafter(model, _shared_vocabulary(source, model, target, tokenizer))
+
+
+def parameters_of(target: Target) -> int:
+    """How many parameters a model has."""
+    return sum(weight.numel() for weight in target.model.parameters())
+
+
+def _shared_vocabulary(source: str | Path, model: Target, target: Target, tokenizer: Any) -> SharedVocabulary | None:
+    """What the vocabularies have in common; None if they are the same."""
+    own = None if tokenizer is None else load_tokenizer(source)
+    same_size = model.vocab_size == target.vocab_size
+    if own is None or (same_size and own.get_vocab() == tokenizer.get_vocab()):
+        if same_size:
+            return None
+        raise DrafterMismatchError(
+            f"the draft model {source} has a vocabulary of {model.vocab_size} tokens, the target one of "
+            f"{target.vocab_size}: to map one to the other both need their tokenizers, and "
+            f"{'the target' if tokenizer is None else 'the draft model'} has none"
+        )
+    shared = SharedVocabulary(tokenizer, own, target.vocab_size, model.vocab_size, target.device)
+    if not len(shared.target_ids):
+        raise DrafterMismatchError(f"the draft model {source} has no token in common with the target: choose another")
+    if own.get_vocab() != tokenizer.get_vocab():
+        _LOG.warning(
+            "the draft model %s has another vocabulary than the target: %.1f %% of its tokens can be drafted, which "
+            "make %.1f %% of some English and code",
+            source, 100 * shared.share, 100 * shared.share_of(text for _, text in PROMPTS),
+        )  # fmt: skip
+    return shared
+
+
+class StagedLevels:
+    """The levels of one draft, each run by one pass of the model behind those above it; nothing is committed.
+
+    A guess sees its row's committed tokens, the guesses above it, and itself. They lie in staging columns, which the
+    next pass over these rows overwrites.
+    """
+
+    def __init__(self, target: Target, cache: SlotCache, rows: range) -> None:
+        """For drafts below the last committed token of the slots `rows`."""
+        self._target, self._cache, self._rows = target, cache, rows
+        self._start = cache.start(rows)
+        self._above = -1  # the staged column of the first node of the level above
+        none = torch.empty(len(rows), 0, dtype=torch.int64, device=target.device)
+        self._parents = none  # [R, F] the staged column that each guess follows, -1 = none
+        self._positions = none  # [R, F], where modules are run
+        self._seen = torch.empty(
+            len(rows), 1, 0, dtype=torch.bool, device=target.device
+        )  # [R, W, F] of the level above
+
+    @torch.inference_mode()
+    def add(self, frontier: Frontier) -> Tensor:
+        """Run the next level's nodes; returns the logits [R, W, V] of what follows them."""
+        first, width = self._parents.shape[1], frontier.tokens.shape[1]
+        self._parents = torch.cat((self._parents, frontier.parents + self._above), dim=1)
+        self._cache.reserve(self._start + first + width, first)
+        logits = self._native(frontier, first) if self._target.native is not None else self._modules(frontier, first)
+        self._above = first
+        return logits
+
+    def _native(self, frontier: Frontier, first: int) -> Tensor:
+        target, tokens = self._target, frontier.tokens
+        assert target.native is not None
+        lengths = self._cache.lengths[self._rows.start : self._rows.stop]
+        where = Staged(self._rows, tokens.shape[1], None, lengths, self._parents, first)
+        done = target.native.run(self._cache, where, tokens, logits=True)
+        out: Tensor = target.finish(done.logits)
+        return out.view(*tokens.shape, -1)
+
+    def _modules(self, frontier: Frontier, first: int) -> Tensor:
+        target, tokens = self._target, frontier.tokens
+        width = tokens.shape[1]
+        lengths = to_device(self._cache.lengths[self._rows.start : self._rows.stop], target.device)
+        itself = torch.eye(width, dtype=torch.bool, device=target.device).expand(len(tokens), -1, -1)
+        parents = frontier.parents.unsqueeze(2).expand(-1, -1, first)
+        self._seen = torch.cat((self._seen.gather(1, parents), itself), dim=2)
+        above = self._positions[:, -1:] if first else lengths.unsqueeze(1) - 1
+        positions = (above + 1).expand(-1, width)
+        if target.max_length is not None:  # guesses beyond the context are no good, but some models look positions up
+            positions = positions.clamp(max=target.max_length - 1)
+        self._positions = torch.cat((self._positions, positions), dim=1)
+
+        def compute(
+            rows: range,
+            end: int | None,
+            lengths: Tensor,
+            tokens: Tensor,
+            seen: Tensor,
+            positions: Tensor,
+            staged: Tensor,
+        ) -> tuple[Tensor]:
+            start = self._start if end is None else end - seen.shape[2]
+            staging = self._cache.staging(rows, width, first, lengths, end)
+            out: Tensor = target.model(
+                input_ids=tokens,
+                attention_mask=target.masks(lengths, start, seen, positions, staged),
+                position_ids=positions,
+                use_cache=True,
+                **given(target.model, StagedCache(self._cache, staging)),
+            )[0]
+            return (out,)
+
+        inputs, done = (tokens, self._seen, positions, self._positions), None
+        if self._cache.graphs is not None:
+            done = self._cache.graphs.run("level", self._cache, self._rows, first + width, inputs, compute)
+        return (done or compute(self._rows, None, lengths, *inputs))[0]

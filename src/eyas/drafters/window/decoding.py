@@ -1,15 +1,17 @@
 """Decoding with a draft network that attends to a window.
 
-What differs from `NetworkDrafter` is what a slot keeps. Passes that would cross a step of a row's window are split
-there, so that a pair sees the same whatever else is read with it. Deferred pairs that would be dropped as soon as they
-are read are forgotten unread, where the network has one layer: there a pair's keys and values depend on no other pair.
+What differs from `NetworkDrafter` is what a slot keeps (`WindowCache`). Passes that would cross a step of a row's
+window are split there, so that a pair sees the same whatever else is read with it. Deferred pairs that would be dropped
+as soon as they are read are forgotten unread, where the network has one layer: there a pair's keys and values depend on
+no other pair.
 
-Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
+Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, Hkv heads, n columns, D head size, G
+tensors of one shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,10 +20,152 @@ from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.network import DraftNetwork, Rotary
-from eyas.drafters.window.cache import STAGED, SavedSpan, WindowCache
 from eyas.drafters.window.window import Window
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets.graphs import Record
+from eyas.targets.slots import KVShape, Saved, SlotCache
+
+Turn = Callable[[Tensor, int], Tensor]
+"""(keys [..., D], positions) -> the keys, rotated on by so many positions."""
+
+STAGED = 256
+"""Columns that are kept for staging; draft trees that need more get them."""
+
+
+class SavedSpan(NamedTuple):
+    """Neighbouring pairs that were copied out of a slot."""
+
+    first: int
+    """The index of the first in its row."""
+    stop: int
+    dropped: int
+    """How far their keys' positions are behind their indexes."""
+    columns: Saved
+
+
+class WindowCache(SlotCache):
+    """A slot cache whose `lengths` count the columns of pairs that are kept, and `dropped` the pairs between them.
+
+    The columns of a slot are the sinks, then the pairs of the window, in order; keys are rotated by the index of their
+    column. When a window moves on, what stays is copied to the columns after the sinks and rotated back by as much. The
+    pairs of the last step are kept beside it: a row that is loaded again a little shorter needs them.
+    """
+
+    def __init__(
+        self, layers: Sequence[tuple[KVShape, KVShape]], slots: int, dtype: torch.dtype, device: torch.device,
+        window: Window, turn: Turn,
+    ) -> None:  # fmt: skip
+        self.window, self._turn = window, turn
+        self.dropped = [0] * slots
+        self._last_step: list[SavedSpan | None] = [None] * slots
+        """The pairs that each slot dropped last."""
+        super().__init__(layers, slots, dtype, device)
+
+    @property
+    def most(self) -> int:
+        """The columns of a slot however long its row is."""
+        return self.window.limit + STAGED
+
+    def reserve(self, columns: int, staged: int = 0) -> None:
+        if columns > self.capacity:
+            self.reshape(self.slots, max(columns, min(2 * self.capacity, self.most)), staged)
+
+    def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
+        super().reshape(slots, capacity, staged)
+        self.dropped = self.dropped[:slots] + [0] * (slots - len(self.dropped))
+        self._last_step = self._last_step[:slots] + [None] * (slots - len(self._last_step))
+
+    def read(self, slot: int) -> int:
+        """How many of a row's pairs were read, dropped ones included."""
+        return self.lengths[slot] + self.dropped[slot]
+
+    def move(self, source: int, target: int) -> None:
+        super().move(source, target)
+        self.dropped[target], self.dropped[source] = self.dropped[source], 0
+        self._last_step[target], self._last_step[source] = self._last_step[source], None
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop all columns of `slot` from `length` on, which is at the sinks' end or behind it, or all are sinks."""
+        super().truncate(slot, length)
+        if length <= self.window.sinks:
+            self.dropped[slot], self._last_step[slot] = 0, None
+
+    def kept_from(self, slot: int) -> int:
+        """The first pair from which on all of a row's pairs can be copied."""
+        last = self._last_step[slot]
+        return self.window.sinks + self.dropped[slot] if last is None else last.first
+
+    def slide(self, slot: int, dropped: int) -> None:
+        """Move a slot's window on until so many pairs are dropped; nothing if that many are."""
+        by, sinks, used = dropped - self.dropped[slot], self.window.sinks, self.lengths[slot]
+        if by <= 0:
+            return
+        kept = max(0, used - sinks - by)
+        self._last_step[slot] = None
+        if kept:
+            first, end = sinks + max(0, by - self.window.step), sinks + by
+            dropped_before = self.dropped[slot]
+            self._last_step[slot] = SavedSpan(
+                first + dropped_before, end + dropped_before, dropped_before, self.copy_out(slot, first, end)
+            )
+            for keys, values in self._layers(slot):
+                keys[:, sinks : sinks + kept] = self._turn(keys[:, used - kept : used], -by)
+                values[:, sinks : sinks + kept] = values[:, used - kept : used].clone()
+        self.lengths[slot] = min(used, sinks) + kept
+        self.dropped[slot] = dropped
+
+    def skip(self, slot: int, first: int) -> None:
+        """Drop all pairs of the window, so that the next one that is read is the row's pair `first`."""
+        self.lengths[slot] = min(first, self.window.sinks)
+        self.dropped[slot], self._last_step[slot] = first - self.lengths[slot], None
+
+    def spans(self, slot: int, start: int, stop: int) -> tuple[SavedSpan, ...]:
+        """Copies of those of a row's pairs `[start, stop)` that are kept: sinks, the last step, and the window."""
+        sinks, dropped, last = self.window.sinks, self.dropped[slot], self._last_step[slot]
+        found = []
+        if start < min(stop, sinks):
+            found.append(SavedSpan(start, min(stop, sinks), 0, self.copy_out(slot, start, min(stop, sinks))))
+        if last is not None and max(start, last.first) < min(stop, last.stop):
+            first, end = max(start, last.first), min(stop, last.stop)
+            columns = [part[:, :, first - last.first : end - last.first].clone() for part in last.columns]
+            found.append(SavedSpan(first, end, last.dropped, columns))
+        first = max(start, sinks + dropped)
+        if first < stop:
+            found.append(SavedSpan(first, stop, dropped, self.copy_out(slot, first - dropped, stop - dropped)))
+        return tuple(found)
+
+    def append(self, slot: int, spans: Sequence[SavedSpan], stop: int) -> None:
+        """Append the pairs of `spans` before the row's pair `stop`, as far as a row of `stop` pairs keeps them.
+
+        Pairs that are kept but in no span leave the window shorter.
+        """
+        sinks = self.window.sinks
+        self.slide(slot, self.window.dropped(stop))
+        for span in spans:
+            first = span.first if span.first < sinks else max(span.first, sinks + self.dropped[slot])
+            count = min(span.stop, stop) - first
+            if count <= 0:
+                continue
+            if first >= sinks and first > self.read(slot):
+                self.skip(slot, first)
+            begin, by = (first, 0) if first < sinks else (self.lengths[slot], span.dropped - self.dropped[slot])
+            self.reserve(begin + count)
+            offset = first - span.first
+            for group, kept in zip(self._groups.values(), span.columns, strict=True):
+                group[:, slot, :, begin : begin + count] = kept[:, :, offset : offset + count]
+            if by:
+                for keys, _ in self._layers(slot):
+                    keys[:, begin : begin + count] = self._turn(keys[:, begin : begin + count], by)
+            self.lengths[slot] = begin + count
+        if self.read(slot) < stop:
+            self.skip(slot, stop)
+
+    def _layers(self, slot: int) -> list[tuple[Tensor, Tensor]]:
+        """Views of a slot's keys and values [Hkv, C, D] of each layer."""
+        return [
+            (self._groups[of_keys][key, slot], self._groups[of_values][value, slot])
+            for (of_keys, key), (of_values, value) in self._where
+        ]
 
 
 class WindowPairs(NamedTuple):
@@ -91,16 +235,8 @@ class WindowDrafter(NetworkDrafter):
         deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
         return WindowPairs(start, between - start, self._cache.spans(slot, start, between), deferred)
 
-    @torch.inference_mode()
-    def load(self, slot: int, saved: WindowPairs, count: int) -> None:  # type: ignore[override]
-        read = min(count, saved.read)
-        if read:
-            if self._deferred.lengths[slot]:
-                raise UsageError("pairs that were read can't follow deferred ones")
-            self._cache.append(slot, saved.spans, saved.start + read)
-        if saved.deferred is not None and count > read:
-            tokens, taps = saved.deferred
-            self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
+    def _load_read(self, slot: int, saved: WindowPairs, count: int) -> None:
+        self._cache.append(slot, saved.spans, saved.start + count)
 
     def reusable(self, saved: Sequence[Any], count: int) -> int:
         """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there.

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, write_directory
 from eyas.drafters.config import DrafterConfig, GroupedConfig
-from eyas.drafters.formats import gguf_dflash, gguf_eagle3
 from eyas.drafters.formats.gguf_layout import (
+    DFLASH_HEADS,
+    DFLASH_LAYOUT,
+    EAGLE3_LAYOUT,
     LAYERS,
     PROVENANCE,
     ROPE,
@@ -42,12 +44,12 @@ from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, ten
 from eyas.targets.attention import grouped_attention
 
 if TYPE_CHECKING:
-    from eyas.drafters.block.network import BlockNetwork
+    from eyas.drafters.block.decoding import BlockNetwork
 
 LAYOUTS: dict[Family, GgufLayout] = {
-    EAGLE3: gguf_eagle3.LAYOUT,
-    DFLASH: gguf_dflash.LAYOUT,
-    DSPARK: gguf_dflash.LAYOUT,
+    EAGLE3: EAGLE3_LAYOUT,
+    DFLASH: DFLASH_LAYOUT,
+    DSPARK: DFLASH_LAYOUT,
 }
 """What the files of each family hold that llama.cpp reads."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
@@ -94,7 +96,7 @@ def write_gguf(drafter: DrafterToExport, file: Path) -> None:
 def _write_config(writer: Any, layout: GgufLayout, drafter: DrafterToExport) -> None:
     config, rope = drafter.config, drafter.get("rope_parameters")
     adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    keys = {**layout.keys, **(gguf_dflash.HEADS if drafter.kind.family == DSPARK else {})}
+    keys = {**layout.keys, **(DFLASH_HEADS if drafter.kind.family == DSPARK else {})}
     for theirs, ours in keys.items():
         value = drafter.get(ours)
         adders[type(value)](f"{layout.architecture}.{theirs}", value)

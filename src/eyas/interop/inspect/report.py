@@ -13,13 +13,12 @@ import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, interpret
+from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
 from eyas.drafters.formats.opening import gguf_in, open_raw
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
-from eyas.drafters.formats.vocabulary import complete_vocabulary
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.drafters.loading import local_directory
 from eyas.drafters.registry import UNKNOWN, kind_name

@@ -18,7 +18,8 @@ import torch
 
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
 from eyas.drafters.files import CONFIG, read_json
-from eyas.drafters.formats.opening import GGUF_LAYOUTS, gguf_in
+from eyas.drafters.formats.gguf_layout import GGUF_LAYOUTS
+from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, MIDLAYER, SHAREABLE, VOCABULARY_MAP, is_computed
 from eyas.drafters.kind import DFLASH, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family

@@ -126,16 +126,7 @@ class Logs(Observer):
 
     def request_received(self, sequence: ReceivedSequence) -> None:
         """Log its id and sizes at level debug."""
-        fields = {
-            "id": sequence.id,
-            "endpoint": sequence.endpoint,
-            "prompt_tokens": sequence.prompt_tokens,
-            "max_tokens": sequence.max_tokens,
-            "temperature": sequence.temperature,
-            "stream": sequence.stream,
-            "speculate": sequence.speculate,
-        }
-        _write(logging.DEBUG, "received", fields)
+        _write(logging.DEBUG, "received", dict(vars(sequence)))
 
     def finished(self, finished: FinishedSequence) -> None:
         """Log how the sequence ended, how long it took and what speculation gained."""

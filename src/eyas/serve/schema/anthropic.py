@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from eyas.serve.schema.chat import MOST_MESSAGES, MOST_TOOLS, ChatCompletionRequest, JsonSchema, JsonSchemaFormat
 from eyas.serve.schema.messages import (
@@ -32,6 +32,7 @@ from eyas.serve.schema.request import (
     Name,
     RequestModel,
     StopString,
+    only_kinds,
 )
 from eyas.serve.schema.response import EyasResponse, ResponseModel, SpeculationUsage
 
@@ -48,14 +49,8 @@ ELSEWHERE = Ignored("it is about Anthropic's service")
 DROPPED = Ignored("earlier thinking is not shown to the model")
 
 
-def check_blocks(content: Any) -> Any:
-    """Name the type of a block that isn't served; left to the union, the error would list what each member expects."""
-    for block in content if isinstance(content, list) else ():
-        kind = block.get("type") if isinstance(block, dict) else None
-        if isinstance(kind, str) and kind not in _BLOCKS:
-            why = _TEXT_ONLY.get(kind, f"send {', '.join(_BLOCKS)}")
-            raise ValueError(f"blocks of type {kind[:50]!r} are not supported: {why}")
-    return content
+_SEND = f"send {', '.join(_BLOCKS)}"
+_CHECKED = only_kinds(_BLOCKS, "blocks", lambda kind: f"are not supported: {_TEXT_ONLY.get(kind, _SEND)}")
 
 
 class AnthropicText(CacheMarks):
@@ -96,7 +91,7 @@ class ToolResultBlock(CacheMarks):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[str | list[AnthropicText] | None, BeforeValidator(check_blocks)] = None
+    content: Annotated[str | list[AnthropicText] | None, _CHECKED] = None
     is_error: Annotated[Any, Ignored("the model reads what went wrong in the result's text")] = None
 
 
@@ -118,7 +113,7 @@ class AnthropicMessage(RequestModel):
     """A message of the conversation so far."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | list[Block], BeforeValidator(check_blocks)]
+    content: Annotated[str | list[Block], _CHECKED]
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> AnthropicMessage:
@@ -155,14 +150,9 @@ def joined_text(content: str | list[AnthropicText] | None) -> str:
 _LONGEST_USER = 256
 
 
-def _check_tools(tools: Any) -> Any:
-    for tool in tools if isinstance(tools, list) else ():
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise ValueError(
-                f"tools of type {kind[:50]!r} run at Anthropic: define one of your own, with an input_schema"
-            )
-    return tools
+_OWN_TOOLS = only_kinds(
+    ("custom",), "tools", lambda _: "run at Anthropic: define one of your own, with an input_schema"
+)
 
 
 class AnthropicTool(CacheMarks):
@@ -255,8 +245,8 @@ class AnthropicConversation(IgnoredFields):
 
     model: Name
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    system: Annotated[str | list[AnthropicText], BeforeValidator(check_blocks)] | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS), BeforeValidator(_check_tools)] | None = None
+    system: Annotated[str | list[AnthropicText], _CHECKED] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS), _OWN_TOOLS] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from eyas.serve.schema.request import CacheMarks, Ignored, RequestModel
+from eyas.serve.schema.request import TEXT_ONLY, CacheMarks, Ignored, RequestModel, only_kinds
 from eyas.serve.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
@@ -25,13 +25,7 @@ class TextPart(CacheMarks):
     text: str
 
 
-def _refuse_other_parts(content: Any) -> Any:
-    """Name the type of a part that isn't text; left to the union, the error would list what each member expects."""
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise ValueError(f"parts of type {kind[:50]!r} are not supported: eyas serves text")
-    return content
+_PARTS = only_kinds(("text",), "parts", lambda _: TEXT_ONLY)
 
 
 class RequestFunctionCall(RequestModel):
@@ -62,7 +56,7 @@ class RequestMessage(CacheMarks):
     """A message of the chat so far."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(_refuse_other_parts)] = None
+    content: Annotated[str | list[TextPart] | None, _PARTS] = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(default=None, description="vLLM's newer name of reasoning_content")

@@ -7,7 +7,7 @@ Those that change nothing (`Ignored`) are taken with any value, and named in the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -162,6 +162,25 @@ _THINKING = Ignored("thinking is part of the text, and the chat template decides
 _SWITCHED_OFF = Ignored("the sampler that it belongs to is off")
 _ROUTING = Ignored("there is one model here, and no other provider")
 UNPADDED = Ignored("events aren't padded")
+
+
+def only_kinds(known: Collection[str], things: str, why: Callable[[str], str]) -> BeforeValidator:
+    """Of a list of `things`, name the type of one that isn't served, and why.
+
+    Left to the union, the error would list what each of its members expects.
+    """
+
+    def check(value: Any) -> Any:
+        for each in value if isinstance(value, list) else ():
+            kind = each.get("type") if isinstance(each, dict) else None
+            if isinstance(kind, str) and kind not in known:
+                raise ValueError(f"{things} of type {kind[:50]!r} {why(kind)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+TEXT_ONLY = f"are not supported: {_TEXT_ONLY}"
 
 
 class CacheMarks(RequestModel):

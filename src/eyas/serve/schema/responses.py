@@ -30,6 +30,7 @@ from eyas.serve.schema.messages import (
     ToolName,
 )
 from eyas.serve.schema.request import (
+    TEXT_ONLY,
     UNPADDED,
     CacheMarks,
     Ignored,
@@ -38,6 +39,7 @@ from eyas.serve.schema.request import (
     OnlyFalse,
     RequestModel,
     SamplingFields,
+    only_kinds,
 )
 from eyas.serve.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
 
@@ -61,14 +63,6 @@ def _check_kinds(items: Any) -> Any:
     return items
 
 
-def _check_parts(content: Any) -> Any:
-    for part in content if isinstance(content, list) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("input_text", "output_text"):
-            raise ValueError(f"parts of type {kind[:50]!r} are not supported: eyas serves text")
-    return content
-
-
 class ItemPart(CacheMarks):
     """A part of an item's content. What an answer had beside its text isn't shown to the model."""
 
@@ -78,7 +72,7 @@ class ItemPart(CacheMarks):
     logprobs: list[Any] | None = None
 
 
-ItemContent = Annotated[str | list[ItemPart], BeforeValidator(_check_parts)]
+ItemContent = Annotated[str | list[ItemPart], only_kinds(("input_text", "output_text"), "parts", lambda _: TEXT_ONLY)]
 
 
 class InputItem(RequestModel):
@@ -127,21 +121,16 @@ Item = Annotated[
 Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
 
 
-class FunctionTool(CacheMarks):
+class FunctionTool(CacheMarks, FunctionDefinition):
     """A function that the assistant may call; other types of tools are not served."""
 
     type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema")
-    strict: bool | None = None
 
 
-class FunctionToolChoice(RequestModel):
+class FunctionToolChoice(NamedFunction):
     """A `tool_choice` that forces a call of one function."""
 
     type: Literal["function"]
-    name: ToolName
 
 
 class JsonSchemaTextFormat(JsonSchema):

@@ -41,7 +41,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.network import BlockConfig, BlockNetwork, Store
+from eyas.drafters.block.decoding import BlockConfig, BlockNetwork, Store
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, teacher_of
 from eyas.train.loss.ttt import ChainRows

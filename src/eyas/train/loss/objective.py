@@ -26,7 +26,7 @@ from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_met
 from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
 
 if TYPE_CHECKING:
-    from eyas.drafters.block.network import BlockNetwork
+    from eyas.drafters.block.decoding import BlockNetwork
 
 
 class LossOutput(NamedTuple):
