@@ -68,7 +68,6 @@ MOST_STATEMENT_LINES, MOST_PARAMETERS, MOST_METHODS = 60, 8, 16
 OVERSIZE = {
     "drafters/base.py Drafter": 20, "drafters/decoding.py NetworkDrafter": 27, "drafters/hybrid.py HybridDrafter": 22,
     "drafters/network.py DraftNetwork": 19,
-    "engine/controller/controller.py Controller": 17, "engine/controller/costs.py learn": 11,
     "engine/engine.py Engine": 25, "engine/runner.py ModelRunner": 22,
     "engine/scheduler.py Scheduler": 30, "targets/slots.py SlotCache": 18, "urls.py UrlPath": 18,
 }  # fmt: skip

@@ -129,8 +129,12 @@ class Controller:
         if self._wanted is not None and self._missed >= reading:
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
-        if self._probe is None and self._computes:
-            self._probe = self._new_probe(rows, reading)
+        if self._probe is None and self._computes and self._prospects is not None:
+            known, chooses = self._prospects, self._counts_freely
+            if self._choice is not None:
+                self._probe = self._explorer.beside(known, self._choice, rows, chooses)
+            else:
+                self._probe = self._explorer.instead_of_plain(known, rows, reading, chooses)
         if self._probe is None and self._choice is None and self._looks_up:
             looks = self._lookups.looking and not self._lookups.plain_due
             return self._found_spec(rows, groups) if looks else None
@@ -164,7 +168,7 @@ class Controller:
             self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
-                rate = self._hoped_rate(self._wanted, record.rows)
+                rate = self._wanted.rate_if(self._gain.hope(record.rows), record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
             if record.draft is None and not first:
                 error = math.log(whole / self._prospects.plain_seconds)
@@ -247,7 +251,7 @@ class Controller:
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and self._hoped_rate(best, rows) >= prospects.plain_rate * self._least
+        pays = self._computes and best.rate_if(self._gain.hope(rows), rows) >= prospects.plain_rate * self._least
         self._wanted = best if pays and self._choice is None else None
         self._choice = best if pays and self._choice is not None else None
         if self._wanted is None:
@@ -264,15 +268,8 @@ class Controller:
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        rate = self._hoped_rate(shape, rows, drift)
+        rate = shape.rate_if(drift * self._gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
-
-    def _hoped_rate(self, prospect: Prospect, rows: int, drift: float = 1.0) -> float:
-        """The tokens per second of a shape if texts that have shown little yet turn out well.
-
-        Without it, a drafter that doesn't pay on some texts would never be tried on the next.
-        """
-        return (rows + prospect.accepted * drift * self._gain.hope(rows)) / prospect.seconds
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> PlannedTree:
         shape = prospect.shape
@@ -327,13 +324,6 @@ class Controller:
         measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
         plain = self._prospects.plain_rate if self._prospects is not None else 0.0
         return max(forecast, plain, measured)
-
-    def _new_probe(self, rows: int, reading: float) -> Probe | None:
-        if self._prospects is None:
-            return None
-        if self._choice is not None:
-            return self._explorer.beside(self._prospects, self._choice, rows, self._counts_freely)
-        return self._explorer.instead_of_plain(self._prospects, rows, reading, self._counts_freely)
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
         """Charge a round of the current probe to its budget, and end the probe after its last round."""

@@ -49,6 +49,10 @@ class Prospect(NamedTuple):
     rate: float
     """Expected tokens per second, over all rows."""
 
+    def rate_if(self, factor: float, rows: int) -> float:
+        """The tokens per second if so many times the accepted tokens come true."""
+        return (rows + self.accepted * factor) / self.seconds
+
 
 class Prospects:
     """The forecasts of all shapes, and of plain decoding, for one batch."""
