@@ -86,11 +86,11 @@ def native() -> tuple[Target, NetworkDrafter]:
 @pytest.mark.parametrize(
     ("tree", "rows", "temperature", "most"),
     [
-        (None, 1, 0.0, 45),
-        (parse_tree("chain:3"), 1, 0.0, 116),
-        (parse_tree("chain:3"), 4, 0.0, 117),
+        (None, 1, 0.0, 48),
+        (parse_tree("chain:3"), 1, 0.0, 119),
+        (parse_tree("chain:3"), 4, 0.0, 120),
         (parse_tree("chain:3"), 1, 0.8, 454),  # most of them make noise
-        (parse_tree("dynamic:3,3,8"), 1, 0.0, 150),
+        (parse_tree("dynamic:3,3,8"), 1, 0.0, 153),
         (PlannedTree(SharedTree(3, 3, 16, per_row=8, threshold=0.001), prices=PRICES), 1, 0.0, 169),
     ],
 )

@@ -114,7 +114,7 @@ class SeededWalk:
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
-            return _greedy_walk(logits.best(), tree)
+            return _greedy_walk(logits, tree)
         if logits.rows.device.type == "cpu":
             return _host_walk(logits, tree, sampler, rows)
         return _device_walk(logits, tree, sampler, rows)
@@ -153,14 +153,23 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
     return _walk_lists(torch.cat((tree.tokens, tree.parents, tree.acceptable), dim=1).tolist(), tree, choose)
 
 
-def _greedy_walk(best: Tensor, tree: DraftTree) -> Walk:
-    """The walk of rows whose token at each node is `best` [B, 1 + N], however the node was reached.
+def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
+    """The walk of greedy rows, whose token at a node is the same however the node was reached.
 
-    It is made on the host, from what is fetched anyway: none of its steps is worth a kernel.
+    It is made on the host: none of its steps is worth a kernel. A device is asked for all nodes' tokens at once; on a
+    CPU NumPy is asked for those of the path, ten times as fast as PyTorch.
     """
-    fetched = torch.cat((tree.tokens, tree.parents, tree.acceptable, best), dim=1).cpu().tolist()  # the host sync
+    nodes = (tree.tokens, tree.parents, tree.acceptable)
+    if logits.rows.device.type == "cpu" and logits.rows.dtype == torch.float32:
+        rows, index = logits.rows.numpy(), logits.index.tolist()
+
+        def choose(at: list[int]) -> list[int]:
+            return [int(rows[of_node[node]].argmax()) for of_node, node in zip(index, at, strict=True)]
+
+        return _walk_lists(torch.cat(nodes, dim=1).tolist(), tree, choose)
+    fetched = torch.cat((*nodes, logits.best()), dim=1).cpu().tolist()  # the host sync
     chosen = [row[3 * tree.size :] for row in fetched]
-    return _walk_lists(fetched, tree, lambda nodes: [row[node] for row, node in zip(chosen, nodes, strict=True)])
+    return _walk_lists(fetched, tree, lambda at: [row[node] for row, node in zip(chosen, at, strict=True)])
 
 
 def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
