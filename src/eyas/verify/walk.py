@@ -161,7 +161,7 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     """
     nodes = (tree.tokens, tree.parents, tree.acceptable)
     if logits.rows.device.type == "cpu" and logits.rows.dtype == torch.float32:
-        rows, index = logits.rows.numpy(), logits.index.tolist()
+        rows, index = logits.rows.numpy(), logits.index.numpy()
 
         def choose(at: list[int]) -> list[int]:
             return [int(rows[of_node[node]].argmax()) for of_node, node in zip(index, at, strict=True)]
