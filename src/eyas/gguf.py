@@ -56,6 +56,11 @@ class GgufTensor:
     """How many bytes it takes in the file."""
 
     @property
+    def type(self) -> str:
+        """GGML's name of the type."""
+        return _PLAIN[self.kind][0] if self.kind in _PLAIN else str(gguf_package().GGMLQuantizationType(self.kind).name)
+
+    @property
     def dtype(self) -> str:
         """As safetensors names it; `FQ` and the GGML type if the tensor is quantised."""
         return _PLAIN[self.kind][0] if self.kind in _PLAIN else f"FQ{self.kind}"
@@ -86,6 +91,13 @@ class Gguf:
                 raise self._bad(f"the key {key} is there twice")
             self.metadata[key] = self._value(self._number("I"))
         self.tensors = self._tensors(tensors)
+
+    def blocks(self, name: str) -> Tensor:
+        """A quantised tensor's blocks [..., bytes] uint8 as they lie in the file."""
+        info = self.tensors[name]
+        raw = bytearray(memoryview(self._data)[info.offset : info.offset + info.size])
+        size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
+        return torch.frombuffer(raw, dtype=torch.uint8).view(*info.shape[:-1], -1, size)
 
     def load(self, name: str) -> Tensor:
         """Read one tensor; quantised blocks become float32."""

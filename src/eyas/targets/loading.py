@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,14 +24,21 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
-from eyas.targets.gguf_weights import read_weights, stored_dtype
+from eyas.targets.gguf_weights import PackedWeight, read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.linears import (
+    Int8Linear,
+    NativeLinear,
+    PackedEmbedding,
+    PackedLinear,
+    best_layout,
+    sums_codes,
+)
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
 from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
@@ -53,7 +61,8 @@ def load_target(
 ) -> Target:
     """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
 
-    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native.
+    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native; and weights of
+    a GGUF file stay in 4 and 8 bits, where there are kernels that multiply by them.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
     the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
@@ -89,8 +98,11 @@ def load_target(
         raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
+    own_kernels = dtype == "auto" and packing and attention is None and method is None
+    packs = own_kernels and quantize is None and torch_device.type == "cpu" and kernels() is not None and sums_codes()
+
     def loaded_in(chosen: torch.dtype) -> Target:
-        loaded = read_model(name, config, chosen, attention)
+        loaded = read_model(name, config, chosen, attention, packs=packs)
         loaded = loaded.to(torch_device).eval().requires_grad_(False)
         native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
         if torch_device.type == "cpu":
@@ -102,7 +114,6 @@ def load_target(
 
     if stored is not None:
         _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
-    own_kernels = dtype == "auto" and packing and attention is None and method is None
     if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
@@ -282,11 +293,13 @@ def _check_layers(name: str, file: Path) -> None:
 
 
 def read_model(
-    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False
-) -> Any:
+    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False,
+    packs: bool = False,
+) -> Any:  # fmt: skip
     """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
 
-    `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
+    `partial`: the config has fewer layers than there are weights. `packs`: those of a GGUF file stay in formats that
+    the kernels multiply by; an adapter's base is always dequantised. Raises ModelError if weights can't be read or are
     missing, or a library for quantised ones is.
     """
     refuse_quantization(model_class(config), config)
@@ -296,11 +309,14 @@ def read_model(
         source = adapter.base
     gguf_file = weights_file(source)
     beside: dict[str, Any] = {}
+    packed: Mapping[str, PackedWeight] = {}
     if adapter is not None and adapter.beside:
         beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
         if gguf_file is not None:
-            beside["state_dict"] = read_weights(gguf_file, model_class(config), config, dtype, partial=partial)
+            beside["state_dict"], packed = read_weights(
+                gguf_file, model_class(config), config, dtype, first=partial, packs=packs and adapter is None
+            )
         loaded, report = (auto_class if gguf_file is None else model_class)(config).from_pretrained(
             source if gguf_file is None else None,
             config=config,
@@ -313,6 +329,7 @@ def read_model(
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
+    keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
@@ -320,6 +337,21 @@ def read_model(
     if getattr(loaded, "_hf_peft_config_loaded", False):
         raise UnsupportedModelError(f"{name} has an adapter on the Hub: download it, and give its directory")
     return loaded if adapter is None else merge_adapter(loaded, adapter, partial)
+
+
+def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dtype) -> None:
+    """Give the modules of a model's `packed` weights these in place of their parameters; a tied head reads the same."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, weight in packed.items():
+        path = name.rpartition(".")[0]
+        module = model.get_submodule(path)
+        tied = embedding.weight is head.weight and module is embedding
+        made = PackedLinear.of_blocks(
+            weight.read(), weight.format, dtype, module.weight.shape[1], getattr(module, "bias", None), tied
+        )
+        model.set_submodule(path, PackedEmbedding(made) if module is embedding else made)
+        if tied:
+            model.set_output_embeddings(made)
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from eyas.machine import processor_flags, processor_model
-from eyas.targets.native import builds
+from eyas.targets.native import builds, linears
 from eyas.targets.native.builds import BUILDS, FLAGS, compile_library, compiler, prebuilt, sources_hash
 from eyas.targets.native.library import KINDS, Kernels, kernels
+from eyas.targets.native.packed import Kind
+from tests.targets.native.test_packed import drawn, layer
 
 V3 = "avx2 fma f16c bmi1 bmi2 movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -28,9 +30,11 @@ def library(folder: Path, name: str, content: bytes = b"code") -> Path:
     [
         (V3, "AMD EPYC", "avx2-amd"),
         (V3, "Intel(R) Core(TM)", "avx2"),
+        (f"{V3} avx_vnni", "Intel(R) Core(TM)", "avx2-vnni"),
         (V4, "Intel(R) Xeon(R)", "avx512"),
-        (f"{V4} avx512_bf16 avx512vbmi", "AMD EPYC", "avx512-bf16-amd"),
-        (f"{V4} avx512_bf16 avx512vbmi amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
+        (f"{V4} avx512_vnni", "Intel(R) Xeon(R)", "avx512-vnni"),
+        (f"{V4} avx512_bf16 avx512vbmi avx512_vnni", "AMD EPYC", "avx512-bf16-amd"),
+        (f"{V4} avx512_bf16 avx512vbmi avx512_vnni amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
         (f"{V4} avx512vbmi", "AMD EPYC", "avx512-amd"),
         ("avx2", "AMD EPYC", None),
     ],
@@ -61,7 +65,9 @@ def test_damaged_libraries_and_those_of_other_sources_are_passed_over(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
-def test_every_build_compiles_and_computes_the_same_bits(build: builds.Build, tmp_path: Path) -> None:
+def test_every_build_compiles_and_computes_the_same_bits(
+    build: builds.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, found = kernels(), compiler()
     if here is None or found is None:
         pytest.skip("no compiler, or no AVX2")
@@ -76,3 +82,9 @@ def test_every_build_compiles_and_computes_the_same_bits(build: builds.Build, tm
         assert torch.equal(*packed)
         assert torch.equal(made.unpack(packed[1], 48), weight)
     assert made.ways == here.ways or not processor_model().startswith("AMD")
+    assert made.vnni == ("vnni" in " ".join(build.flags))
+    x = torch.randn(33, 70)
+    packed = [layer(drawn(kind, 40, 70), 70) for kind in Kind]
+    expected = [each(x) for each in packed]
+    monkeypatch.setattr(linears, "loaded_kernels", lambda: made)
+    assert all(torch.equal(each(x), products) for each, products in zip(packed, expected, strict=True))

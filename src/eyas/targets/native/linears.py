@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
-from eyas.targets.linears import PrepackedLinear, can_prepack
+from eyas.targets.linears import SAMPLED, PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
+from eyas.targets.native.packed import GROUP, Blocks, Kind, product
 
 _LOG = logging.getLogger("eyas")
 
@@ -156,14 +157,17 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
     return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
 
 
-def holds_int8(model: nn.Module) -> bool:
-    """Whether linear layers of a model have been given weights in 8 bits."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+def weight_formats(model: nn.Module) -> str | None:
+    """In which formats of 4 and 8 bits a model's weights are multiplied, such as `Q4_1, Q8_0`; None if in none."""
+    found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
+    found |= {"int8" for module in model.modules() if isinstance(module, Int8Linear)}
+    return ", ".join(sorted(found)) or None
 
 
 def _ways_of(model: nn.Module) -> int | None:
     """How most of a model's native products multiply their inputs, see `_ways`; None if it has none."""
     weights = {module._prepacked.dtype for module in model.modules() if isinstance(module, NativeLinear)}
+    weights.discard(torch.uint8)  # packed ones
     if not weights:
         return None
     return _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
@@ -171,11 +175,17 @@ def _ways_of(model: nn.Module) -> int | None:
 
 def multiplies_by_vectors(model: nn.Module) -> bool:
     """Whether a model's products are native ones without tiles: they are bound by arithmetic from few tokens on."""
-    return _ways_of(model) not in (None, Way.TILES)
+    return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def describe_products(model: nn.Module) -> str:
     """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
+    if _is_packed(model):
+        return "eyas's, in integers" + ", by VNNI" * loaded_kernels().vnni
     ways = _ways_of(model)
     if ways is None:
         return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
@@ -225,7 +235,16 @@ class NativeLinear(PrepackedLinear):
         Where its inputs are no bfloat16 values, `ways` must be 0. Raises UnsupportedModelError if the first output
         doesn't begin a panel.
         """
-        return self.struct(first, outputs, _ways(self._prepacked.dtype))
+        return self.struct(first, outputs, self._way_of(torch.bfloat16))
+
+    def _way_of(self, inputs: torch.dtype) -> int:
+        """How inputs of a dtype are multiplied, as the kernels take it."""
+        return _ways(self._prepacked.dtype) if inputs == torch.bfloat16 else 0
+
+    @property
+    def kind(self) -> int:
+        """The number of the kind of weights in the kernels."""
+        return KINDS[self._prepacked.dtype]
 
     def struct(self, first: int, outputs: int, ways: int) -> Linear:
         """As `rows`, multiplied in such a way."""
@@ -233,8 +252,8 @@ class NativeLinear(PrepackedLinear):
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
         weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
         return Linear(
-            weight.data_ptr() + first * self.in_features * weight.element_size(),
-            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype], ways,
+            weight.data_ptr() + first // PANEL * weight.stride(0) * weight.element_size(),
+            *(at and at + 4 * first for at in vectors), outputs, self.in_features, self.kind, ways,
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -242,8 +261,7 @@ class NativeLinear(PrepackedLinear):
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
         """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
-        ways = _ways(self._prepacked.dtype) if x.dtype == torch.bfloat16 else 0
-        return self.run(self.struct(0, self.out_features, ways), x, rounds)
+        return self.run(self.struct(0, self.out_features, self._way_of(x.dtype)), x, rounds)
 
     def run(self, struct: Linear, x: Tensor, rounds: bool) -> Tensor:
         """As `product`, of the whole layer as a `struct`."""
@@ -273,6 +291,98 @@ class Int8Linear(NativeLinear):
     def exact(self) -> Tensor:
         assert self._scale is not None
         return super().exact() * self._scale.unsqueeze(1)
+
+
+class PackedLinear(NativeLinear):
+    """A `NativeLinear` with weights in 4 or 8 bits, whose inputs become codes of 8 bits: it multiplies in integers."""
+
+    as_floats = False
+    """Whether inputs stay as they are, which trials need: a code that rounding turns would hide much."""
+
+    @classmethod
+    def of_blocks(
+        cls, blocks: Blocks, name: str, dtype: torch.dtype, inputs: int, bias: Tensor | None, tied: bool
+    ) -> PackedLinear:
+        """A layer from `inputs` features in `dtype`, with weights of a format of that `name`, perhaps an embedding's."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.stacked, made._shared, made.transposed = None, None, False
+        made.in_features, made.out_features, made._dtype = inputs, len(blocks.codes), dtype
+        made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        made._wide_bias = None if bias is None else bias.detach().float().contiguous()
+        made.name, made._kind, made._tied, made._prepacked = name, blocks.kind, tied, blocks.panels()
+        made._first = made.blocks(-(-SAMPLED // inputs)).floats(inputs).to(dtype).flatten()[:SAMPLED]
+        return made
+
+    @property
+    def kind(self) -> int:
+        return self._kind
+
+    @property
+    def tied(self) -> bool:
+        return self._tied
+
+    def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # codes are made of any
+        return Way.AS_FLOATS if self.as_floats else 0
+
+    def blocks(self, outputs: int | None = None) -> Blocks:
+        """The weight in blocks as it was given, or its first outputs only."""
+        count = self.out_features if outputs is None else min(outputs, self.out_features)
+        return Blocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count)
+
+    def exact(self) -> Tensor:
+        return self.blocks().floats(self.in_features)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """The rows [..., in] of the weight that `ids` [...] name, in this layer's dtype."""
+        flat = ids.reshape(-1).contiguous()
+        if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.out_features:
+            raise IndexError(f"a token has no embedding: ids must be from 0 to {self.out_features - 1}")
+        out = torch.empty(len(flat), self.in_features)
+        loaded_kernels().rows(
+            self._prepacked.data_ptr(), self.kind, self.in_features, flat.data_ptr(), len(flat), out.data_ptr(),
+            threads_for(out.numel()),
+        )  # fmt: skip
+        return out.to(self._dtype).view(*ids.shape, self.in_features)
+
+
+@cache
+def sums_codes() -> bool:
+    """Whether this processor's products of packed weights are those of `packed.product`; a warning if they aren't."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3 * GROUP, generator=draw)
+    for kind in Kind:
+        codes = torch.randint(1 << kind.bits, (40, 3, GROUP), dtype=torch.uint8, generator=draw)
+        scales, least = (torch.rand(40, 3, generator=draw).half() for _ in range(2))
+        blocks = Blocks(kind, codes, scales, None if kind.zero else -least)
+        found = PackedLinear.of_blocks(blocks, kind.name, torch.float32, x.shape[1], None, False)(x)
+        expected = product(blocks, x)
+        if not torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max())):
+            _LOG.warning("this processor sums products of integers wrongly: weights in 4 and 8 bits are dequantised")
+            return False
+    return True
+
+
+class PackedEmbedding(nn.Module):
+    """A frozen replacement of `nn.Embedding` that looks up rows of a packed weight, perhaps the head's."""
+
+    def __init__(self, table: PackedLinear) -> None:
+        super().__init__()
+        self._kept = (table,)  # no child: it may be one elsewhere
+
+    @property
+    def table(self) -> PackedLinear:
+        """The weight [tokens, H]."""
+        return self._kept[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The row-major weight [tokens, H], restored on demand."""
+        return self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The embeddings [..., H] of tokens [...]."""
+        return self.table.lookup(ids)
 
 
 def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:

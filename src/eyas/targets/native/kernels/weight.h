@@ -8,7 +8,14 @@
 // With vectors of 16, weights of bf16 and int8 lie in pairs of inputs: a 32-bit word is what one output has of inputs i
 // and i+1 in bf16. Those of int8 are kept as sign and magnitude, for which two tables have the two bytes of a bf16; 64 of
 // them, of four inputs, become two vectors of words. With vectors of 8 a word is what outputs o and o+8 have of one input.
+//
+// Packed weights are multiplied in integers (integer.h). A panel's blocks of 32 inputs follow each other, the last one filled
+// up with zeros. A block holds the 16 outputs' scales as halves, perhaps their least weights, and codes: of four inputs at a
+// time, which lie together, for one output after the other. Of codes in 4 bits a byte has that of an input i < 16 below that
+// of i + 16. Blocks are the same with all vectors.
 #pragma once
+
+#include <type_traits>
 
 #include "vector.h"
 
@@ -17,7 +24,18 @@ namespace eyas {
 constexpr int PANEL = 16;
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 
-enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+// Packed kinds have codes of 8 or 4 bits, to be read as signed by taking half of their range away, or with a least weight.
+enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, SIGNED8 = 3, LEAST8 = 4, SIGNED4 = 5, LEAST4 = 6 };
+
+constexpr int64_t GROUP = 32;  // inputs of a block
+
+constexpr bool is_packed(int64_t kind) { return kind > INT8; }
+constexpr int code_bits(int64_t kind) { return kind == SIGNED4 || kind == LEAST4 ? 4 : 8; }
+constexpr bool has_least(int64_t kind) { return kind == LEAST8 || kind == LEAST4; }
+constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the code of 0 is 2 to this power
+constexpr int64_t header_bytes(int64_t kind) { return (has_least(kind) ? 4 : 2) * PANEL; }
+constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
+constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
 
 constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
 
@@ -38,7 +56,8 @@ constexpr bool PAIRS = false;
 
 // How bf16 inputs are multiplied. Below 32 bits: numbers of tokens, a bit each, that are multiplied by `vdpbf16ps`, with
 // the same sums as a chain's. Tiles (tiles.h) have sums of their own, and are for all numbers of tokens or for none.
-enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33 };
+// Inputs of packed weights are multiplied in integers, or AS_FLOATS.
+enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34 };
 
 // Also known to native/library.py, field by field.
 struct Linear {
@@ -51,14 +70,25 @@ struct Linear {
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
 
+// Bytes that lie one behind the other: of the weights of an input, or of a packed block; and those of a panel.
+inline int64_t row_bytes(const Linear& linear) {
+    return is_packed(linear.kind) ? block_bytes(linear.kind) : PANEL * bytes_of(linear.kind);
+}
+inline int64_t panel_bytes(const Linear& linear) {
+    return (is_packed(linear.kind) ? blocks_of(linear.in) : linear.in) * row_bytes(linear);
+}
+
 // Inputs that are one of a pair.
 constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
 
-// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)].
+// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)], or as
+// codes [count, blocks * GROUP] with their steps [count, blocks] (integer.h).
 struct Tokens {
     const float* x;
     int64_t ld, count;
     const uint16_t* pairs = nullptr;
+    const int8_t* codes = nullptr;
+    const struct Step* steps = nullptr;
 };
 
 template <int64_t KIND>
@@ -154,7 +184,7 @@ inline vec weight_of(int64_t kind, const char* panel, int64_t i, int64_t in) {
     return load(found);
 }
 
-// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input;
+// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each row i;
 // what would lie behind the `end` of a panel is `skip` bytes further, where the panel is that comes after it.
 struct Fetch {
     int64_t distance, pace, end, skip;

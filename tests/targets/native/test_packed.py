@@ -1,0 +1,158 @@
+"""Weights in 4 and 8 bits: blocks as GGUF files have them, and products of integers, bit for bit."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eyas.targets.native import linears
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import PackedEmbedding, PackedLinear, sums_codes
+from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, product
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+
+
+def drawn(kind: Kind, out: int, width: int, seed: int = 0) -> Blocks:
+    """Random blocks, with all codes."""
+    draw = torch.Generator().manual_seed(seed)
+    count = -(-width // GROUP)
+    codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
+    codes.flatten(1)[:, width:] = kind.zero
+    scales, least = (torch.randn(out, count, generator=draw).half() for _ in range(2))
+    return Blocks(kind, codes, scales, None if kind.zero else least)
+
+
+def layer(blocks: Blocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> PackedLinear:
+    return PackedLinear.of_blocks(blocks, blocks.kind.name, dtype, width, bias, False)
+
+
+def rounded(value: Fraction) -> Fraction:
+    """A fraction as the nearest float32, without a step through float64."""
+    near = float(np.float32(float(value)))
+    around = [np.nextafter(np.float32(near), np.float32(side)) for side in (-np.inf, np.inf)]
+    return min((Fraction(float(each)) for each in (near, *around)), key=lambda each: abs(each - value))
+
+
+def summed(blocks: Blocks, x: Tensor) -> Tensor:
+    """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
+    count, found = blocks.codes.shape[1], torch.empty(len(x), len(blocks.codes))
+    for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
+        most = row.abs().amax(1)
+        codes = (row * (127 / most).unsqueeze(1)).round().long()
+        scales = (most * torch.tensor(1 / 127)).tolist()
+        for o in range(len(blocks.codes)):
+            total = Fraction(0)
+            for b in range(count):
+                weights = blocks.codes[o, b].long() - blocks.kind.zero
+                scaled = rounded(Fraction(int((weights * codes[b]).sum())) * Fraction(scales[b]))
+                total = rounded(scaled * Fraction(float(blocks.scales[o, b])) + total)
+                if blocks.least is not None:
+                    offset = rounded(Fraction(int(codes[b].sum())) * Fraction(scales[b]))
+                    total = rounded(offset * Fraction(float(blocks.least[o, b])) + total)
+            found[t, o] = float(total)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(Kind), tokens=st.integers(1, 15), out=st.integers(1, 50), width=st.integers(1, 200),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
+    kind: Kind, tokens: int, out: int, width: int, seed: int
+) -> None:
+    blocks = drawn(kind, out, width, seed)
+    x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) + 1e-3
+    found = layer(blocks, width)(x)
+    assert torch.equal(found, summed(blocks, x))
+    torch.testing.assert_close(found, product(blocks, x), rtol=1e-5, atol=1e-5 * float(found.abs().max()))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_largest_codes_do_not_overflow(kind: Kind) -> None:
+    """Pairs of products in 16 bits are at their limit."""
+    codes = torch.full((16, 2, GROUP), (1 << kind.bits) - 1, dtype=torch.uint8)
+    codes[8:] = 0
+    ones = torch.ones(16, 2).half()
+    blocks = Blocks(kind, codes, ones, None if kind.zero else ones)
+    x = torch.full((2, 2 * GROUP), 127.0)
+    x[1] = -127.0
+    expected = 2 * GROUP * x[:, :1] * (codes[:, 0, 0].float() - kind.zero + (0 if kind.zero else 1))
+    torch.testing.assert_close(layer(blocks, 2 * GROUP)(x), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = layer(drawn(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
+    x = torch.randn(40, 96).bfloat16()
+    alone = torch.cat([native(row.unsqueeze(0)) for row in x])
+    for count in range(1, 41):
+        assert torch.equal(native(x[:count]), alone[:count])
+        assert torch.equal(native(x[40 - count :]), alone[40 - count :])
+    for threads in (2, 3):
+        monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
+        assert torch.equal(native(x), alone)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("out", "width"), [(1, 1), (16, 32), (37, 131)])
+def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> None:
+    blocks = drawn(kind, out, width)
+    native = layer(blocks, width, torch.float32)
+    found, weight = native.blocks(), blocks.floats(width)
+    assert torch.equal(found.codes, blocks.codes)
+    assert torch.equal(found.scales, blocks.scales)
+    assert torch.equal(native.weight, weight)
+    assert torch.equal(native.first(7), weight.flatten()[:7])
+    ids = torch.tensor([[0, out - 1], [out // 2, 0]])
+    embedding = PackedEmbedding(native)
+    assert torch.equal(embedding(ids), weight[ids])
+    assert torch.equal(embedding.weight, weight)
+    with pytest.raises(IndexError, match=f"ids must be from 0 to {out - 1}"):
+        embedding(torch.tensor([out]))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_inputs_can_be_left_as_they_are(kind: Kind) -> None:
+    native = layer(drawn(kind, 40, 70), 70)
+    native.as_floats = True
+    x = torch.randn(20, 70)
+    expected = x.double() @ native.weight.double().T
+    torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
+    native = layer(drawn(Kind.LEAST4, 16, 64), 64)
+    x = torch.zeros(3, 64)
+    x[1, :32], x[2, 32:] = 2.0**-61, 2.0**-59
+    found = native(x)
+    assert not found[:2].any()
+    assert found[2].all()
+
+
+@pytest.mark.parametrize("name", GGML)
+def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
+    type_ = gguf.GGMLQuantizationType[name]
+    values = np.random.default_rng(0).normal(size=(20, 96)).astype(np.float32)
+    raw = gguf.quantize(values, type_)
+    size = gguf.GGML_QUANT_SIZES[type_][1]
+    blocks = GGML[name](torch.from_numpy(raw).view(20, -1, size))
+    expected = torch.from_numpy(gguf.dequantize(raw, type_))
+    assert torch.equal(blocks.floats(96), expected)
+    order = torch.randperm(20)
+    assert torch.equal(blocks.rows(order).floats(96), expected[order])
+
+
+def test_the_sums_of_this_processor_are_tried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert sums_codes.__wrapped__()
+    monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
+    assert not sums_codes.__wrapped__()
+    assert "sums products of integers wrongly" in caplog.text
