@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
@@ -32,10 +32,12 @@ from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import (
+    Int4Linear,
     Int8Linear,
     NativeLinear,
     PackedEmbedding,
     PackedLinear,
+    as_linear,
     best_layout,
     sums_codes,
 )
@@ -46,6 +48,7 @@ from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 _MOST_LAYERS = 10_000
+_QUANTIZED: dict[str, type[Int8Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 def load_target(
@@ -68,7 +71,8 @@ def load_target(
     the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
     `prepacked` lays the weights of linears out for the CPU's kernels; None does so where there are such kernels, unless
     the model is compiled: the compiler brings its own and refuses these.
-    `quantize` `int8` keeps the weights of all linears but the head in 8 bits, on a CPU with native kernels.
+    `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
+    native kernels; inputs of products are rounded to 8 bits.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -78,12 +82,12 @@ def load_target(
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
     if prepacked and compiled:
         raise UsageError("a compiled target can't be prepacked as well: choose one")
-    if quantize not in (None, "int8"):
-        raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
+    if quantize is not None and quantize not in _QUANTIZED:
+        raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantised checkpoint")
     torch_device, name = resolve_device(device), find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
-            "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
+            f"{quantize} weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
     if eager and (torch_device.type != "cuda" or compiled):
@@ -171,12 +175,13 @@ def _prepack(
     """Lay out the weights of a model's linears for this machine; returns its native passes, if it has such."""
     layout = best_layout(device, dtype)
     if quantize:
-        head = model.get_output_embeddings()
-        weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
-        prepack_linears(model, lambda linear, **how: (NativeLinear if linear is head else Int8Linear)(linear, **how))
+        head, inner = model.get_output_embeddings(), _QUANTIZED[quantize]
+        weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+        prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
+        _quantize_embedding(model)
         _leave_file(model)
-        replace_experts(model, Int8Linear, dtype)
-        _check_quantized(model, weights)
+        replace_experts(model, inner, dtype)
+        _check_quantized(model, quantize, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
         _leave_file(model)
@@ -187,6 +192,18 @@ def _prepack(
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
+
+
+def _quantize_embedding(model: Any) -> None:
+    """Keep a plain embedding in 8 bits: in the head's weights, if these are the same."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not nn.Embedding:
+        return
+    if isinstance(head, PackedLinear) and head.tied:
+        head.untie()
+        model.set_input_embeddings(PackedEmbedding(head))
+    else:
+        model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
 
 
 def _leave_file(model: Any) -> None:
@@ -200,16 +217,16 @@ def _leave_file(model: Any) -> None:
             tensor.data = mapped_copy(tensor.data)
 
 
-def _check_quantized(model: Any, weights: int) -> None:
-    """Warn if few of a model's `weights` are in 8 bits; UnsupportedModelError if none is."""
-    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, Int8Linear))
+def _check_quantized(model: Any, quantize: str, weights: int) -> None:
+    """Warn if few of a model's `weights` are quantised; UnsupportedModelError if none is."""
+    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
     name = type(model).__name__
     if not quantized:
-        raise UnsupportedModelError(f"int8: {name} has no linear layers to quantise; load it without quantize")
+        raise UnsupportedModelError(f"{quantize}: {name} has no linear layers to quantise; load it without quantize")
     if quantized < weights / 2:
         _LOG.warning(
-            "int8: only %.0f %% of the weights of %s are in linear layers and take 8 bits; the others stay as they are",
-            100 * quantized / weights, name,
+            "%s: only %.0f %% of the weights of %s are in linear layers and are quantised; the others stay as they are",
+            quantize, 100 * quantized / weights, name,
         )  # fmt: skip
 
 

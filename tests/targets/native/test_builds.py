@@ -33,9 +33,9 @@ def library(folder: Path, name: str, content: bytes = b"code") -> Path:
         (f"{V3} avx_vnni", "Intel(R) Core(TM)", "avx2-vnni"),
         (V4, "Intel(R) Xeon(R)", "avx512"),
         (f"{V4} avx512_vnni", "Intel(R) Xeon(R)", "avx512-vnni"),
-        (f"{V4} avx512_bf16 avx512vbmi avx512_vnni", "AMD EPYC", "avx512-bf16-amd"),
-        (f"{V4} avx512_bf16 avx512vbmi avx512_vnni amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
-        (f"{V4} avx512vbmi", "AMD EPYC", "avx512-amd"),
+        (f"{V4} avx512_bf16 avx512_vnni", "AMD EPYC", "avx512-bf16-amd"),
+        (f"{V4} avx512_bf16 avx512_vnni amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
+        (f"{V4} avx512_bf16", "AMD EPYC", "avx512-amd"),
         ("avx2", "AMD EPYC", None),
     ],
 )

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import PackedEmbedding, PackedLinear, sums_codes
-from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, product
+from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
+from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, nearest4, product
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 
@@ -156,3 +156,30 @@ def test_the_sums_of_this_processor_are_tried(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
     assert not sums_codes.__wrapped__()
     assert "sums products of integers wrongly" in caplog.text
+
+
+def test_eight_bits_are_the_nearest_of_255_steps() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(70, 20).requires_grad_(False)
+    plain.weight[3, 32:64] = 0
+    native, padded = Int8Linear(plain, False), torch.nn.functional.pad(plain.weight, (0, 26)).view(20, 3, GROUP)
+    steps = native.blocks().scales.float()
+    exact = padded.abs().amax(2) / 127
+    assert (steps >= exact).all()
+    assert (steps <= exact * (1 + 2**-10) + 2**-24).all()
+    errors = (native.weight - plain.weight).abs()
+    assert (errors <= steps.repeat_interleave(GROUP, 1)[:, :70] * 0.5001).all()
+    x = torch.randn(5, 70)
+    torch.testing.assert_close(native(x), x @ native.weight.T + plain.bias, rtol=2e-2, atol=2e-2)
+
+
+def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    blocks = nearest4(weight)
+    error = (blocks.floats(256) - weight).square().mean()
+    type_ = gguf.GGMLQuantizationType.Q4_0
+    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
+    assert blocks.kind == Kind.SIGNED4
+    assert error < 0.85 * (theirs - weight).square().mean()
+    assert not nearest4(torch.zeros(3, 64)).floats(64).any()

@@ -24,7 +24,7 @@ from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
-from eyas.targets.native.linears import PackedEmbedding
+from eyas.targets.native.linears import PackedEmbedding, matrix_of
 
 _LOG = logging.getLogger("eyas")
 
@@ -115,8 +115,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         positions=None if positions is None else positions.weight.detach(),
         in_parallel=parallel.pop(),
     )
-    embedding = shared["embed_tokens"]
-    table = embedding.table if isinstance(embedding, PackedEmbedding) else embedding.weight.detach()
+    table = matrix_of(shared["embed_tokens"])
     return NativeDecoder(
         parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form
     )

@@ -41,9 +41,9 @@ class Build:
 
 def _builds() -> tuple[Build, ...]:
     v3, v4 = "avx2 fma f16c bmi1 bmi2 movbe", "avx512f avx512bw avx512cd avx512dq avx512vl"
-    bf16 = "-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"
+    bf16 = "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"
     levels = (
-        ("avx512-bf16", f"{v3} {v4} avx512_bf16 avx512vbmi avx512_vnni", bf16),
+        ("avx512-bf16", f"{v3} {v4} avx512_bf16 avx512_vnni", bf16),
         ("avx512-vnni", f"{v3} {v4} avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
         ("avx512", f"{v3} {v4}", ("-march=x86-64-v4",)),
         ("avx2-vnni", f"{v3} avx_vnni", ("-march=x86-64-v3", "-mavxvnni")),

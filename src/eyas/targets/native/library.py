@@ -30,7 +30,7 @@ from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole
 _LOG = logging.getLogger("eyas")
 DISABLE = "EYAS_NATIVE"
 """The environment variable that turns the kernels off, if it is 0."""
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """What a prepacked weight may hold, and its number in the kernels."""
 
 
@@ -48,10 +48,10 @@ class Way(IntFlag):
 
 
 class Linear(Structure):
-    """A prepacked weight, its bias and scale."""
+    """A prepacked weight and its bias."""
 
     _fields_ = (
-        ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
+        ("weight", c_void_p), ("bias", c_void_p),
         ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("ways", c_int64),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and weights quantised to int8.
+"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and packed ones of 4 and 8 bits.
 
 Every output is summed over the inputs in one order, in float32, whatever else is in the pass: a token's result is the
 same to the bit alone and in a batch, in a plain pass and in a tree.
@@ -21,7 +21,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
 from eyas.targets.linears import SAMPLED, PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
-from eyas.targets.native.packed import GROUP, Blocks, Kind, product
+from eyas.targets.native.packed import GROUP, Blocks, Kind, nearest4, nearest8, product
 
 _LOG = logging.getLogger("eyas")
 
@@ -118,25 +118,23 @@ def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tenso
 
 
 @cache
-def _ways(dtype: torch.dtype) -> int:
-    """How bfloat16 inputs are multiplied by weights of this dtype on this machine, as the kernels take it.
+def _ways() -> int:
+    """How bfloat16 inputs and weights are multiplied on this machine, as the kernels take it.
 
     By tiles (AMX) where there are any that aren't slower, else in pairs (`vdpbf16ps`) where so many tokens are faster
     so, a bit each. Measured once on a machine, in some 100 ms. A processor whose sums aren't the documented ones gets
     chains.
     """
     found = kernels()
-    layout = {torch.bfloat16: NativeLinear, torch.int8: Int8Linear}.get(dtype)
-    if found is None or not found.ways or layout is None:
+    if found is None or not found.ways:
         return 0
-    name = f"ways-{str(dtype).removeprefix('torch.')}-{found.name}"
-    faster = measured_once(name, lambda: _measure_ways(layout, found.ways))
+    faster = measured_once(f"ways-{found.name}", lambda: _measure_ways(found.ways))
     return Way.TILES if faster["tiles"] else sum(1 << tokens for tokens in faster["pairs"])
 
 
-def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
+def _measure_ways(offered: Way) -> dict[str, Any]:
     """Whether tiles are faster, and which numbers of tokens are in pairs."""
-    linears = [layout(linear, False) for linear in _trial_linears(torch.bfloat16)]
+    linears = [NativeLinear(linear, False) for linear in _trial_linears(torch.bfloat16)]
 
     def way(bits: int) -> list[Callable[[Tensor], Tensor]]:
         return [partial(each.run, each.struct(0, each.out_features, bits), rounds=False) for each in linears]
@@ -160,17 +158,17 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
 def weight_formats(model: nn.Module) -> str | None:
     """In which formats of 4 and 8 bits a model's weights are multiplied, such as `Q4_1, Q8_0`; None if in none."""
     found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
-    found |= {"int8" for module in model.modules() if isinstance(module, Int8Linear)}
     return ", ".join(sorted(found)) or None
 
 
 def _ways_of(model: nn.Module) -> int | None:
-    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none."""
-    weights = {module._prepacked.dtype for module in model.modules() if isinstance(module, NativeLinear)}
-    weights.discard(torch.uint8)  # packed ones
-    if not weights:
-        return None
-    return _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
+    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none, or in integers."""
+    weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(Kind)
+    return None if not weights or _is_packed(model) else _ways() * (KINDS[torch.bfloat16] in weights)
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def multiplies_by_vectors(model: nn.Module) -> bool:
@@ -178,14 +176,10 @@ def multiplies_by_vectors(model: nn.Module) -> bool:
     return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
 
 
-def _is_packed(model: nn.Module) -> bool:
-    return any(isinstance(module, PackedLinear) for module in model.modules())
-
-
 def describe_products(model: nn.Module) -> str:
     """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
     if _is_packed(model):
-        return "eyas's, in integers" + ", by VNNI" * loaded_kernels().vnni
+        return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
     ways = _ways_of(model)
     if ways is None:
         return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
@@ -216,14 +210,15 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 class NativeLinear(PrepackedLinear):
     """A frozen replacement of `nn.Linear` whose weight lies in panels of 16 outputs."""
 
-    _scale: Tensor | None = None
-
     def _pack(self, weight: Tensor) -> Tensor:
-        self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
+        self._widen_bias()
         return loaded_kernels().pack(weight)
 
+    def _widen_bias(self) -> None:
+        self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
+
     def exact(self) -> Tensor:
-        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds nothing but scales."""
+        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds it once at most."""
         return loaded_kernels().unpack(self._prepacked, self.out_features)
 
     def restored(self) -> Tensor:
@@ -239,7 +234,7 @@ class NativeLinear(PrepackedLinear):
 
     def _way_of(self, inputs: torch.dtype) -> int:
         """How inputs of a dtype are multiplied, as the kernels take it."""
-        return _ways(self._prepacked.dtype) if inputs == torch.bfloat16 else 0
+        return _ways() if inputs == self._prepacked.dtype == torch.bfloat16 else 0
 
     @property
     def kind(self) -> int:
@@ -250,10 +245,10 @@ class NativeLinear(PrepackedLinear):
         """As `rows`, multiplied in such a way."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
-        weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
+        weight, bias = self._prepacked, address(self._wide_bias)  # no tensor operations here
         return Linear(
             weight.data_ptr() + first // PANEL * weight.stride(0) * weight.element_size(),
-            *(at and at + 4 * first for at in vectors), outputs, self.in_features, self.kind, ways,
+            bias and bias + 4 * first, outputs, self.in_features, self.kind, ways,
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -279,23 +274,13 @@ class NativeLinear(PrepackedLinear):
         return self
 
 
-class Int8Linear(NativeLinear):
-    """A `NativeLinear` whose weight is quantised to int8, with one scale for each output (weight-only)."""
-
-    def _pack(self, weight: Tensor) -> Tensor:
-        wide = weight.float()
-        self._scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        super()._pack(weight[:0])
-        return loaded_kernels().pack((wide / self._scale.unsqueeze(1)).round().to(torch.int8))
-
-    def exact(self) -> Tensor:
-        assert self._scale is not None
-        return super().exact() * self._scale.unsqueeze(1)
-
-
 class PackedLinear(NativeLinear):
     """A `NativeLinear` with weights in 4 or 8 bits, whose inputs become codes of 8 bits: it multiplies in integers."""
 
+    name: str
+    """Of the format of the weights, as users know it."""
+    _kind: Kind
+    _tied = False
     as_floats = False
     """Whether inputs stay as they are, which trials need: a code that rounding turns would hide much."""
 
@@ -309,7 +294,7 @@ class PackedLinear(NativeLinear):
         made.stacked, made._shared, made.transposed = None, None, False
         made.in_features, made.out_features, made._dtype = inputs, len(blocks.codes), dtype
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
-        made._wide_bias = None if bias is None else bias.detach().float().contiguous()
+        made._widen_bias()
         made.name, made._kind, made._tied, made._prepacked = name, blocks.kind, tied, blocks.panels()
         made._first = made.blocks(-(-SAMPLED // inputs)).floats(inputs).to(dtype).flatten()[:SAMPLED]
         return made
@@ -319,8 +304,17 @@ class PackedLinear(NativeLinear):
         return self._kind
 
     @property
+    def shape(self) -> torch.Size:
+        """That of the weight, [out, in]."""
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
     def tied(self) -> bool:
-        return self._tied
+        return self._tied or super().tied
+
+    def untie(self) -> None:
+        """Let go of the embedding's own weight: from now on it looks up this one."""
+        self._shared, self._tied = None, True
 
     def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # codes are made of any
         return Way.AS_FLOATS if self.as_floats else 0
@@ -333,6 +327,11 @@ class PackedLinear(NativeLinear):
     def exact(self) -> Tensor:
         return self.blocks().floats(self.in_features)
 
+    def chosen(self, ids: Tensor) -> PackedLinear:
+        """A layer of the outputs `ids` alone."""
+        bias = None if self.bias is None else self.bias[ids]
+        return self.of_blocks(self.blocks().rows(ids), self.name, self._dtype, self.in_features, bias, False)
+
     def lookup(self, ids: Tensor) -> Tensor:
         """The rows [..., in] of the weight that `ids` [...] name, in this layer's dtype."""
         flat = ids.reshape(-1).contiguous()
@@ -344,6 +343,26 @@ class PackedLinear(NativeLinear):
             threads_for(out.numel()),
         )  # fmt: skip
         return out.to(self._dtype).view(*ids.shape, self.in_features)
+
+
+class Int8Linear(PackedLinear):
+    """A `PackedLinear` that quantises its weight to 8 bits."""
+
+    name = "int8"
+    _nearest = staticmethod(nearest8)
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        self._widen_bias()
+        blocks = self._nearest(weight)
+        self._kind = blocks.kind
+        return blocks.panels()
+
+
+class Int4Linear(Int8Linear):
+    """A `PackedLinear` that quantises its weight to 4 bits."""
+
+    name = "int4"
+    _nearest = staticmethod(nearest4)
 
 
 @cache
@@ -383,6 +402,16 @@ class PackedEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """The embeddings [..., H] of tokens [...]."""
         return self.table.lookup(ids)
+
+
+def matrix_of(module: Any) -> Tensor | PackedLinear:
+    """The weight of an embedding or a head, row-major or packed."""
+    if isinstance(module, PackedEmbedding):
+        return module.table
+    if isinstance(module, PackedLinear):
+        return module
+    weight: Tensor = module.weight.detach()
+    return weight
 
 
 def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:

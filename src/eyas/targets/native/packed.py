@@ -30,10 +30,10 @@ LEAST_INPUT = 2.0**-60
 class Kind(IntEnum):
     """How a packed weight lies in panels, by its number in the kernels."""
 
-    SIGNED8 = 3
-    LEAST8 = 4
-    SIGNED4 = 5
-    LEAST4 = 6
+    SIGNED8 = 2
+    LEAST8 = 3
+    SIGNED4 = 4
+    LEAST4 = 5
 
     @property
     def bits(self) -> int:
@@ -164,3 +164,51 @@ GGML: dict[str, Callable[[Tensor], Blocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
 }  # fmt: skip
 """GGML's types that stay packed, and what their blocks [out, B, bytes] hold."""
+
+
+def nearest8(weight: Tensor) -> Blocks:
+    """The nearest weights in 8 bits: codes from -127 to 127, a scale for each block of a weight [out, in]."""
+    wide = _padded(weight)
+    scales = _above(wide.abs().amax(2) / 127)
+    steps = scales.float().clamp(min=torch.finfo(torch.float16).tiny).unsqueeze(2)
+    codes = (wide / steps).round().clamp(-127, 127) + Kind.SIGNED8.zero
+    return Blocks(Kind.SIGNED8, codes.to(torch.uint8), scales)
+
+
+def nearest4(weight: Tensor) -> Blocks:
+    """Weights [out, in] in 4 bits: codes from -8 to 7, and of many scales the one with the least squared error.
+
+    The value farthest from 0 becomes -8, or nearly so: among scales up to a fifth smaller or larger, of either sign.
+    Each is then the best one for its codes (least squares), if that is better.
+    """
+    wide = _padded(weight)
+    farthest = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)  # [out, B]
+    best = torch.full_like(farthest, float("inf"))
+    scales, codes = farthest.half(), torch.zeros_like(wide, dtype=torch.uint8)
+    for steps in _TRIED:
+        tried = (farthest / steps).half()
+        for _ in range(2):
+            divisors = torch.where(tried == 0, torch.ones_like(tried), tried).float().unsqueeze(2)
+            found = (wide / divisors).round().clamp(-8, 7)
+            errors = (found * tried.float().unsqueeze(2) - wide).square().sum(2)
+            better = errors < best
+            best = torch.where(better, errors, best)
+            scales = torch.where(better, tried, scales)
+            codes = torch.where(better.unsqueeze(2), (found + Kind.SIGNED4.zero).to(torch.uint8), codes)
+            tried = ((found * wide).sum(2) / found.square().sum(2).clamp(min=1)).half()
+    return Blocks(Kind.SIGNED4, codes, scales)
+
+
+_TRIED = (-9.6, -8.8, -8.4, -8.0, -7.6, -7.2, -6.6, 6.6, 7.0, 7.4, 7.8)
+"""Which code a block's farthest value is given, before it is rounded."""
+
+
+def _padded(weight: Tensor) -> Tensor:
+    """A weight [out, in] as blocks [out, B, 32] in float32, with zeros at the end."""
+    return F.pad(weight.float(), (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
+
+
+def _above(values: Tensor) -> Tensor:
+    """The least float16 numbers that aren't below positive values."""
+    near = values.half()
+    return torch.where(near.float() < values, (near.view(torch.int16) + 1).view(torch.float16), near)

@@ -44,7 +44,6 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
                     std::memcpy(to, weight + (row * in + i) * bytes, bytes);
                 else
                     std::memset(to, 0, bytes);
-                if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(0x80 - std::max<int>(*to, -127));
             }
         }
     });
@@ -58,7 +57,6 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
         for (int64_t i = 0; i < in; i++) {
             char* to = weight + (row * in + i) * bytes;
             std::memcpy(to, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
-            if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(-(*to & 0x7f));
         }
     });
 }

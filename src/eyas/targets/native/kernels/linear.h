@@ -1,8 +1,8 @@
 // Products of few tokens with a packed weight (weight.h).
 //
 // Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
-// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16 and
-// int8 the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
+// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16
+// the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
 // chains take subnormal numbers for 0. So the two can be chosen by speed alone. Processors with AMX multiply by tiles
 // (tiles.h), in an order of their own, which depends on nothing else either. Packed weights have sums of their own (integer.h).
 //
@@ -26,13 +26,13 @@ constexpr int together(int tokens) {        // panels that are worked on at once
 using Hint = decltype(_MM_HINT_T0);
 
 // How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
-// lose its inputs to them (except where int8 weights have little time to get from there to the first).
+// lose its inputs to them.
 #if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
-constexpr Hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
+constexpr Hint HINT = _MM_HINT_T1;
 #else
 constexpr int64_t ahead(int64_t) { return 4096; }
-constexpr Hint hint(int64_t, int) { return _MM_HINT_T0; }
+constexpr Hint HINT = _MM_HINT_T0;
 #endif
 
 // The sums [T, P, PARTS] of T tokens with P panels.
@@ -40,7 +40,6 @@ template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t row = PANEL * bytes_of(KIND);
     [[maybe_unused]] constexpr int64_t step = step_of(KIND);
-    constexpr Hint HINT = hint(KIND, T);
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
@@ -55,28 +54,25 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
 #ifdef __AVX512F__
     if constexpr (step > 1)
         for (; i + step <= in; i += step) {
-            __m512i words[P][step / 2];
+            __m512i words[P];
             const int64_t ahead = fetch.at(i);
             for (int p = 0; p < P; p++) {
-                load_words<KIND>(panel[p] + i * row, words[p]);
+                words[p] = _mm512_loadu_si512(panel[p] + i * row);
                 _mm_prefetch(panel[p] + ahead, HINT);
             }
-            for (int pair = 0; pair < step / 2; pair++) {
 #if defined(__AVX512BF16__)
-                if constexpr (PAIRED) {
-                    for (int t = 0; t < T; t++) {
-                        const __m512i both = all_of_pair(tokens.pairs + t * in_pairs(in) + i + 2 * pair);
-                        const __m512bh factors = reinterpret_cast<__m512bh>(both);
-                        for (int p = 0; p < P; p++)
-                            sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p][pair]), factors);
-                    }
-                    continue;
+            if constexpr (PAIRED) {
+                for (int t = 0; t < T; t++) {
+                    const __m512bh factors = reinterpret_cast<__m512bh>(all_of_pair(tokens.pairs + t * in_pairs(in) + i));
+                    for (int p = 0; p < P; p++)
+                        sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p]), factors);
                 }
-#endif
-                vec even[P][PARTS], odd[P][PARTS];
-                for (int p = 0; p < P; p++) even[p][0] = first_of(words[p][pair]), odd[p][0] = second_of(words[p][pair]);
-                add(i + 2 * pair + 1, odd), add(i + 2 * pair, even);
+                continue;
             }
+#endif
+            vec even[P][PARTS], odd[P][PARTS];
+            for (int p = 0; p < P; p++) even[p][0] = first_of(words[p]), odd[p][0] = second_of(words[p]);
+            add(i + 1, odd), add(i, even);
         }
 #endif
     for (; i < in; i++) {
@@ -105,11 +101,8 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 }
 
 inline Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels) {
-    if (paired && kind == BFLOAT16) return tile_of<BFLOAT16, PAIRS>(tokens, panels);
-    if (paired && kind == INT8) return tile_of<INT8, PAIRS>(tokens, panels);
-    return kind == FLOAT32    ? tile_of<FLOAT32, false>(tokens, panels)
-           : kind == BFLOAT16 ? tile_of<BFLOAT16, false>(tokens, panels)
-                              : tile_of<INT8, false>(tokens, panels);
+    if (kind == FLOAT32) return tile_of<FLOAT32, false>(tokens, panels);
+    return paired ? tile_of<BFLOAT16, PAIRS>(tokens, panels) : tile_of<BFLOAT16, false>(tokens, panels);
 }
 
 // The tile of a packed weight: of so many tokens and as many panels as go together, or one.
@@ -210,7 +203,7 @@ class WithoutSubnormals {
     unsigned before_;
 };
 
-// Sums with their scale and bias, the model's own rounding included.
+// Sums with their bias, the model's own rounding included.
 inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[PARTS]) {
     float tail[PANEL];
     auto of_outputs = [&](const float* values, int part) {
@@ -219,7 +212,6 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
         return load(tail + part * LANES);
     };
     for (int part = 0; part < PARTS; part++) {
-        if (linear.scale) sum[part] = mul(sum[part], of_outputs(linear.scale, part));
         if (linear.bias) sum[part] = add(sum[part], of_outputs(linear.bias, part));
         if (bf16) sum[part] = rounded(sum[part]);
     }
