@@ -151,7 +151,9 @@ def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
     assert torch.equal(blocks.rows(order).floats(96), expected[order])
 
 
-def test_the_sums_of_this_processor_are_tried(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_sums_of_this_processor_are_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert sums_codes.__wrapped__()
     monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
     assert not sums_codes.__wrapped__()

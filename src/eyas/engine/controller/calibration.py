@@ -34,7 +34,7 @@ from eyas.machine import measured_once
 from eyas.targets import Target
 from eyas.targets.fingerprint import weight_shapes
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import weight_formats, lone_torch
+from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree

@@ -116,9 +116,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         in_parallel=parallel.pop(),
     )
     table = matrix_of(shared["embed_tokens"])
-    return NativeDecoder(
-        parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form
-    )
+    return NativeDecoder(parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form)
 
 
 def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:

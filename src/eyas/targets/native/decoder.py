@@ -22,7 +22,18 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.latent import LatentHeads, latent_parts
-from eyas.targets.native.library import KINDS, PANEL, Activation, Experts, Latent, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.library import (
+    KINDS,
+    PANEL,
+    Activation,
+    Experts,
+    Latent,
+    Layer,
+    Linear,
+    Mode,
+    NativePass,
+    kernels,
+)
 from eyas.targets.native.library import Decoder as DecoderStruct
 from eyas.targets.native.linears import NativeLinear, PackedLinear, address, threads_for
 from eyas.targets.slots import SlotCache

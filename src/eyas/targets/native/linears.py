@@ -288,7 +288,7 @@ class PackedLinear(NativeLinear):
     def of_blocks(
         cls, blocks: Blocks, name: str, dtype: torch.dtype, inputs: int, bias: Tensor | None, tied: bool
     ) -> PackedLinear:
-        """A layer from `inputs` features in `dtype`, with weights of a format of that `name`, perhaps an embedding's."""
+        """A layer from `inputs` features in `dtype`, with weights in a format of that `name`, perhaps tied."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.stacked, made._shared, made.transposed = None, None, False

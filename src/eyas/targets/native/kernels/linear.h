@@ -129,7 +129,7 @@ inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens)
 // Tokens are worked on in so many groups of nearly equal size.
 inline int64_t groups_of(int64_t tokens, int64_t most = MOST) { return (tokens + most - 1) / most; }
 
-inline bool is_tiled(const Linear& linear) { return PAIRS && linear.ways >= TILES; }
+inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.ways >= TILES; }
 
 // Whether a group of so many tokens is multiplied by `vdpbf16ps`.
 inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
