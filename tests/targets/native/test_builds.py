@@ -12,8 +12,8 @@ from eyas.machine import processor_flags, processor_model
 from eyas.targets.native import builds, linears
 from eyas.targets.native.builds import BUILDS, FLAGS, compile_library, compiler, prebuilt, sources_hash
 from eyas.targets.native.library import KINDS, Kernels, kernels
-from eyas.targets.native.packed import Kind
-from tests.targets.native.test_packed import drawn, layer
+from eyas.targets.native.linears import PackedLinear
+from eyas.targets.native.packed import Kind, random_blocks
 
 V3 = "avx2 fma f16c bmi1 bmi2 movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -84,7 +84,7 @@ def test_every_build_compiles_and_computes_the_same_bits(
     assert made.ways == here.ways or not processor_model().startswith("AMD")
     assert made.vnni == ("vnni" in " ".join(build.flags))
     x = torch.randn(33, 70)
-    packed = [layer(drawn(kind, 40, 70), 70) for kind in Kind]
+    packed = [PackedLinear.of_blocks(random_blocks(kind, 40, 70), "", x.dtype, 70, None, False) for kind in Kind]
     expected = [each(x) for each in packed]
     monkeypatch.setattr(linears, "loaded_kernels", lambda: made)
     assert all(torch.equal(each(x), products) for each, products in zip(packed, expected, strict=True))

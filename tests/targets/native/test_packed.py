@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import gguf
@@ -15,19 +16,11 @@ from torch import Tensor
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
-from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, nearest4, product
+from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, nearest4, product, random_blocks
+
+from ... import gguf_models
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-
-
-def drawn(kind: Kind, out: int, width: int, seed: int = 0) -> Blocks:
-    """Random blocks, with all codes."""
-    draw = torch.Generator().manual_seed(seed)
-    count = -(-width // GROUP)
-    codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
-    codes.flatten(1)[:, width:] = kind.zero
-    scales, least = (torch.randn(out, count, generator=draw).half() for _ in range(2))
-    return Blocks(kind, codes, scales, None if kind.zero else least)
 
 
 def layer(blocks: Blocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> PackedLinear:
@@ -44,6 +37,10 @@ def rounded(value: Fraction) -> Fraction:
 def summed(blocks: Blocks, x: Tensor) -> Tensor:
     """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
     count, found = blocks.codes.shape[1], torch.empty(len(x), len(blocks.codes))
+    factors, least = blocks.factors()
+    inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
+    if blocks.kind is Kind.HALVES8:
+        inner, factors = blocks.scales.long(), blocks.shared.float().repeat_interleave(8, 1)
     for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
         most = row.abs().amax(1)
         codes = (row * (127 / most).unsqueeze(1)).round().long()
@@ -51,12 +48,14 @@ def summed(blocks: Blocks, x: Tensor) -> Tensor:
         for o in range(len(blocks.codes)):
             total = Fraction(0)
             for b in range(count):
-                weights = blocks.codes[o, b].long() - blocks.kind.zero
-                scaled = rounded(Fraction(int((weights * codes[b]).sum())) * Fraction(scales[b]))
-                total = rounded(scaled * Fraction(float(blocks.scales[o, b])) + total)
-                if blocks.least is not None:
+                weights = (blocks.codes[o, b].long() - blocks.kind.zero).view(inner.shape[2], -1) * inner[
+                    o, b
+                ].unsqueeze(1)
+                scaled = rounded(Fraction(int((weights.flatten() * codes[b]).sum())) * Fraction(scales[b]))
+                total = rounded(scaled * Fraction(float(factors[o, b, 0])) + total)
+                if least is not None:
                     offset = rounded(Fraction(int(codes[b].sum())) * Fraction(scales[b]))
-                    total = rounded(offset * Fraction(float(blocks.least[o, b])) + total)
+                    total = rounded(offset * Fraction(float(least[o, b, 0])) + total)
             found[t, o] = float(total)
     return found
 
@@ -69,7 +68,7 @@ def summed(blocks: Blocks, x: Tensor) -> Tensor:
 def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
     kind: Kind, tokens: int, out: int, width: int, seed: int
 ) -> None:
-    blocks = drawn(kind, out, width, seed)
+    blocks = random_blocks(kind, out, width, seed)
     x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) + 1e-3
     found = layer(blocks, width)(x)
     assert torch.equal(found, summed(blocks, x))
@@ -78,20 +77,21 @@ def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
 
 @pytest.mark.parametrize("kind", Kind)
 def test_the_largest_codes_do_not_overflow(kind: Kind) -> None:
-    """Pairs of products in 16 bits are at their limit."""
-    codes = torch.full((16, 2, GROUP), (1 << kind.bits) - 1, dtype=torch.uint8)
+    """Pairs of products in 16 bits are at their limit, and a block's sum near that of exact floats."""
+    drawn = random_blocks(kind, 16, 64)
+    codes = torch.full_like(drawn.codes, (1 << kind.bits) - 1)
     codes[8:] = 0
-    ones = torch.ones(16, 2).half()
-    blocks = Blocks(kind, codes, ones, None if kind.zero else ones)
+    scales = torch.full_like(drawn.scales, 1 if kind < Kind.SUPER8 else -128 if kind is Kind.HALVES8 else 63)
+    blocks = replace(drawn, codes=codes, scales=scales)
     x = torch.full((2, 2 * GROUP), 127.0)
     x[1] = -127.0
-    expected = 2 * GROUP * x[:, :1] * (codes[:, 0, 0].float() - kind.zero + (0 if kind.zero else 1))
-    torch.testing.assert_close(layer(blocks, 2 * GROUP)(x), expected, rtol=1e-6, atol=0)
+    expected = x.double() @ blocks.floats(64).double().T
+    torch.testing.assert_close(layer(blocks, 64)(x).double(), expected, rtol=1e-6, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = layer(drawn(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
+    native = layer(random_blocks(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
     x = torch.randn(40, 96).bfloat16()
     alone = torch.cat([native(row.unsqueeze(0)) for row in x])
     for count in range(1, 41):
@@ -105,11 +105,12 @@ def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize(("out", "width"), [(1, 1), (16, 32), (37, 131)])
 def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> None:
-    blocks = drawn(kind, out, width)
+    blocks = random_blocks(kind, out, width)
     native = layer(blocks, width, torch.float32)
     found, weight = native.blocks(), blocks.floats(width)
-    assert torch.equal(found.codes, blocks.codes)
-    assert torch.equal(found.scales, blocks.scales)
+    for part in ("codes", "scales", "least", "shared"):
+        kept, given = getattr(found, part), getattr(blocks, part)
+        assert (kept is None and given is None) or torch.equal(kept, given)
     assert torch.equal(native.weight, weight)
     assert torch.equal(native.first(7), weight.flatten()[:7])
     ids = torch.tensor([[0, out - 1], [out // 2, 0]])
@@ -122,15 +123,15 @@ def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> Non
 
 @pytest.mark.parametrize("kind", Kind)
 def test_inputs_can_be_left_as_they_are(kind: Kind) -> None:
-    native = layer(drawn(kind, 40, 70), 70)
+    native = layer(random_blocks(kind, 40, 70), 70)
     native.as_floats = True
     x = torch.randn(20, 70)
     expected = x.double() @ native.weight.double().T
-    torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
 
 
 def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
-    native = layer(drawn(Kind.LEAST4, 16, 64), 64)
+    native = layer(random_blocks(Kind.LEAST4, 16, 64), 64)
     x = torch.zeros(3, 64)
     x[1, :32], x[2, 32:] = 2.0**-61, 2.0**-59
     found = native(x)
@@ -141,14 +142,14 @@ def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
 @pytest.mark.parametrize("name", GGML)
 def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
     type_ = gguf.GGMLQuantizationType[name]
-    values = np.random.default_rng(0).normal(size=(20, 96)).astype(np.float32)
-    raw = gguf.quantize(values, type_)
+    values = np.random.default_rng(0).normal(size=(20, 512)).astype(np.float32)
+    raw = gguf_models.blocks_of(values, name)
     size = gguf.GGML_QUANT_SIZES[type_][1]
     blocks = GGML[name](torch.from_numpy(raw).view(20, -1, size))
     expected = torch.from_numpy(gguf.dequantize(raw, type_))
-    assert torch.equal(blocks.floats(96), expected)
+    assert torch.equal(blocks.floats(512), expected)
     order = torch.randperm(20)
-    assert torch.equal(blocks.rows(order).floats(96), expected[order])
+    assert torch.equal(blocks.rows(order).floats(512), expected[order])
 
 
 def test_the_sums_of_this_processor_are_tried(
@@ -183,5 +184,5 @@ def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() ->
     type_ = gguf.GGMLQuantizationType.Q4_0
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
     assert blocks.kind == Kind.SIGNED4
-    assert error < 0.85 * (theirs - weight).square().mean()
+    assert error < 0.9 * (theirs - weight).square().mean()
     assert not nearest4(torch.zeros(3, 64)).floats(64).any()

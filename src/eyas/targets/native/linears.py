@@ -21,7 +21,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
 from eyas.targets.linears import SAMPLED, PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
-from eyas.targets.native.packed import GROUP, Blocks, Kind, nearest4, nearest8, product
+from eyas.targets.native.packed import GROUP, Blocks, Kind, nearest4, nearest8, product, random_blocks
 
 _LOG = logging.getLogger("eyas")
 
@@ -322,7 +322,7 @@ class PackedLinear(NativeLinear):
     def blocks(self, outputs: int | None = None) -> Blocks:
         """The weight in blocks as it was given, or its first outputs only."""
         count = self.out_features if outputs is None else min(outputs, self.out_features)
-        return Blocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count)
+        return Blocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count, self.in_features)
 
     def exact(self) -> Tensor:
         return self.blocks().floats(self.in_features)
@@ -368,12 +368,9 @@ class Int4Linear(Int8Linear):
 @cache
 def sums_codes() -> bool:
     """Whether this processor's products of packed weights are those of `packed.product`; a warning if they aren't."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3 * GROUP, generator=draw)
+    x = torch.randn(5, 9 * GROUP, generator=torch.Generator().manual_seed(0))
     for kind in Kind:
-        codes = torch.randint(1 << kind.bits, (40, 3, GROUP), dtype=torch.uint8, generator=draw)
-        scales, least = (torch.rand(40, 3, generator=draw).half() for _ in range(2))
-        blocks = Blocks(kind, codes, scales, None if kind.zero else -least)
+        blocks = random_blocks(kind, 40, x.shape[1])
         found = PackedLinear.of_blocks(blocks, kind.name, torch.float32, x.shape[1], None, False)(x)
         expected = product(blocks, x)
         if not torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max())):

@@ -11,7 +11,7 @@ Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from eyas.runtime import mapped_zeros
 from eyas.targets.native.library import PANEL
 
-GROUP = 32
-"""Inputs of a block."""
+GROUP, SUPER = 32, 8
+"""Inputs of a block, and blocks of a super-block."""
 LEAST_INPUT = 2.0**-60
 """Blocks of inputs that are all smaller count as 0."""
 
@@ -34,16 +34,24 @@ class Kind(IntEnum):
     LEAST8 = 3
     SIGNED4 = 4
     LEAST4 = 5
+    SUPER8 = 6
+    SUPER4 = 7
+    HALVES8 = 8
 
     @property
     def bits(self) -> int:
         """Bits of a code."""
-        return 8 if self in (Kind.SIGNED8, Kind.LEAST8) else 4
+        return 4 if self in (Kind.SIGNED4, Kind.LEAST4, Kind.SUPER4) else 8
+
+    @property
+    def has_least(self) -> bool:
+        """Whether code 0 stands for a least weight."""
+        return self in (Kind.LEAST8, Kind.LEAST4, Kind.SUPER8, Kind.SUPER4)
 
     @property
     def zero(self) -> int:
         """The code that stands for 0, where there is no least weight."""
-        return 0 if self in (Kind.LEAST8, Kind.LEAST4) else 1 << (self.bits - 1)
+        return 0 if self.has_least else 1 << (self.bits - 1)
 
 
 @dataclass(frozen=True)
@@ -52,50 +60,99 @@ class Blocks:
 
     kind: Kind
     codes: Tensor  # [out, B, 32] uint8
-    scales: Tensor  # [out, B] float16
-    least: Tensor | None = None  # [out, B] float16
+    scales: Tensor  # [out, B] float16; of super-blocks uint8, or [out, B, 2] int8
+    least: Tensor | None = None  # [out, B] as scales are
+    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, of 8 blocks each
 
     def rows(self, ids: Tensor) -> Blocks:
         """The outputs `ids` alone, in their order."""
-        least = None if self.least is None else self.least[ids]
-        return replace(self, codes=self.codes[ids], scales=self.scales[ids], least=least)
+        least, shared = (None if part is None else part[ids] for part in (self.least, self.shared))
+        return Blocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
+
+    def factors(self) -> tuple[Tensor, Tensor | None]:
+        """What codes are multiplied by, [out, B, 1 or 2] in float32, and the least weights [out, B, 1]; both exact."""
+        scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
+        wide = None if least is None else least.float().unsqueeze(2)
+        if self.shared is not None:
+            parts = self.shared.float().repeat_interleave(SUPER, 1)[:, : scales.shape[1]].split(1, dim=2)
+            scales = scales * parts[0]
+            wide = None if wide is None else wide * parts[1]
+        return scales, wide
 
     def floats(self, inputs: int) -> Tensor:
         """[out, in] the weights in float32, rounded once at most."""
-        values = (self.codes.float() - self.kind.zero) * self.scales.float().unsqueeze(2)
-        if self.least is not None:
-            values += self.least.float().unsqueeze(2)
+        scales, least = self.factors()
+        wide = (self.codes.float() - self.kind.zero).unflatten(2, (scales.shape[2], -1))
+        values = (wide * scales.unsqueeze(3)).flatten(2)
+        if least is not None:
+            values += least
         return values.flatten(1)[:, :inputs].contiguous()
 
     def panels(self) -> Tensor:
-        """[P, B, bytes of 16 x 32 weights] uint8, as the kernels read them."""
+        """[P, bytes of 16 outputs] uint8, as the kernels read them (`kernels/weight.h`)."""
         out, blocks, _ = self.codes.shape
         more = -out % PANEL
-        fours = F.pad(self.codes, (0, 0, 0, 0, 0, more)).contiguous().view(torch.int32)  # [out, B, 8], four inputs each
+        fours = F.pad(self.codes, (0, 0, 0, 0, 0, more)).contiguous().view(torch.int32)  # [out, B, 8], of four inputs
         fours = fours.view(-1, PANEL, blocks, 8).permute(0, 2, 3, 1).contiguous()  # [P, B, 8, 16]
         codes = fours.view(torch.uint8)
         if self.kind.bits == 4:
             low, high = codes.tensor_split(2, dim=2)
             codes = low | high << 4
-        parts = [self.scales] if self.least is None else [self.scales, self.least]
-        heads = [F.pad(part, (0, 0, 0, more)).view(-1, PANEL, blocks).transpose(1, 2) for part in parts]  # [P, B, 16]
-        header = torch.cat(heads, dim=2).contiguous().view(torch.uint8)
-        codes = codes.flatten(2)
-        made = mapped_zeros((*header.shape[:2], header.shape[2] + codes.shape[2]), torch.uint8, codes.device)
-        made[..., : header.shape[2]], made[..., header.shape[2] :] = header, codes
-        return made
+
+        def header(part: Tensor) -> Tensor:  # [out, B or S, n] -> [P, B or S, bytes], 16 outputs side by side
+            filled = F.pad(part, (0, 0, 0, 0, 0, more)).view(-1, PANEL, *part.shape[1:])
+            return filled.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
+
+        parts = [self.scales.view(out, blocks, -1), *(() if self.least is None else (self.least.unsqueeze(2),))]
+        block = torch.cat([*map(header, parts), codes.flatten(2)], dim=2).flatten(1)
+        first = [] if self.shared is None else [header(self.shared).flatten(1)]
+        size = sum(part.shape[1] for part in (*first, block))
+        made = mapped_zeros((len(block), size), torch.uint8, codes.device)
+        return torch.cat([*first, block], dim=1, out=made)
 
     @classmethod
-    def of_panels(cls, kind: Kind, panels: Tensor, out: int) -> Blocks:
-        """The blocks of a weight with `out` outputs that `panels` were made of."""
-        count, blocks, _ = panels.shape
-        halves = [2 * PANEL] * (1 if kind.zero else 2)
-        *heads, codes = panels.split([*halves, panels.shape[2] - sum(halves)], dim=2)
+    def of_panels(cls, kind: Kind, panels: Tensor, out: int, inputs: int) -> Blocks:
+        """The blocks of a weight with so many outputs and inputs that `panels` were made of."""
+        blocks, packed = -(-inputs // GROUP), kind >= Kind.SUPER8
+        parts = 2 if kind.has_least or kind is Kind.HALVES8 else 1
+
+        def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
+            wide = raw.contiguous().view(dtype).unflatten(2, (-1, PANEL))
+            return wide.permute(0, 3, 1, 2).flatten(0, 1)[:out].contiguous()
+
+        shared = None
+        if packed:
+            size = 2 * PANEL * (2 if kind.has_least else 1)
+            supers = -(-blocks // SUPER)
+            shared = numbers(panels[:, : supers * size].unflatten(1, (supers, size)), torch.float16)
+            panels = panels[:, supers * size :]
+        whole = panels.unflatten(1, (blocks, -1))
+        size = parts * PANEL * (1 if packed else 2)
+        codes = whole[..., size:]
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
-        fours = codes.contiguous().view(torch.int32).view(count, blocks, 8, PANEL).permute(0, 3, 1, 2).contiguous()
-        parts = [head.contiguous().view(torch.float16).transpose(1, 2).reshape(-1, blocks)[:out] for head in heads]
-        return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], *parts)
+        fours = codes.contiguous().view(torch.int32).unflatten(2, (8, PANEL)).permute(0, 3, 1, 2).contiguous()
+        own = torch.int8 if kind is Kind.HALVES8 else torch.uint8 if packed else torch.float16
+        scales, least = numbers(whole[..., :size], own), None
+        if kind is not Kind.HALVES8:
+            scales, least = scales[..., 0], scales[..., 1] if kind.has_least else None
+        return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+
+
+def random_blocks(kind: Kind, out: int, inputs: int, seed: int = 0) -> Blocks:
+    """Blocks with all codes, to try products with."""
+    draw = torch.Generator().manual_seed(seed)
+    count = -(-inputs // GROUP)
+    codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
+    if kind >= Kind.SUPER8:
+        shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_least, generator=draw).half() / 32
+        if kind is Kind.HALVES8:
+            scales = torch.randint(-128, 128, (out, count, 2), dtype=torch.int8, generator=draw)
+            return Blocks(kind, codes, scales, None, shared)
+        scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
+        return Blocks(kind, codes, scales, least, shared)
+    scales, lowest = (torch.randn(out, count, generator=draw).half() for _ in range(2))
+    return Blocks(kind, codes, scales, lowest if kind.has_least else None)
 
 
 def product(blocks: Blocks, x: Tensor) -> Tensor:
@@ -112,14 +169,19 @@ def product(blocks: Blocks, x: Tensor) -> Tensor:
     codes = (x * factors.unsqueeze(2)).round()  # [T, B, 32], ties to even
     scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]
     totals = codes.sum(2)
-    sums = torch.einsum("tbi,obi->bto", codes.double(), blocks.codes.double() - blocks.kind.zero)  # exact
+    weights, (factors, least) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
+    if blocks.kind is Kind.HALVES8:
+        weights = weights * blocks.scales.repeat_interleave(GROUP // 2, 2)
+        assert blocks.shared is not None
+        factors = blocks.shared.float().repeat_interleave(SUPER, 1)[:, :count]
+    sums = torch.einsum("tbi,obi->bto", codes.double(), weights)  # exact
     out = torch.zeros(len(x), len(blocks.codes), dtype=torch.float64)
     for block in range(count):
         scaled = (sums[block].float() * scales[:, block : block + 1]).double()
-        out = (out + scaled * blocks.scales[:, block].double()).float().double()
-        if blocks.least is not None:
+        out = (out + scaled * factors[:, block, 0].double()).float().double()
+        if least is not None:
             offset = (scales[:, block] * totals[:, block]).unsqueeze(1).double()
-            out = (out + offset * blocks.least[:, block].double()).float().double()
+            out = (out + offset * least[:, block, 0].double()).float().double()
     return out.float()
 
 
@@ -160,8 +222,50 @@ def _q5_1(raw: Tensor) -> Blocks:
     return Blocks(Kind.LEAST8, codes, _halves(raw, 0), _halves(raw, 2))
 
 
+def _six_bits(raw: Tensor) -> Tensor:
+    """[out, S, 8] the scales, and as many least weights behind them: 16 numbers of 6 bits in 12 bytes."""
+    first, second, third = raw.split(4, dim=2)
+    low = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
+    high = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
+    return torch.cat((low, high), dim=2)
+
+
+def _q4_k(raw: Tensor) -> Blocks:
+    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
+    codes = raw[..., 16:144].unflatten(2, (4, 32))
+    return Blocks(
+        Kind.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
+    )
+
+
+def _q5_k(raw: Tensor) -> Blocks:
+    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
+    fifth = raw[..., 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
+    codes = raw[..., 48:176].unflatten(2, (4, 32))
+    codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3) | fifth << 4
+    return Blocks(Kind.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
+
+
+def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales and least weights [out, B], and the two factors of them; GGML takes the latter away."""
+    factors = raw[..., :4].contiguous().view(torch.float16)  # [out, S, 2]
+    scales, least = (part.flatten(1) for part in numbers.split(8, dim=2))
+    return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
+
+
+def _q6_k(raw: Tensor) -> Blocks:
+    out = len(raw)
+    low = raw[..., :128].unflatten(2, (2, 1, 64)) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
+    high = raw[..., 128:192].unflatten(2, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    codes = low.reshape(out, -1, 8, 32) | high.reshape(out, -1, 8, 32) << 4
+    scales = raw[..., 192:208].contiguous().view(torch.int8).view(out, -1, 2)
+    codes = (codes + (Kind.HALVES8.zero - 32)).view(out, -1, GROUP)
+    return Blocks(Kind.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
+
+
 GGML: dict[str, Callable[[Tensor], Blocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 """GGML's types that stay packed, and what their blocks [out, B, bytes] hold."""
 

@@ -9,7 +9,8 @@
 //
 //     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, least, sum)
 //
-// block after block, in float32. So a result is the same bits for any number of tokens, panels and threads, with AVX2,
+// block after block, in float32. (Of a block with two scales, S is their products' sum, which is exact: below 2^24 as well.)
+// So a result is the same bits for any number of tokens, panels and threads, with AVX2,
 // AVX-512 and VNNI.
 #pragma once
 
@@ -31,6 +32,9 @@ inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<uns
 inline ivec pairs_of(ivec a, ivec b) { return _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm512_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
+inline vec bytes(const uint8_t* at) {
+    return floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
 inline void store_codes(int8_t* to, vec a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
@@ -45,6 +49,9 @@ inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
 inline ivec pairs_of(ivec a, ivec b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm256_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
+inline vec bytes(const uint8_t* at) {
+    return floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
 inline void store_codes(int8_t* to, vec a) {
     const __m256i wide = _mm256_cvtps_epi32(a);
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
@@ -70,7 +77,7 @@ inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 // What a token's block of inputs is multiplied by besides its codes.
 struct Step {
     float scale, sum;  // sum: scale times the sum of the codes
-    int32_t less;      // the sum of the codes with its sign changed
+    int32_t less[2];   // the sums of the first 16 codes and of the others, with their signs changed
 };
 
 inline float highest(vec a) {
@@ -84,12 +91,12 @@ inline float highest(vec a) {
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-inline int32_t sum_of_codes(const int8_t* codes) {  // of a block
+// The sums of a block's first 16 codes and of the others.
+inline void sums_of_codes(const int8_t* codes, int32_t (&sums)[2]) {
     const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
     const __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), all), _mm256_set1_epi16(1));
-    __m128i two = _mm_add_epi32(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
-    two = _mm_add_epi32(two, _mm_unpackhi_epi64(two, two));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
+    const __m256i two = _mm256_hadd_epi32(four, four), one = _mm256_hadd_epi32(two, two);
+    sums[0] = _mm256_cvtsi256_si32(one), sums[1] = _mm256_extract_epi32(one, 4);
 }
 
 // The codes of inputs x [in], padded to whole blocks, and the step of each block.
@@ -104,9 +111,10 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
         const bool counts = most >= least;
         const vec factor = all(counts ? 127.0f / most : 0.0f);
         for (int64_t i = 0; i < GROUP; i += LANES) store_codes(codes + i, mul(load(x + i), factor));
-        const int32_t total = sum_of_codes(codes);
+        int32_t sums[2];
+        sums_of_codes(codes, sums);
         const float scale = counts ? most * (1.0f / 127.0f) : 0.0f;
-        *steps = {scale, scale * static_cast<float>(total), -total};
+        *steps = {scale, scale * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
     }
 }
 
@@ -135,30 +143,48 @@ constexpr int together_in_integers(int tokens) {  // panels whose sums fit into 
     return LANES == 16 ? (tokens <= 2 ? 4 : tokens <= 5 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
+// Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.
+template <int64_t KIND>
+inline vec scale_of(const char* panel, const char* block, int64_t b, int part, int half = 0) {
+    if constexpr (!is_super(KIND)) return halves(block + part * 2 * LANES);
+    const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
+    if constexpr (has_least(KIND)) return mul(bytes(reinterpret_cast<const uint8_t*>(block) + part * LANES), all_of_super);
+    return mul(load(reinterpret_cast<const int8_t*>(block) + half * PANEL + part * LANES), all_of_super);
+}
+template <int64_t KIND>
+inline vec least_of(const char* panel, const char* block, int64_t b, int part) {
+    if constexpr (!is_super(KIND)) return halves(block + 2 * PANEL + part * 2 * LANES);
+    const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + 2 * PANEL + part * 2 * LANES);
+    return mul(bytes(reinterpret_cast<const uint8_t*>(block) + PANEL + part * LANES), all_of_super);
+}
+
 // The sums [T, P, PARTS] of T tokens with P panels; `fetch` counts blocks.
 template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
-    constexpr int64_t bytes = block_bytes(KIND), PART = 4 * LANES;
+    constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
-    constexpr bool WIDE = BITS == 8;
-    const int64_t blocks = blocks_of(in);
+    constexpr bool WIDE = BITS == 8, TWO = KIND == HALVES8;  // scales of a block
+    const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
     for (int64_t b = 0; b < blocks; b++) {
         const char* block[P];
         for (int p = 0; p < P; p++) {
-            block[p] = panels + (p * blocks + b) * bytes;
-            const char* next = panels + p * blocks * bytes + fetch.at(b);
+            block[p] = panels + p * bytes + first_block(KIND, blocks) + b * block_bytes(KIND);
+            const char* next = panels + p * bytes + fetch.at(b);
             for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
         }
         const int8_t* inputs = tokens.codes + b * GROUP;
         const Step* step = tokens.steps + b;
         ivec total[T][P][PARTS];
-        for (int t = 0; t < T; t++) {
-            const ivec start = has_least(KIND) ? all(0) : left(all(step[t * blocks].less), zero_bits(KIND));
-            for (int p = 0; p < P; p++)
-                for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
-        }
+        auto begin = [&](int half) {
+            for (int t = 0; t < T; t++) {
+                const int32_t(&less)[2] = step[t * blocks].less;
+                const ivec start = has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
+            }
+        };
         auto add_four = [&](int64_t i, const ivec (&w)[P][PARTS]) {  // inputs from i on
             for (int t = 0; t < T; t++) {
                 int32_t four;
@@ -168,26 +194,54 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<WIDE>(total[t][p][part], w[p][part], x);
             }
         };
-        for (int64_t i = 0; i < GROUP * BITS / 8; i += 4) {
-            ivec first[P][PARTS], second[P][PARTS];
+        auto add_codes = [&](int64_t first, int64_t stop) {  // stored as those of these inputs
+            for (int64_t i = first; i < stop; i += 4) {
+                ivec codes[P][PARTS], high[P][PARTS];
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++) {
+                        codes[p][part] = load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART);
+                        if constexpr (BITS == 4) {
+                            high[p][part] = both(right(codes[p][part], 4), low);
+                            codes[p][part] = both(codes[p][part], low);
+                        }
+                    }
+                add_four(i, codes);
+                if constexpr (BITS == 4) add_four(i + GROUP / 2, high);
+            }
+        };
+        begin(0);
+        if constexpr (TWO) {
+            vec first[T][P][PARTS];
+            auto scale = [&](int p, int part, int half) {
+                return load(reinterpret_cast<const int8_t*>(block[p]) + half * PANEL + part * LANES);
+            };
+            add_codes(0, GROUP / 2);
+            for (int t = 0; t < T; t++)
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++)
+                        first[t][p][part] = mul(floats(total[t][p][part]), scale(p, part, 0));
+            begin(1);
+            add_codes(GROUP / 2, GROUP);
             for (int p = 0; p < P; p++)
                 for (int part = 0; part < PARTS; part++) {
-                    const ivec codes = load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART);
-                    first[p][part] = BITS == 8 ? codes : both(codes, low);
-                    if (BITS == 4) second[p][part] = both(right(codes, 4), low);
+                    const vec shared = halves(panels + p * bytes + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
+                    for (int t = 0; t < T; t++) {
+                        const vec exact = fma(floats(total[t][p][part]), scale(p, part, 1), first[t][p][part]);
+                        sum[t][p][part] = fma(mul(exact, all(step[t * blocks].scale)), shared, sum[t][p][part]);
+                    }
                 }
-            add_four(i, first);
-            if (BITS == 4) add_four(i + GROUP / 2, second);
+            continue;
         }
+        add_codes(0, GROUP * BITS / 8);
         for (int p = 0; p < P; p++)
             for (int part = 0; part < PARTS; part++) {
-                const vec scale = halves(block[p] + part * 2 * LANES);
+                const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
                 for (int t = 0; t < T; t++) {
                     vec& own = sum[t][p][part];
                     own = fma(mul(floats(total[t][p][part]), all(step[t * blocks].scale)), scale, own);
                 }
                 if constexpr (has_least(KIND)) {
-                    const vec least = halves(block[p] + 2 * PANEL + part * 2 * LANES);
+                    const vec least = least_of<KIND>(panels + p * bytes, block[p], b, part);
                     for (int t = 0; t < T; t++) sum[t][p][part] = fma(all(step[t * blocks].sum), least, sum[t][p][part]);
                 }
             }
@@ -195,18 +249,20 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
     std::memcpy(result, sum, sizeof(sum));
 }
 
-// The weights of input i of a panel's block as floats.
+// What 16 outputs of a panel multiply input i by, as floats.
 template <int64_t KIND>
-inline void load_floats(const char* block, int64_t i, vec (&w)[PARTS]) {
+inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS]) {
     constexpr int BITS = code_bits(KIND);
-    const bool high = BITS == 4 && i >= GROUP / 2;
-    const int64_t at = header_bytes(KIND) + (high ? i - GROUP / 2 : i) / 4 * 4 * PANEL;
+    const int64_t b = i / GROUP, own = i % GROUP;
+    const char* block = panel + first_block(KIND, blocks_of(in)) + b * block_bytes(KIND);
+    const bool second = own >= GROUP / 2, high = BITS == 4 && second;
+    const int64_t at = header_bytes(KIND) + (high ? own - GROUP / 2 : own) / 4 * 4 * PANEL;
     for (int part = 0; part < PARTS; part++) {
         const ivec four = load_bits(block + at + part * 4 * LANES);
-        const vec code = floats(both(right(four, static_cast<int>(8 * (i % 4) + 4 * high)), all((1 << BITS) - 1)));
-        const vec scale = halves(block + part * 2 * LANES);
+        const vec code = floats(both(right(four, static_cast<int>(8 * (own % 4) + 4 * high)), all((1 << BITS) - 1)));
+        const vec scale = scale_of<KIND>(panel, block, b, part, second);
         if constexpr (has_least(KIND))
-            w[part] = fma(code, scale, halves(block + 2 * PANEL + part * 2 * LANES));
+            w[part] = fma(code, scale, least_of<KIND>(panel, block, b, part));
         else
             w[part] = mul(sub(code, all(static_cast<float>(1 << zero_bits(KIND)))), scale);
     }
@@ -218,7 +274,7 @@ void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec
     for (int64_t t = 0; t < tokens.count * PARTS; t++) result[t] = zero();
     for (int64_t i = 0; i < in; i++) {
         vec w[PARTS];
-        load_floats<KIND>(panels + i / GROUP * block_bytes(KIND), i % GROUP, w);
+        load_floats<KIND>(panels, i, in, w);
         for (int64_t t = 0; t < tokens.count; t++)
             for (int part = 0; part < PARTS; part++)
                 result[t * PARTS + part] = fma(all(tokens.x[t * tokens.ld + i]), w[part], result[t * PARTS + part]);
@@ -228,11 +284,12 @@ void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec
 // Row `output` of a packed weight as floats [in].
 template <int64_t KIND>
 void load_row(const char* weight, int64_t output, int64_t in, float* row) {
-    const char* panel = weight + output / PANEL * blocks_of(in) * block_bytes(KIND);
+    const int64_t blocks = blocks_of(in);
+    const char* panel = weight + output / PANEL * (first_block(KIND, blocks) + blocks * block_bytes(KIND));
     for (int64_t i = 0; i < in; i++) {
         vec w[PARTS];
         float lanes[PANEL];
-        load_floats<KIND>(panel + i / GROUP * block_bytes(KIND), i % GROUP, w);
+        load_floats<KIND>(panel, i, in, w);
         for (int part = 0; part < PARTS; part++) store(lanes + part * LANES, w[part]);
         row[i] = lanes[output % PANEL];
     }
@@ -245,7 +302,10 @@ auto with_kind(int64_t kind, const Work& work) {
         case SIGNED8: return work(std::integral_constant<int64_t, SIGNED8>());
         case LEAST8: return work(std::integral_constant<int64_t, LEAST8>());
         case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
-        default: return work(std::integral_constant<int64_t, LEAST4>());
+        case LEAST4: return work(std::integral_constant<int64_t, LEAST4>());
+        case SUPER8: return work(std::integral_constant<int64_t, SUPER8>());
+        case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());
+        default: return work(std::integral_constant<int64_t, HALVES8>());
     }
 }
 
