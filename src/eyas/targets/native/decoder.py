@@ -207,7 +207,8 @@ class NativeDecoder:
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
         positions, limit = form.positions, form.limit
-        if positions is not None and Table.of(positions)[2:] != table[2:]:
+        alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
+        if positions is not None and Table.of(positions)[2:] != alike:
             raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
         self._kept += [embedding, positions]
         if positions is not None and not (limit and limit <= len(positions)):
