@@ -122,7 +122,7 @@ def test_sums_that_are_wrong_on_this_processor_are_not_used(
     assert linears.sums_codes()
 
 
-def test_costs_and_certificates_know_the_format(file_of: Callable[[str], Path], tmp_path: Path) -> None:
+def test_costs_and_certificates_know_the_format(file_of: Callable[[str], Path]) -> None:
     drafter: Any = eyas.load(file_of("Q4_0"), method="ngram").speculation
     described = [
         describe(load_target(file_of(kind), dtype=dtype, device="cpu"), drafter.drafter)

@@ -101,7 +101,11 @@ def _packed(
         numbers = np.arange(float(tensor.shape[0]))[:, None]
         made = processor.process(weights=numbers, name=name, tensor_key_mapping=names)
         order = torch.from_numpy(np.array(made.weights)).flatten().long()
-        if made.name == name and made.weights.shape == numbers.shape and order.unique().numel() == len(order):
+        if (
+            made.name == name
+            and made.weights.shape == numbers.shape
+            and order.sort().values.equal(torch.arange(len(order)))
+        ):
             found[place] = PackedWeight(tensor.type, partial(_blocks, opened, name, order))
             size += tensor.size
     return found if size > whole / 2 else {}

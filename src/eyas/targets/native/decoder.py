@@ -169,7 +169,7 @@ class Table(NamedTuple):
             )  # fmt: skip
         if embedding.dtype not in (torch.float32, torch.bfloat16) or not embedding.is_contiguous():
             raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
-        return cls(embedding.data_ptr(), *embedding.shape, KINDS[embedding.dtype])
+        return cls(embedding.data_ptr(), len(embedding), embedding.shape[1], KINDS[embedding.dtype])
 
 
 class NativeDecoder:

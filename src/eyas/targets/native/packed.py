@@ -74,7 +74,11 @@ class Blocks:
         scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
         wide = None if least is None else least.float().unsqueeze(2)
         if self.shared is not None:
-            parts = self.shared.float().repeat_interleave(SUPER, 1)[:, : scales.shape[1]].split(1, dim=2)
+            parts = (
+                self.shared.float()
+                .repeat_interleave(SUPER, 1)[:, : scales.shape[1]]
+                .tensor_split(self.shared.shape[2], 2)
+            )
             scales = scales * parts[0]
             wide = None if wide is None else wide * parts[1]
         return scales, wide
@@ -82,7 +86,7 @@ class Blocks:
     def floats(self, inputs: int) -> Tensor:
         """[out, in] the weights in float32, rounded once at most."""
         scales, least = self.factors()
-        wide = (self.codes.float() - self.kind.zero).unflatten(2, (scales.shape[2], -1))
+        wide = _parted(self.codes.float() - self.kind.zero, 2, scales.shape[2], -1)
         values = (wide * scales.unsqueeze(3)).flatten(2)
         if least is not None:
             values += least
@@ -117,21 +121,21 @@ class Blocks:
         parts = 2 if kind.has_least or kind is Kind.HALVES8 else 1
 
         def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
-            wide = raw.contiguous().view(dtype).unflatten(2, (-1, PANEL))
+            wide = _parted(raw.contiguous().view(dtype), 2, -1, PANEL)
             return wide.permute(0, 3, 1, 2).flatten(0, 1)[:out].contiguous()
 
         shared = None
         if packed:
             size = 2 * PANEL * (2 if kind.has_least else 1)
             supers = -(-blocks // SUPER)
-            shared = numbers(panels[:, : supers * size].unflatten(1, (supers, size)), torch.float16)
+            shared = numbers(_parted(panels[:, : supers * size], 1, supers, size), torch.float16)
             panels = panels[:, supers * size :]
-        whole = panels.unflatten(1, (blocks, -1))
+        whole = _parted(panels, 1, blocks, -1)
         size = parts * PANEL * (1 if packed else 2)
         codes = whole[..., size:]
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
-        fours = codes.contiguous().view(torch.int32).unflatten(2, (8, PANEL)).permute(0, 3, 1, 2).contiguous()
+        fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
         own = torch.int8 if kind is Kind.HALVES8 else torch.uint8 if packed else torch.float16
         scales, least = numbers(whole[..., :size], own), None
         if kind is not Kind.HALVES8:
@@ -185,6 +189,11 @@ def product(blocks: Blocks, x: Tensor) -> Tensor:
     return out.float()
 
 
+def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
+    """A tensor with several dimensions of these sizes in place of one."""
+    return x.reshape(*x.shape[:dimension], *sizes, *x.shape[dimension + 1 :])
+
+
 def _halves(raw: Tensor, at: int) -> Tensor:
     """The float16 numbers [out, B] at a byte of blocks [out, B, bytes]."""
     return raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(2)
@@ -224,7 +233,7 @@ def _q5_1(raw: Tensor) -> Blocks:
 
 def _six_bits(raw: Tensor) -> Tensor:
     """[out, S, 8] the scales, and as many least weights behind them: 16 numbers of 6 bits in 12 bytes."""
-    first, second, third = raw.split(4, dim=2)
+    first, second, third = raw.tensor_split(3, dim=2)
     low = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
     high = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
     return torch.cat((low, high), dim=2)
@@ -232,7 +241,7 @@ def _six_bits(raw: Tensor) -> Tensor:
 
 def _q4_k(raw: Tensor) -> Blocks:
     numbers, out = _six_bits(raw[..., 4:16]), len(raw)
-    codes = raw[..., 16:144].unflatten(2, (4, 32))
+    codes = _parted(raw[..., 16:144], 2, 4, 32)
     return Blocks(
         Kind.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
     )
@@ -241,7 +250,7 @@ def _q4_k(raw: Tensor) -> Blocks:
 def _q5_k(raw: Tensor) -> Blocks:
     numbers, out = _six_bits(raw[..., 4:16]), len(raw)
     fifth = raw[..., 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
-    codes = raw[..., 48:176].unflatten(2, (4, 32))
+    codes = _parted(raw[..., 48:176], 2, 4, 32)
     codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3) | fifth << 4
     return Blocks(Kind.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
 
@@ -249,14 +258,14 @@ def _q5_k(raw: Tensor) -> Blocks:
 def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scales and least weights [out, B], and the two factors of them; GGML takes the latter away."""
     factors = raw[..., :4].contiguous().view(torch.float16)  # [out, S, 2]
-    scales, least = (part.flatten(1) for part in numbers.split(8, dim=2))
+    scales, least = (part.flatten(1) for part in numbers.tensor_split(2, dim=2))
     return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
 
 
 def _q6_k(raw: Tensor) -> Blocks:
     out = len(raw)
-    low = raw[..., :128].unflatten(2, (2, 1, 64)) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
-    high = raw[..., 128:192].unflatten(2, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    low = _parted(raw[..., :128], 2, 2, 1, 64) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
+    high = _parted(raw[..., 128:192], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
     codes = low.reshape(out, -1, 8, 32) | high.reshape(out, -1, 8, 32) << 4
     scales = raw[..., 192:208].contiguous().view(torch.int8).view(out, -1, 2)
     codes = (codes + (Kind.HALVES8.zero - 32)).view(out, -1, GROUP)
