@@ -92,12 +92,12 @@ class Gguf:
             self.metadata[key] = self._value(self._number("I"))
         self.tensors = self._tensors(tensors)
 
-    def blocks(self, name: str) -> Tensor:
-        """A quantised tensor's blocks [..., bytes] uint8 as they lie in the file."""
+    def blocks(self, name: str, rows: Tensor) -> Tensor:
+        """The blocks [rows, B, bytes] uint8 of some rows of a quantised matrix, as they lie in the file."""
         info = self.tensors[name]
-        raw = bytearray(memoryview(self._data)[info.offset : info.offset + info.size])
         size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
-        return torch.frombuffer(raw, dtype=torch.uint8).view(*info.shape[:-1], -1, size)
+        whole = np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(info.shape[0], -1, size)
+        return torch.from_numpy(whole[rows.numpy()])
 
     def load(self, name: str) -> Tensor:
         """Read one tensor; quantised blocks become float32."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.targets.native.packed import GGML, Blocks
+from eyas.targets.native.packed import GGML, PIECE, Blocks
 
 
 class PackedWeight(NamedTuple):
@@ -29,7 +29,8 @@ class PackedWeight(NamedTuple):
 
     format: str
     """GGML's name of them, such as `Q4_1`."""
-    read: Callable[[], Blocks]
+    pieces: Callable[[], Iterator[Blocks]]
+    """As `joint_panels` takes them."""
 
 
 class Weights(NamedTuple):
@@ -106,13 +107,14 @@ def _packed(
             and made.weights.shape == numbers.shape
             and order.sort().values.equal(torch.arange(len(order)))
         ):
-            found[place] = PackedWeight(tensor.type, partial(_blocks, opened, name, order))
+            found[place] = PackedWeight(tensor.type, partial(_pieces, opened, name, order))
             size += tensor.size
     return found if size > whole / 2 else {}
 
 
-def _blocks(opened: Gguf, name: str, order: Tensor) -> Blocks:
-    return GGML[opened.tensors[name].type](opened.blocks(name)[order])
+def _pieces(opened: Gguf, name: str, order: Tensor) -> Iterator[Blocks]:
+    for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
+        yield GGML[opened.tensors[name].type](opened.blocks(name, rows))
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:

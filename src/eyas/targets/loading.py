@@ -364,7 +364,7 @@ def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dty
         module = model.get_submodule(path)
         tied = embedding.weight is head.weight and module is embedding
         made = PackedLinear.of_blocks(
-            weight.read(), weight.format, dtype, module.weight.shape[1], getattr(module, "bias", None), tied
+            weight.pieces(), weight.format, dtype, tuple(module.weight.shape), getattr(module, "bias", None), tied
         )
         model.set_submodule(path, PackedEmbedding(made) if module is embedding else made)
         if tied:

@@ -16,7 +16,7 @@ from torch import Tensor
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
-from eyas.targets.native.packed import GGML, GROUP, Blocks, Kind, nearest4, product, random_blocks
+from eyas.targets.native.packed import GGML, GROUP, PIECE, Blocks, Kind, nearest4, nearest8, product, random_blocks
 
 from ... import gguf_models
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neith
 
 
 def layer(blocks: Blocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> PackedLinear:
-    return PackedLinear.of_blocks(blocks, blocks.kind.name, dtype, width, bias, False)
+    return PackedLinear.of_blocks([blocks], blocks.kind.name, dtype, (len(blocks.codes), width), bias)
 
 
 def rounded(value: Fraction) -> Fraction:
@@ -186,3 +186,13 @@ def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() ->
     assert blocks.kind == Kind.SIGNED4
     assert error < 0.9 * (theirs - weight).square().mean()
     assert not nearest4(torch.zeros(3, 64)).floats(64).any()
+
+
+def test_large_weights_are_laid_out_in_pieces() -> None:
+    weight = torch.randn(2 * PIECE + 5, 32)
+    native = Int8Linear(linears.as_linear(weight), False)
+    assert torch.equal(native.exact(), nearest8(weight).floats(32))
+    plain = random_blocks(Kind.LEAST4, 2 * PIECE + 5, 32)
+    pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))
+    joint = PackedLinear.of_blocks(pieces, "", torch.float32, (2 * PIECE + 5, 32))
+    assert torch.equal(joint._prepacked, plain.panels())

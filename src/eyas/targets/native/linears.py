@@ -7,7 +7,7 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from ctypes import byref
@@ -21,7 +21,17 @@ from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
 from eyas.targets.linears import SAMPLED, PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
-from eyas.targets.native.packed import GROUP, Blocks, Kind, nearest4, nearest8, product, random_blocks
+from eyas.targets.native.packed import (
+    GROUP,
+    PIECE,
+    Blocks,
+    Kind,
+    joint_panels,
+    nearest4,
+    nearest8,
+    product,
+    random_blocks,
+)
 
 _LOG = logging.getLogger("eyas")
 
@@ -286,17 +296,20 @@ class PackedLinear(NativeLinear):
 
     @classmethod
     def of_blocks(
-        cls, blocks: Blocks, name: str, dtype: torch.dtype, inputs: int, bias: Tensor | None, tied: bool
-    ) -> PackedLinear:
-        """A layer from `inputs` features in `dtype`, with weights in a format of that `name`, perhaps tied."""
+        cls, pieces: Iterable[Blocks], name: str, dtype: torch.dtype, shape: tuple[int, int],
+        bias: Tensor | None = None, tied: bool = False,
+    ) -> PackedLinear:  # fmt: skip
+        """A layer in `dtype` whose weight [out, in] comes in `pieces` (`joint_panels`), in a format of that `name`."""
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made.stacked, made._shared, made.transposed = None, None, False
-        made.in_features, made.out_features, made._dtype = inputs, len(blocks.codes), dtype
+        (made.out_features, made.in_features), made._dtype = shape, dtype
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
-        made.name, made._kind, made._tied, made._prepacked = name, blocks.kind, tied, blocks.panels()
-        made._first = made.blocks(-(-SAMPLED // inputs)).floats(inputs).to(dtype).flatten()[:SAMPLED]
+        made.name, made._tied = name, tied
+        made._kind, made._prepacked = joint_panels(pieces, made.out_features)
+        first = made.blocks(-(-SAMPLED // made.in_features)).floats(made.in_features)
+        made._first = first.to(dtype).flatten()[:SAMPLED]
         return made
 
     @property
@@ -330,7 +343,8 @@ class PackedLinear(NativeLinear):
     def chosen(self, ids: Tensor) -> PackedLinear:
         """A layer of the outputs `ids` alone."""
         bias = None if self.bias is None else self.bias[ids]
-        return self.of_blocks(self.blocks().rows(ids), self.name, self._dtype, self.in_features, bias, False)
+        rows, shape = self.blocks().rows(ids), (len(ids), self.in_features)
+        return self.of_blocks([rows], self.name, self._dtype, shape, bias)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """The rows [..., in] of the weight that `ids` [...] name, in this layer's dtype."""
@@ -353,9 +367,9 @@ class Int8Linear(PackedLinear):
 
     def _pack(self, weight: Tensor) -> Tensor:
         self._widen_bias()
-        blocks = self._nearest(weight)
-        self._kind = blocks.kind
-        return blocks.panels()
+        pieces = (self._nearest(weight[first : first + PIECE]) for first in range(0, len(weight), PIECE))
+        self._kind, panels = joint_panels(pieces, len(weight))
+        return panels
 
 
 class Int4Linear(Int8Linear):
@@ -371,7 +385,7 @@ def sums_codes() -> bool:
     x = torch.randn(5, 9 * GROUP, generator=torch.Generator().manual_seed(0))
     for kind in Kind:
         blocks = random_blocks(kind, 40, x.shape[1])
-        found = PackedLinear.of_blocks(blocks, kind.name, torch.float32, x.shape[1], None, False)(x)
+        found = PackedLinear.of_blocks([blocks], kind.name, torch.float32, (40, x.shape[1]))(x)
         expected = product(blocks, x)
         if not torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max())):
             _LOG.warning("this processor sums products of integers wrongly: weights in 4 and 8 bits are dequantised")

@@ -10,7 +10,7 @@ Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -109,10 +109,7 @@ class Blocks:
 
         parts = [self.scales.view(out, blocks, -1), *(() if self.least is None else (self.least.unsqueeze(2),))]
         block = torch.cat([*map(header, parts), codes.flatten(2)], dim=2).flatten(1)
-        first = [] if self.shared is None else [header(self.shared).flatten(1)]
-        size = sum(part.shape[1] for part in (*first, block))
-        made = mapped_zeros((len(block), size), torch.uint8, codes.device)
-        return torch.cat([*first, block], dim=1, out=made)
+        return block if self.shared is None else torch.cat((header(self.shared).flatten(1), block), dim=1)
 
     @classmethod
     def of_panels(cls, kind: Kind, panels: Tensor, out: int, inputs: int) -> Blocks:
@@ -141,6 +138,22 @@ class Blocks:
         if kind is not Kind.HALVES8:
             scales, least = scales[..., 0], scales[..., 1] if kind.has_least else None
         return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+
+
+PIECE = 2048
+"""Outputs that are laid out at once, so that what comes in between takes little memory; whole panels."""
+
+
+def joint_panels(pieces: Iterable[Blocks], out: int) -> tuple[Kind, Tensor]:
+    """The kind and the panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
+    made, first = torch.empty(0), 0
+    for piece in pieces:
+        panels, kind = piece.panels(), piece.kind
+        if not first:
+            made = mapped_zeros((-(-out // PANEL), panels.shape[1]), torch.uint8, panels.device)
+        made[first : first + len(panels)] = panels
+        first += len(panels)
+    return kind, made
 
 
 def random_blocks(kind: Kind, out: int, inputs: int, seed: int = 0) -> Blocks:
