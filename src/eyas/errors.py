@@ -98,7 +98,7 @@ class PassMemoryError(EyasError):
     def __init__(self, tokens: int) -> None:
         super().__init__(
             f"memory ran out in a pass of {tokens} tokens: use shorter prompts, a smaller --batch-size or --dtype, or "
-            "--quantize int8"
+            "--quantize int8 or int4"
         )
         self.tokens = tokens
 

@@ -56,6 +56,11 @@ class GgufTensor:
     """How many bytes it takes in the file."""
 
     @property
+    def type(self) -> str:
+        """GGML's name of the type."""
+        return _PLAIN[self.kind][0] if self.kind in _PLAIN else str(gguf_package().GGMLQuantizationType(self.kind).name)
+
+    @property
     def dtype(self) -> str:
         """As safetensors names it; `FQ` and the GGML type if the tensor is quantised."""
         return _PLAIN[self.kind][0] if self.kind in _PLAIN else f"FQ{self.kind}"
@@ -86,6 +91,13 @@ class Gguf:
                 raise self._bad(f"the key {key} is there twice")
             self.metadata[key] = self._value(self._number("I"))
         self.tensors = self._tensors(tensors)
+
+    def blocks(self, name: str, rows: Tensor) -> Tensor:
+        """The blocks [rows, B, bytes] uint8 of some rows of a quantised matrix, as they lie in the file."""
+        info = self.tensors[name]
+        size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
+        whole = np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(info.shape[0], -1, size)
+        return torch.from_numpy(whole[rows.numpy()])
 
     def load(self, name: str) -> Tensor:
         """Read one tensor; quantised blocks become float32."""

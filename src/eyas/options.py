@@ -42,7 +42,7 @@ class TargetOptions:
         """Refuse what is wrong before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
         check_device(self.device)
         if self.quantize is not None and self.compiled:
-            raise UsageError("--quantize int8 needs eyas's own kernels, which aren't compiled: leave out --compile")
+            raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")
         if self.eager and (self.compiled or str(self.device) == "cpu"):
             raise UsageError(
                 "only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager"

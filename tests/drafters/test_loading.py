@@ -21,7 +21,7 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, holds_int8
+from eyas.targets.native.linears import Int8Linear, NativeLinear, weight_formats
 
 from .. import pairs, tiny
 
@@ -115,7 +115,7 @@ class TestEightBits:
         monkeypatch.setattr("eyas.drafters.loading.best_layout", lambda *_: fastest)
         network = load_drafter(saved(tmp_path), tiny.target(), quantize=quantize).network
         expected = quantize == "int8" or (quantize is None and fastest is NativeLinear)
-        assert holds_int8(network) == expected
+        assert weight_formats(network) == ("int8" if expected else None)
         layers = [module for module in network.modules() if isinstance(module, PrepackedLinear)]
         assert all(type(layer) is Int8Linear for layer in layers) if expected else bool(layers) == bool(fastest)
 
@@ -143,7 +143,7 @@ class TestEightBits:
         for quantize, expected in ((None, False), ("off", False), ("int8", True)):
             drafter = make_drafter(DrafterOptions(small, quantize=quantize), load_target(target, dtype="float32"))
             assert isinstance(drafter, SmallLmDrafter)
-            assert holds_int8(drafter.model.model) == expected
+            assert weight_formats(drafter.model.model) == ("int8" if expected else None)
 
     def test_answers_are_the_target_s_own(self, tmp_path: Path) -> None:
         target, drafter = pairs.save_target(tmp_path / "target"), pairs.save_drafter(tmp_path / "drafter")
@@ -153,5 +153,5 @@ class TestEightBits:
             engine = eyas.load(target, drafter, tree="dynamic:4,3,9", dtype="float32", draft_quantize=quantize)
             assert engine.speculation is not None
             assert isinstance(engine.speculation.drafter, NetworkDrafter)
-            assert holds_int8(engine.speculation.drafter.network) == (quantize == "int8")
+            assert weight_formats(engine.speculation.drafter.network) == ("int8" if quantize == "int8" else None)
             assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in plain]

@@ -29,7 +29,7 @@ from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
-from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.linears import NativeLinear, PackedLinear, matrix_of
 from eyas.targets.slots import KVShape
 from eyas.targets.target import EmbeddingAndHead
 
@@ -56,7 +56,7 @@ class MaskedPair(NamedTuple):
 class SharedParts:
     """The target's embedding and head, for a network without its own; they aren't saved, moved or trained with it."""
 
-    embedding: Tensor  # [V, H]
+    embedding: Tensor | PackedLinear  # [V, H]
     head: Callable[[Tensor], Tensor]  # [..., H] -> [..., Vd]
     linear: nn.Module | None
     """The head as a linear layer; None if it does more."""
@@ -138,21 +138,20 @@ class DraftNetwork(nn.Module):
         """
         need = (self.config.vocab_size, self.config.hidden_size)
         model = target.model
-        for part, shared, weight in (
-            (EMBEDDING, self.config.embedding, model.get_input_embeddings().weight),
-            (HEAD, self.config.head, model.get_output_embeddings().weight),
+        table, weight = matrix_of(model.get_input_embeddings()), matrix_of(model.get_output_embeddings())
+        for part, shared, shape in (
+            (EMBEDDING, self.config.embedding, table.shape),
+            (HEAD, self.config.head, weight.shape),
         ):
-            if shared == "shared" and weight.shape != need:
+            if shared == "shared" and shape != need:
                 raise CheckpointError(
-                    f"there is no {part}, and the target's is {' x '.join(map(str, weight.shape))} where the drafter "
+                    f"there is no {part}, and the target's is {' x '.join(map(str, shape))} where the drafter "
                     f"needs {need[0]} x {need[1]}: use the target it was trained for"
                 )
         full = self.config.draft_vocab_size == self.config.vocab_size
         rows = model.get_output_embeddings() if full else target.head_rows(self.target_ids)
         linear = rows if target.head_is_linear else None
-        self._shared = SharedParts(
-            model.get_input_embeddings().weight.detach(), partial(target.head, rows=rows), linear
-        )
+        self._shared = SharedParts(table, partial(target.head, rows=rows), linear)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """The drafter states [B, S, H] of target taps [B, S, A, Ht]; never applied to states that are fed back."""
@@ -179,7 +178,9 @@ class DraftNetwork(nn.Module):
         if self.config.embedding == "own":
             out: Tensor = self.embed_tokens(tokens)
             return out
-        return F.embedding(tokens, self.shared_parts().embedding).to(self.dtype)
+        table = self.shared_parts().embedding
+        rows = table.lookup(tokens) if isinstance(table, PackedLinear) else F.embedding(tokens, table)
+        return rows.to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
         """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, also through the target's head."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.targets.linears import PrepackedLinear
+from eyas.targets.native.linears import PackedEmbedding
 
 _KEPT = "_eyas_fingerprints"
 SAMPLE = 1024
@@ -93,6 +94,10 @@ def _samples(model: nn.Module) -> Iterator[_Sample]:
     prepacked = {name: part for name, part in model.named_modules() if isinstance(part, PrepackedLinear)}
     for name, weight in model.named_parameters():
         yield from _parts(name, weight.detach())
+    for name, part in model.named_modules():
+        if isinstance(part, PackedEmbedding):
+            table = part.table
+            yield f"{name}.weight", (table.out_features, table.in_features), table.first(SAMPLE)
     if getattr(model, "is_quantized", False):
         yield from _scales(model)
     for name, linear in prepacked.items():

@@ -1,4 +1,4 @@
-"""The weights of a target in a GGUF file, dequantised under the names that transformers' modules have for them.
+"""The weights of a target in a GGUF file, packed or dequantised, under the names of transformers' modules.
 
 What a tensor is called there, and how llama.cpp laid it out (rows of queries and keys are permuted, norms are stored
 with 1 added, ...), is transformers' knowledge (`modeling_gguf_pytorch_utils`); only the file is read by eyas, which
@@ -9,25 +9,45 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
+from eyas.targets.native.packed import GGML, PIECE, Blocks
+
+
+class PackedWeight(NamedTuple):
+    """A weight that stays in the blocks of its file."""
+
+    format: str
+    """GGML's name of them, such as `Q4_1`."""
+    pieces: Callable[[], Iterator[Blocks]]
+    """As `joint_panels` takes them."""
+
+
+class Weights(NamedTuple):
+    """The weights of a model: its state dict, and those that stay packed, which have places there without memory."""
+
+    state: dict[str, Tensor]
+    packed: dict[str, PackedWeight]
 
 
 def read_weights(
-    file: Path, model_class: Any, config: Any, dtype: torch.dtype, *, partial: bool = False
-) -> dict[str, Tensor]:
-    """The state dict of a `model_class` with `config`, in `dtype`, from a GGUF file.
+    file: Path, model_class: Any, config: Any, dtype: torch.dtype, *, first: bool = False, packs: bool = False
+) -> Weights:
+    """The weights of a `model_class` with `config`, in `dtype`, from a GGUF file.
 
-    `partial`: the config has fewer layers than the file; the others aren't read. Raises ModelError for tensors that
-    the model has no place for, CheckpointError for a damaged file.
+    `first`: the config has fewer layers than the file; the others aren't read. `packs`: weights of linear layers and
+    plain embeddings stay in formats that the kernels multiply by, if most of the file can. Raises ModelError for
+    tensors that the model has no place for, CheckpointError for a damaged file.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -35,13 +55,19 @@ def read_weights(
     architecture = opened.metadata.get("general.architecture", "")
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
     with torch.device("meta"):
-        names = _module_names(model_class(config), processor)
+        model = model_class(config)
+    names = _module_names(model, processor)
     read: dict[str, Any] = {"tensors": {}}  # experts' parts are put together there
     unknown = []
     layers = config.get_text_config().num_hidden_layers
-    for name in opened.tensors:
-        layer = _LAYER.match(name)
-        if partial and layer is not None and int(layer[1]) >= layers:
+    used = [
+        name
+        for name in opened.tensors
+        if not (first and (layer := _LAYER.match(name)) is not None and int(layer[1]) >= layers)
+    ]
+    packed = _packed(opened, used, model, processor, names) if packs else {}
+    for name in used:
+        if names.get(name) in packed:
             continue
         made = processor.process(
             weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
@@ -54,7 +80,41 @@ def read_weights(
         read["tensors"][names[made.name]] = torch.from_numpy(made.weights.copy()).to(dtype)
     if left := sorted(name for name in unknown if name not in _COMPUTED):
         raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
-    return {name: weight.to(dtype) for name, weight in read["tensors"].items()}
+    state = {name: weight.to(dtype) for name, weight in read["tensors"].items()}
+    places = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
+    return Weights(state | places, packed)
+
+
+def _packed(
+    opened: Gguf, used: Sequence[str], model: nn.Module, processor: Any, names: dict[str, str]
+) -> dict[str, PackedWeight]:
+    """The weights of linear layers and plain embeddings that can stay in their blocks; none if that is the lesser part.
+
+    transformers may change the order of a weight's rows, which it shows with their numbers.
+    """
+    found, size, whole = dict[str, PackedWeight](), 0, sum(opened.tensors[name].size for name in used)
+    for name in used:
+        tensor, place = opened.tensors[name], names.get(name)
+        if place is None or len(tensor.shape) != 2 or tensor.type not in GGML:
+            continue
+        if type(model.get_submodule(place.rpartition(".")[0])) not in (nn.Linear, nn.Embedding):
+            continue
+        numbers = np.arange(float(tensor.shape[0]))[:, None]
+        made = processor.process(weights=numbers, name=name, tensor_key_mapping=names)
+        order = torch.from_numpy(np.array(made.weights)).flatten().long()
+        if (
+            made.name == name
+            and made.weights.shape == numbers.shape
+            and order.sort().values.equal(torch.arange(len(order)))
+        ):
+            found[place] = PackedWeight(tensor.type, partial(_pieces, opened, name, order))
+            size += tensor.size
+    return found if size > whole / 2 else {}
+
+
+def _pieces(opened: Gguf, name: str, order: Tensor) -> Iterator[Blocks]:
+    for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
+        yield GGML[opened.tensors[name].type](opened.blocks(name, rows))
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:

@@ -26,7 +26,7 @@ PREPACKABLE = (torch.float32, torch.bfloat16)
 WIDEST = 2048
 """Most features of a fused output. Wider ones were measured to lose 2 to 6% of the linears' time from 128 or 512 tokens
 on, and have little to gain when tokens are few: their weights take longer to read."""
-_SAMPLED = 1024
+SAMPLED = 1024
 """Row-major values of a weight that are kept for fingerprints."""
 
 
@@ -112,8 +112,8 @@ class PrepackedLinear(nn.Module):
         self._dtype = linear.weight.dtype
         self.transposed = transposed
         given = linear.weight.T if transposed else linear.weight if stacked is None else stacked
-        rows = 1 + _SAMPLED // given[0].numel()  # not all of them: what is transposed would be copied
-        self._first = given.detach()[:rows].flatten()[:_SAMPLED].clone()
+        rows = 1 + SAMPLED // given[0].numel()  # not all of them: what is transposed would be copied
+        self._first = given.detach()[:rows].flatten()[:SAMPLED].clone()
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())

@@ -6,12 +6,13 @@ import copy
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 from transformers.utils import logging as transformers_logging
@@ -23,14 +24,23 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
-from eyas.targets.gguf_weights import read_weights, stored_dtype
+from eyas.targets.gguf_weights import PackedWeight, read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.linears import (
+    Int4Linear,
+    Int8Linear,
+    NativeLinear,
+    PackedEmbedding,
+    PackedLinear,
+    as_linear,
+    best_layout,
+    sums_codes,
+)
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
 from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
@@ -38,6 +48,7 @@ from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 _MOST_LAYERS = 10_000
+_QUANTIZED: dict[str, type[Int8Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 
 def load_target(
@@ -53,13 +64,15 @@ def load_target(
 ) -> Target:
     """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
 
-    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native.
+    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native; and weights of
+    a GGUF file stay in 4 and 8 bits, where there are kernels that multiply by them.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
     the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
     `prepacked` lays the weights of linears out for the CPU's kernels; None does so where there are such kernels, unless
     the model is compiled: the compiler brings its own and refuses these.
-    `quantize` `int8` keeps the weights of all linears but the head in 8 bits, on a CPU with native kernels.
+    `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
+    native kernels; inputs of products are rounded to 8 bits.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -69,12 +82,12 @@ def load_target(
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
     if prepacked and compiled:
         raise UsageError("a compiled target can't be prepacked as well: choose one")
-    if quantize not in (None, "int8"):
-        raise UsageError(f"unknown quantization {quantize!r}: write int8, or load a checkpoint that is quantised")
+    if quantize is not None and quantize not in _QUANTIZED:
+        raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantised checkpoint")
     torch_device, name = resolve_device(device), find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
-            "int8 weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
+            f"{quantize} weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
     if eager and (torch_device.type != "cuda" or compiled):
@@ -89,8 +102,11 @@ def load_target(
         raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
+    own_kernels = dtype == "auto" and packing and attention is None and method is None
+    packs = own_kernels and quantize is None and torch_device.type == "cpu" and kernels() is not None and sums_codes()
+
     def loaded_in(chosen: torch.dtype) -> Target:
-        loaded = read_model(name, config, chosen, attention)
+        loaded = read_model(name, config, chosen, attention, packs=packs)
         loaded = loaded.to(torch_device).eval().requires_grad_(False)
         native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
         if torch_device.type == "cpu":
@@ -102,7 +118,6 @@ def load_target(
 
     if stored is not None:
         _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
-    own_kernels = dtype == "auto" and packing and attention is None and method is None
     if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
@@ -160,12 +175,13 @@ def _prepack(
     """Lay out the weights of a model's linears for this machine; returns its native passes, if it has such."""
     layout = best_layout(device, dtype)
     if quantize:
-        head = model.get_output_embeddings()
-        weights = sum(parameter.numel() for parameter in model.base_model.parameters() if parameter.dim() > 1)
-        prepack_linears(model, lambda linear, **how: (NativeLinear if linear is head else Int8Linear)(linear, **how))
+        head, inner = model.get_output_embeddings(), _QUANTIZED[quantize]
+        weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+        prepack_linears(model, lambda linear, **how: (Int8Linear if linear is head else inner)(linear, **how))
+        _quantize_embedding(model)
         _leave_file(model)
-        replace_experts(model, Int8Linear, dtype)
-        _check_quantized(model, weights)
+        replace_experts(model, inner, dtype)
+        _check_quantized(model, quantize, weights)
     elif layout is not None:
         prepack_linears(model, layout, dtype)
         _leave_file(model)
@@ -176,6 +192,18 @@ def _prepack(
     if layout is not None:
         fuse_linears(model, lambda: _trial_logits(model))
     return None
+
+
+def _quantize_embedding(model: Any) -> None:
+    """Keep a plain embedding in 8 bits: in the head's weights, if these are the same."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embedding) is not nn.Embedding:
+        return
+    if isinstance(head, PackedLinear) and head.tied:
+        head.untie()
+        model.set_input_embeddings(PackedEmbedding(head))
+    else:
+        model.set_input_embeddings(PackedEmbedding(Int8Linear(as_linear(embedding.weight), False)))
 
 
 def _leave_file(model: Any) -> None:
@@ -189,16 +217,16 @@ def _leave_file(model: Any) -> None:
             tensor.data = mapped_copy(tensor.data)
 
 
-def _check_quantized(model: Any, weights: int) -> None:
-    """Warn if few of a model's `weights` are in 8 bits; UnsupportedModelError if none is."""
-    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, Int8Linear))
+def _check_quantized(model: Any, quantize: str, weights: int) -> None:
+    """Warn if few of a model's `weights` are quantised; UnsupportedModelError if none is."""
+    quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
     name = type(model).__name__
     if not quantized:
-        raise UnsupportedModelError(f"int8: {name} has no linear layers to quantise; load it without quantize")
+        raise UnsupportedModelError(f"{quantize}: {name} has no linear layers to quantise; load it without quantize")
     if quantized < weights / 2:
         _LOG.warning(
-            "int8: only %.0f %% of the weights of %s are in linear layers and take 8 bits; the others stay as they are",
-            100 * quantized / weights, name,
+            "%s: only %.0f %% of the weights of %s are in linear layers and are quantised; the others stay as they are",
+            quantize, 100 * quantized / weights, name,
         )  # fmt: skip
 
 
@@ -282,11 +310,13 @@ def _check_layers(name: str, file: Path) -> None:
 
 
 def read_model(
-    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False
-) -> Any:
+    name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False,
+    packs: bool = False,
+) -> Any:  # fmt: skip
     """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
 
-    `partial`: the config has fewer layers than there are weights. Raises ModelError if weights can't be read or are
+    `partial`: the config has fewer layers than there are weights. `packs`: those of a GGUF file stay in formats that
+    the kernels multiply by; an adapter's base is always dequantised. Raises ModelError if weights can't be read or are
     missing, or a library for quantised ones is.
     """
     refuse_quantization(model_class(config), config)
@@ -296,11 +326,14 @@ def read_model(
         source = adapter.base
     gguf_file = weights_file(source)
     beside: dict[str, Any] = {}
+    packed: Mapping[str, PackedWeight] = {}
     if adapter is not None and adapter.beside:
         beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
         if gguf_file is not None:
-            beside["state_dict"] = read_weights(gguf_file, model_class(config), config, dtype, partial=partial)
+            beside["state_dict"], packed = read_weights(
+                gguf_file, model_class(config), config, dtype, first=partial, packs=packs and adapter is None
+            )
         loaded, report = (auto_class if gguf_file is None else model_class)(config).from_pretrained(
             source if gguf_file is None else None,
             config=config,
@@ -313,6 +346,7 @@ def read_model(
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
+    keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place
         missing = ", ".join(sorted(report["missing_keys"])[:5])
@@ -320,6 +354,21 @@ def read_model(
     if getattr(loaded, "_hf_peft_config_loaded", False):
         raise UnsupportedModelError(f"{name} has an adapter on the Hub: download it, and give its directory")
     return loaded if adapter is None else merge_adapter(loaded, adapter, partial)
+
+
+def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dtype) -> None:
+    """Give the modules of a model's `packed` weights these in place of their parameters; a tied head reads the same."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    for name, weight in packed.items():
+        path = name.rpartition(".")[0]
+        module = model.get_submodule(path)
+        tied = embedding.weight is head.weight and module is embedding
+        made = PackedLinear.of_blocks(
+            weight.pieces(), weight.format, dtype, tuple(module.weight.shape), getattr(module, "bias", None), tied
+        )
+        model.set_submodule(path, PackedEmbedding(made) if module is embedding else made)
+        if tied:
+            model.set_output_embeddings(made)
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:

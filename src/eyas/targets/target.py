@@ -30,7 +30,7 @@ from eyas.targets.architecture import (
 from eyas.targets.attention import RaggedLayout, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
-from eyas.targets.native.linears import NativeLinear, multiplies_by_vectors
+from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
 from eyas.targets.recurrent import ShapeProbe, check_states, find_odd_steps, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import StatePath
@@ -147,6 +147,8 @@ class EmbeddingAndHead:
         """A copy of the head for the tokens `ids` [Vd] only."""
         whole = self.model.get_output_embeddings()
         ids = ids.to(self.device)
+        if isinstance(whole, PackedLinear):
+            return whole.chosen(ids)
         rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
         rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
         if whole.bias is not None:

@@ -24,7 +24,7 @@ from eyas.errors import EyasError
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
 from eyas.targets.native.experts import NativeExperts
-from eyas.targets.native.layer_trials import refusal
+from eyas.targets.native.layer_trials import inputs_as_floats, refusal
 from eyas.targets.roundings import moved_by_roundings
 from eyas.tree import DraftTree
 
@@ -45,6 +45,11 @@ _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyE
 
 def choose_passes(target: Target) -> None:
     """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes."""
+    with inputs_as_floats(target.model, target.native):
+        _choose_passes(target)
+
+
+def _choose_passes(target: Target) -> None:
     native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
     record = target.record
     target.native, target.ragged, target.record = None, False, None

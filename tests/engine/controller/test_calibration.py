@@ -132,8 +132,8 @@ def test_a_file_says_whether_the_drafter_is_in_8_bits(tmp_path: Path) -> None:
     target = tiny.target("llama")
     save_network(tiny.eagle3_module(), tmp_path)
     eight, exact = (describe(target, load_drafter(tmp_path, target, quantize=how)) for how in ("int8", "off"))
-    assert "in 8 bits" in eight
-    assert "in 8 bits" not in exact
+    assert "parameters in int8" in eight
+    assert "int8" not in exact
 
 
 def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from eyas.machine import processor_flags, processor_model
-from eyas.targets.native import builds
+from eyas.targets.native import builds, linears
 from eyas.targets.native.builds import BUILDS, FLAGS, compile_library, compiler, prebuilt, sources_hash
 from eyas.targets.native.library import KINDS, Kernels, kernels
+from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear
+from eyas.targets.native.packed import Kind, random_blocks
 
 V3 = "avx2 fma f16c bmi1 bmi2 movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -28,10 +30,12 @@ def library(folder: Path, name: str, content: bytes = b"code") -> Path:
     [
         (V3, "AMD EPYC", "avx2-amd"),
         (V3, "Intel(R) Core(TM)", "avx2"),
+        (f"{V3} avx_vnni", "Intel(R) Core(TM)", "avx2-vnni"),
         (V4, "Intel(R) Xeon(R)", "avx512"),
-        (f"{V4} avx512_bf16 avx512vbmi", "AMD EPYC", "avx512-bf16-amd"),
-        (f"{V4} avx512_bf16 avx512vbmi amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
-        (f"{V4} avx512vbmi", "AMD EPYC", "avx512-amd"),
+        (f"{V4} avx512_vnni", "Intel(R) Xeon(R)", "avx512-vnni"),
+        (f"{V4} avx512_bf16 avx512_vnni", "AMD EPYC", "avx512-bf16-amd"),
+        (f"{V4} avx512_bf16 avx512_vnni amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
+        (f"{V4} avx512_bf16", "AMD EPYC", "avx512-amd"),
         ("avx2", "AMD EPYC", None),
     ],
 )
@@ -61,18 +65,27 @@ def test_damaged_libraries_and_those_of_other_sources_are_passed_over(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.name)
-def test_every_build_compiles_and_computes_the_same_bits(build: builds.Build, tmp_path: Path) -> None:
+def test_every_build_compiles_and_computes_the_same_bits(
+    build: builds.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, found = kernels(), compiler()
     if here is None or found is None:
         pytest.skip("no compiler, or no AVX2")
     compile_library(found, (*FLAGS, *build.flags), tmp_path / "kernels.so")
     if not build.needs <= processor_flags():
         return
-    torch.manual_seed(0)
     made = Kernels(tmp_path / "kernels.so")
-    for dtype in KINDS:
-        weight = torch.randn(48, 64).mul(40).to(dtype)
-        packed = [each.pack(weight) for each in (here, made)]
-        assert torch.equal(*packed)
-        assert torch.equal(made.unpack(packed[1], 48), weight)
-    assert made.ways == here.ways or not processor_model().startswith("AMD")
+    assert made.vnni == any(flag.endswith("vnni") for flag in build.flags)
+    assert made.ways == here.ways or "-mavx512bf16" not in build.flags or not processor_model().startswith("AMD")
+    expected = products()
+    monkeypatch.setattr(linears, "loaded_kernels", lambda: made)
+    assert all(torch.equal(found, other) for found, other in zip(products(), expected, strict=True))
+
+
+def products() -> list[torch.Tensor]:
+    """What weights of every kind, laid out anew, are multiplied to, and what they come back as."""
+    torch.manual_seed(0)
+    x, plain = torch.randn(33, 70), torch.randn(40, 70)
+    layers = [NativeLinear(as_linear(plain.to(dtype)), False) for dtype in KINDS]
+    layers += [PackedLinear.of_blocks([random_blocks(kind, 40, 70)], "", x.dtype, (40, 70)) for kind in Kind]
+    return [made for layer in layers for made in (layer.product(x, False), layer.exact())]

@@ -20,7 +20,7 @@ from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.library import Way, kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, loaded_kernels
+from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, PackedEmbedding, loaded_kernels
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -133,7 +133,7 @@ def test_a_node_s_logits_are_those_of_its_tokens_read_one_by_one(folders: Path, 
 
 
 @pytest.mark.parametrize("name", ["llama", "neox", "mixtral", "deepseek3"])
-@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_the_same_holds_by_tiles_and_with_many_threads(
     folders: Path, name: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +142,7 @@ def test_the_same_holds_by_tiles_and_with_many_threads(
     if Way.TILES_OF_VECTORS not in offered:
         pytest.skip("this processor has no products of pairs")
     tiles = Way.TILES if Way.TILES in offered else Way.TILES_OF_VECTORS
-    monkeypatch.setattr(linears, "_ways", lambda _: tiles)
+    monkeypatch.setattr(linears, "_ways", lambda: tiles)
     monkeypatch.setattr("eyas.targets.native.decoder.threads_for", lambda _: 4)
     target = load_target(folders / name, device="cpu", dtype=torch.bfloat16, quantize=quantize)
     assert target.native is not None
@@ -242,12 +242,15 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", ["llama", "mixtral", "deepseek3", "gpt2"])
-def test_int8_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype) -> None:
-    target = load_target(folders / name, device="cpu", dtype=dtype, quantize="int8")
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_quantised_targets_speculate_losslessly(folders: Path, name: str, dtype: torch.dtype, quantize: str) -> None:
+    target = load_target(folders / name, device="cpu", dtype=dtype, quantize=quantize)
     assert target.native is not None
     kinds = {name.split(".")[-1]: type(part) for name, part in target.model.named_modules()}
     inner = ("c_attn", "c_fc") if name == "gpt2" else ("o_proj", "down_proj")
-    assert [kinds[part] for part in (*inner, "lm_head")] == [Int8Linear, Int8Linear, NativeLinear]
+    own = Int8Linear if quantize == "int8" else Int4Linear
+    assert [kinds[part] for part in (*inner, "lm_head")] == [own, own, Int8Linear]
+    assert PackedEmbedding in kinds.values()
     assert fingerprint(target.model) == fingerprint(native_target(folders, name, dtype).model)
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
     plain = [done.token_ids for done in Engine(target).generate(requests)]
@@ -264,14 +267,14 @@ def test_int8_says_what_stays_as_it_is(
     assert "int8" not in caplog.text
     monkeypatch.setattr("eyas.targets.loading.replace_experts", lambda *_: 0)
     load_target(folders / "gptoss", device="cpu", quantize="int8")
-    assert "% of the weights of GptOssForCausalLM are in linear layers and take 8 bits" in caplog.text
+    assert "% of the weights of GptOssForCausalLM are in linear layers and are quantised" in caplog.text
     monkeypatch.setattr("eyas.targets.loading.prepack_linears", lambda *_: 0)
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear layers to quantise"):
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 
 def test_quantisation_that_cannot_run_is_refused(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="unknown quantization 'int3': write int8"):
+    with pytest.raises(UsageError, match="unknown quantization 'int3': write int8 or int4"):
         load_target(folders / "llama", device="cpu", quantize="int3")
     with pytest.raises(UsageError, match="need eyas's native kernels"):
         load_target(folders / "llama", device="cpu", quantize="int8", compiled=True)

@@ -28,7 +28,7 @@ from eyas.engine import Engine, Speculation
 from eyas.hub import find_target
 from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
-from eyas.targets.native.linears import holds_int8
+from eyas.targets.native.linears import weight_formats
 from eyas.targets.quantization import dequantize_at_load
 from eyas.targets.roundings import moved_by_roundings
 from eyas.text.dialogue import Dialogue, converse
@@ -231,7 +231,7 @@ def own_modules(model: str, target: Target) -> Target:
 
     It is loaded a second time, except in int8, whose weights are in no file: then the target's own modules run.
     """
-    if holds_int8(target.model):
+    if weight_formats(target.model):
         return Target(target.model, ragged=False)
     name = find_target(model)
     config = read_config(name)

@@ -88,7 +88,9 @@ class RuntimeOptions:
     enforce_eager: Annotated[
         bool, Option("--enforce-eager", "--disable-cuda-graph", help="Run a GPU's passes without CUDA graphs.")
     ] = False
-    quantize: Annotated[Literal["int8"] | None, Option(help="Keep the target's weights in 8 bits, on a CPU.")] = None
+    quantize: Annotated[
+        Literal["int8", "int4"] | None, Option(help="Keep the target's weights in 8 or 4 bits, on a CPU.")
+    ] = None
 
     def of(self, model: str) -> options.TargetOptions:
         """The options of the target `model`."""

@@ -34,7 +34,7 @@ from eyas.machine import measured_once
 from eyas.targets import Target
 from eyas.targets.fingerprint import weight_shapes
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import holds_int8, lone_torch
+from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.lookahead import LookaheadTree
@@ -95,11 +95,11 @@ def describe(target: Target, drafter: Drafter) -> str:
     drafts = type(drafter if network is None else network).__name__
     if network is not None:
         drafts += f" of {sum(weight.numel() for weight in network.parameters())} parameters"
-        drafts += " in 8 bits" * holds_int8(network)
+        drafts += f" in {weight_formats(network) or network.dtype}"
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
         f"{target.config.model_type} ({built}) of {sum(map(prod, shapes.values()))} parameters in "
-        f"{'8 bits and ' * holds_int8(target.model)}{str(target.dtype).removeprefix('torch.')}, "
+        f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )

@@ -78,7 +78,7 @@ class RepeatFilter(logging.Filter):
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
     from eyas.targets.fingerprint import weight_shapes  # with torch, as late as possible
-    from eyas.targets.native.linears import describe_products, holds_int8
+    from eyas.targets.native.linears import describe_products, weight_formats
 
     target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
@@ -86,7 +86,7 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
         "model": type(target.model).__name__,
         "parameters": sum(prod(shape) for shape in weight_shapes(target.model).values()),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": "int8" if holds_int8(target.model) else str(target.dtype).removeprefix("torch."),
+        "weights": weight_formats(target.model) or str(target.dtype).removeprefix("torch."),
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
         "kernels": describe_products(target.model),

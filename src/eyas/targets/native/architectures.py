@@ -24,6 +24,7 @@ from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
+from eyas.targets.native.linears import PackedEmbedding, matrix_of
 
 _LOG = logging.getLogger("eyas")
 
@@ -114,10 +115,8 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         positions=None if positions is None else positions.weight.detach(),
         in_parallel=parallel.pop(),
     )
-    return NativeDecoder(
-        parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, shared["embed_tokens"].weight.detach(),
-        model.dtype, form,
-    )  # fmt: skip
+    table = matrix_of(shared["embed_tokens"])
+    return NativeDecoder(parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form)
 
 
 def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
@@ -224,7 +223,7 @@ def _both_halves(tables: RopeTables, positions: Tensor) -> tuple[Tensor, Tensor]
 def _embedding_scale(base: Any, embedding: Any) -> float:
     """The factor by which a decoder multiplies its embeddings: in the embedding itself, or after it."""
     multiplier = float(getattr(base, "embedding_multiplier", 1.0))
-    if type(embedding) is nn.Embedding:
+    if type(embedding) in (nn.Embedding, PackedEmbedding):
         return multiplier
     scale = getattr(embedding, "embed_scale", None)
     if not isinstance(scale, Tensor) or multiplier != 1.0:

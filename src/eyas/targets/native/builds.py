@@ -41,12 +41,16 @@ class Build:
 
 def _builds() -> tuple[Build, ...]:
     v3, v4 = "avx2 fma f16c bmi1 bmi2 movbe", "avx512f avx512bw avx512cd avx512dq avx512vl"
+    bf16 = "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"
     levels = (
-        ("avx512-bf16", f"{v3} {v4} avx512_bf16 avx512vbmi", ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi")),
+        ("avx512-bf16", f"{v3} {v4} avx512_bf16 avx512_vnni", bf16),
+        ("avx512-vnni", f"{v3} {v4} avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
         ("avx512", f"{v3} {v4}", ("-march=x86-64-v4",)),
+        ("avx2-vnni", f"{v3} avx_vnni", ("-march=x86-64-v3", "-mavxvnni")),
         ("avx2", v3, ("-march=x86-64-v3",)),
     )
     makers = ((False, "", ()), (True, "-amd", ("-DEYAS_AMD",)))
+    others_only = {"avx512-vnni", "avx2-vnni"}  # AMD's processors with one of these have more
     amx = ("-mamx-tile", "-mamx-bf16")
     return (
         Build("amx", frozenset(f"{levels[0][1]} amx_tile amx_bf16".split()), False, (*levels[0][2], *amx)),
@@ -54,6 +58,7 @@ def _builds() -> tuple[Build, ...]:
             Build(f"{level}{suffix}", frozenset(needs.split()), amd, (*flags, *more))
             for level, needs, flags in levels
             for amd, suffix, more in makers
+            if not (amd and level in others_only)
         ),
     )
 

@@ -22,9 +22,20 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.latent import LatentHeads, latent_parts
-from eyas.targets.native.library import PANEL, Activation, Experts, Latent, Layer, Linear, Mode, NativePass, kernels
+from eyas.targets.native.library import (
+    KINDS,
+    PANEL,
+    Activation,
+    Experts,
+    Latent,
+    Layer,
+    Linear,
+    Mode,
+    NativePass,
+    kernels,
+)
 from eyas.targets.native.library import Decoder as DecoderStruct
-from eyas.targets.native.linears import NativeLinear, address, threads_for
+from eyas.targets.native.linears import NativeLinear, PackedLinear, address, threads_for
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
 
@@ -140,17 +151,38 @@ class Outcome(NamedTuple):
     taps: Tensor  # [T, A, H]
 
 
+class Table(NamedTuple):
+    """An embedding [rows, width], as the kernels look it up."""
+
+    address: int
+    rows: int
+    width: int
+    kind: int
+
+    @classmethod
+    def of(cls, embedding: Tensor | PackedLinear) -> Table:
+        """A row-major one, or a packed weight. Raises UnsupportedModelError for others."""
+        if isinstance(embedding, PackedLinear):
+            return cls(
+                embedding.rows(0, embedding.out_features).weight, embedding.out_features, embedding.in_features,
+                embedding.kind,
+            )  # fmt: skip
+        if embedding.dtype not in (torch.float32, torch.bfloat16) or not embedding.is_contiguous():
+            raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
+        return cls(embedding.data_ptr(), len(embedding), embedding.shape[1], KINDS[embedding.dtype])
+
+
 class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
-        ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, form: DecoderForm,
+        ropes: Sequence[RopeTables], embedding: Tensor | PackedLinear, dtype: torch.dtype, form: DecoderForm,
     ) -> None:  # fmt: skip
         """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
 
-        `embedding` [tokens, H] is row-major. Raises UnsupportedModelError for layers that the kernels don't compute,
-        and where there are none.
+        `embedding` [tokens, H] is row-major, or packed. Raises UnsupportedModelError for layers that the kernels don't
+        compute, and where there are none.
         """
         found = kernels()
         if found is None:
@@ -170,16 +202,15 @@ class NativeDecoder:
         if len(forms) != 1:
             raise UnsupportedModelError("norms differ in kind, epsilon or rounding")
         eps, rounds_twice, centred = forms.pop()
-        self.hidden: int = embedding.shape[1]
+        table = Table.of(embedding)
+        self.hidden: int = table.width
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
-        kinds = (torch.float32, torch.bfloat16)
         positions, limit = form.positions, form.limit
-        for table in (embedding, *(() if positions is None else (positions,))):
-            alike = table.dtype == embedding.dtype in kinds and table.shape[1] == self.hidden
-            if not alike or not table.is_contiguous():
-                raise UnsupportedModelError(f"an embedding of {tuple(table.shape)} {table.dtype}")
-            self._kept.append(table)
+        alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
+        if positions is not None and Table.of(positions)[2:] != alike:
+            raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
+        self._kept += [embedding, positions]
         if positions is not None and not (limit and limit <= len(positions)):
             raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
@@ -196,8 +227,7 @@ class NativeDecoder:
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
             form.in_parallel, heads.in_turn, eps, heads.scale, heads.softcap, form.embedding_scale,
-            form.residual_scale, embedding.data_ptr(), len(embedding), embedding.dtype == torch.bfloat16,
-            address(positions),
+            form.residual_scale, table.address, table.rows, table.kind, address(positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,

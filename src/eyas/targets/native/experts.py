@@ -135,12 +135,12 @@ def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> Nati
     given = states.to(dtype), ids, weights.to(dtype)
     try:
         expected = experts(*given).float()
-        made = NativeExperts(experts, layout)
+        made = NativeExperts(experts, NativeLinear)  # first with the same weights
     except (UnsupportedModelError, RuntimeError, TypeError, AttributeError, IndexError) as error:
         _LOG.info("%s stay as they are: %s", type(experts).__name__, error)
         return None
-    most = expected.abs().amax(1) * (1e-4 if dtype == torch.float32 and layout is NativeLinear else 5e-2)
+    most = expected.abs().amax(1) * (1e-4 if dtype == torch.float32 else 5e-2)
     if ((made(*given).float() - expected).abs().amax(1) > most).any():
         _LOG.info("%s stay as they are: native ones compute something else", type(experts).__name__)
         return None
-    return made
+    return made if layout is NativeLinear else NativeExperts(experts, layout)

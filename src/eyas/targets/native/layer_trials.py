@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ctypes import Structure, _Pointer
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -26,8 +28,9 @@ from torch import Tensor, nn
 from eyas.targets.architecture import attention_plan
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
-from eyas.targets.native.library import Decoder, Layer, Linear
-from eyas.targets.native.linears import NativeLinear
+from eyas.targets.native.library import Decoder, Layer, Linear, Way
+from eyas.targets.native.linears import NativeLinear, PackedLinear
+from eyas.targets.native.packed import Kind
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
@@ -95,7 +98,7 @@ class LoneLayer(NativeDecoder):
         self._layers = (Layer * 1)(layer)
         self._struct = Decoder.from_buffer_copy(whole._struct)
         self._struct.layers, self._struct.count, self._struct.limit = self._layers, 1, 0
-        self._struct.bf16 = self._struct.rounds_twice = self._struct.embedding_bf16 = self._struct.returns_normed = 0
+        self._struct.bf16 = self._struct.rounds_twice = self._struct.embedding_kind = self._struct.returns_normed = 0
         self._struct.norm = self._struct.position_embedding = None
         self._struct.mix, self._struct.head = Linear(), Linear()
         self._struct.embedding_scale = 1.0
@@ -112,6 +115,41 @@ class LoneLayer(NativeDecoder):
         self._struct.embedding, self._struct.embeddings = states.data_ptr(), count
         cache = SlotCache([shapes], 1, torch.float32, states.device, count)
         return self.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
+
+
+@contextmanager
+def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator[None]:
+    """Within, a model and its native decoder multiply packed weights by their inputs as they are.
+
+    An input that rounding takes across the border between two codes changes its products far more than rounding does,
+    though rarely: with codes a wrong layer could hide, and a right one be refused. Products of codes are tried by
+    themselves (`linears.sums_codes`).
+    """
+    packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
+    given = [] if native is None else [each for each in _linears_in(native._struct) if each.kind in list(Kind)]
+
+    def switch(floats: bool) -> None:
+        for module in packed:
+            module.as_floats = floats
+        for linear in given:
+            linear.ways = Way.AS_FLOATS if floats else 0
+
+    switch(True)
+    try:
+        yield
+    finally:
+        switch(False)
+
+
+def _linears_in(struct: Structure) -> Iterator[Linear]:
+    """All linears of a decoder or of a part of it, which share its memory."""
+    for name, *_ in struct._fields_:
+        value = getattr(struct, name)
+        parts = [value] if isinstance(value, Structure) else []
+        if isinstance(value, _Pointer) and value:
+            parts = [value[i] for i in range(struct.count)]
+        for part in parts:
+            yield from [part] if isinstance(part, Linear) else _linears_in(part)
 
 
 @torch.inference_mode()

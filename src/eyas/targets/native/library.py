@@ -30,7 +30,7 @@ from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole
 _LOG = logging.getLogger("eyas")
 DISABLE = "EYAS_NATIVE"
 """The environment variable that turns the kernels off, if it is 0."""
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """What a prepacked weight may hold, and its number in the kernels."""
 
 
@@ -43,13 +43,15 @@ class Way(IntFlag):
     """32 inputs at once (AMX), in an order of their own."""
     TILES_OF_VECTORS = 1 << 33
     """The sums of tiles without AMX, slowly: what tiles are tried against."""
+    AS_FLOATS = 1 << 34
+    """Inputs of packed weights as they are, not as codes of 8 bits, slowly: what layers are tried with."""
 
 
 class Linear(Structure):
-    """A prepacked weight, its bias and scale."""
+    """A prepacked weight and its bias."""
 
     _fields_ = (
-        ("weight", c_void_p), ("bias", c_void_p), ("scale", c_void_p),
+        ("weight", c_void_p), ("bias", c_void_p),
         ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("ways", c_int64),
     )  # fmt: skip
 
@@ -129,7 +131,7 @@ class Decoder(Structure):
         *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn")),
         *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
         ("embedding", c_void_p),
-        *((name, c_int64) for name in ("embeddings", "embedding_bf16")),
+        *((name, c_int64) for name in ("embeddings", "embedding_kind")),
         ("position_embedding", c_void_p),
         ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
         *((name, c_int64) for name in ("rank", "query_rank", "value_size", "pairs", "exact_rope")),
@@ -177,8 +179,11 @@ class Kernels:
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self.ways = Way(_function(library.eyas_ways, (), c_int64)())
         """How they can multiply bfloat16 inputs, besides chains."""
+        self.vnni = bool(_function(library.eyas_vnni, (), c_int64)())
+        """Whether they multiply codes by VNNI, not in two steps."""
         self._pack = _function(library.eyas_pack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self._unpack = _function(library.eyas_unpack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
+        self.rows = _function(library.eyas_rows, (c_void_p, *(c_int64,) * 2, c_void_p, c_int64, c_void_p, c_int64))
         self.linear = _function(library.eyas_linear, (POINTER(Linear), c_void_p, c_int64, c_void_p, c_int64, c_int64))
         self.experts = _function(
             library.eyas_experts,
@@ -233,7 +238,7 @@ def kernels() -> Kernels | None:
     if os.environ.get(DISABLE) == "0":
         return None
     flags = processor_flags()
-    if not {"avx2", "fma"} <= flags:
+    if not {"avx2", "fma", "f16c"} <= flags:
         return None
     if (shipped := prebuilt(flags, processor_model())) is not None:
         return Kernels(shipped)

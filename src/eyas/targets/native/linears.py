@@ -1,4 +1,4 @@
-"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and weights quantised to int8.
+"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and packed ones of 4 and 8 bits.
 
 Every output is summed over the inputs in one order, in float32, whatever else is in the pass: a token's result is the
 same to the bit alone and in a batch, in a plain pass and in a tree.
@@ -7,7 +7,7 @@ same to the bit alone and in a batch, in a plain pass and in a tree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from ctypes import byref
@@ -19,8 +19,19 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.machine import clock, measured_once
-from eyas.targets.linears import PrepackedLinear, can_prepack
+from eyas.targets.linears import SAMPLED, PrepackedLinear, can_prepack
 from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Linear, Way, kernels
+from eyas.targets.native.packed import (
+    GROUP,
+    PIECE,
+    Blocks,
+    Kind,
+    joint_panels,
+    nearest4,
+    nearest8,
+    product,
+    random_blocks,
+)
 
 _LOG = logging.getLogger("eyas")
 
@@ -117,25 +128,23 @@ def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tenso
 
 
 @cache
-def _ways(dtype: torch.dtype) -> int:
-    """How bfloat16 inputs are multiplied by weights of this dtype on this machine, as the kernels take it.
+def _ways() -> int:
+    """How bfloat16 inputs and weights are multiplied on this machine, as the kernels take it.
 
     By tiles (AMX) where there are any that aren't slower, else in pairs (`vdpbf16ps`) where so many tokens are faster
     so, a bit each. Measured once on a machine, in some 100 ms. A processor whose sums aren't the documented ones gets
     chains.
     """
     found = kernels()
-    layout = {torch.bfloat16: NativeLinear, torch.int8: Int8Linear}.get(dtype)
-    if found is None or not found.ways or layout is None:
+    if found is None or not found.ways:
         return 0
-    name = f"ways-{str(dtype).removeprefix('torch.')}-{found.name}"
-    faster = measured_once(name, lambda: _measure_ways(layout, found.ways))
+    faster = measured_once(f"ways-{found.name}", lambda: _measure_ways(found.ways))
     return Way.TILES if faster["tiles"] else sum(1 << tokens for tokens in faster["pairs"])
 
 
-def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
+def _measure_ways(offered: Way) -> dict[str, Any]:
     """Whether tiles are faster, and which numbers of tokens are in pairs."""
-    linears = [layout(linear, False) for linear in _trial_linears(torch.bfloat16)]
+    linears = [NativeLinear(linear, False) for linear in _trial_linears(torch.bfloat16)]
 
     def way(bits: int) -> list[Callable[[Tensor], Tensor]]:
         return [partial(each.run, each.struct(0, each.out_features, bits), rounds=False) for each in linears]
@@ -156,26 +165,31 @@ def _measure_ways(layout: type[NativeLinear], offered: Way) -> dict[str, Any]:
     return {"tiles": sum(few) < 1.1 * len(few) and many < 1.0, "pairs": faster}
 
 
-def holds_int8(model: nn.Module) -> bool:
-    """Whether linear layers of a model have been given weights in 8 bits."""
-    return any(isinstance(module, Int8Linear) for module in model.modules())
+def weight_formats(model: nn.Module) -> str | None:
+    """In which formats of 4 and 8 bits a model's weights are multiplied, such as `Q4_1, Q8_0`; None if in none."""
+    found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
+    return ", ".join(sorted(found)) or None
 
 
 def _ways_of(model: nn.Module) -> int | None:
-    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none."""
-    weights = {module._prepacked.dtype for module in model.modules() if isinstance(module, NativeLinear)}
-    if not weights:
-        return None
-    return _ways(torch.int8 if torch.int8 in weights else weights.pop())  # an int8 target's head is in bfloat16
+    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none, or in integers."""
+    weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(Kind)
+    return None if not weights or _is_packed(model) else _ways() * (KINDS[torch.bfloat16] in weights)
+
+
+def _is_packed(model: nn.Module) -> bool:
+    return any(isinstance(module, PackedLinear) for module in model.modules())
 
 
 def multiplies_by_vectors(model: nn.Module) -> bool:
     """Whether a model's products are native ones without tiles: they are bound by arithmetic from few tokens on."""
-    return _ways_of(model) not in (None, Way.TILES)
+    return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
 
 
 def describe_products(model: nn.Module) -> str:
     """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
+    if _is_packed(model):
+        return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
     ways = _ways_of(model)
     if ways is None:
         return "oneDNN's" if any(isinstance(module, PrepackedLinear) for module in model.modules()) else "PyTorch's"
@@ -206,14 +220,15 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 class NativeLinear(PrepackedLinear):
     """A frozen replacement of `nn.Linear` whose weight lies in panels of 16 outputs."""
 
-    _scale: Tensor | None = None
-
     def _pack(self, weight: Tensor) -> Tensor:
-        self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
+        self._widen_bias()
         return loaded_kernels().pack(weight)
 
+    def _widen_bias(self) -> None:
+        self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
+
     def exact(self) -> Tensor:
-        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds nothing but scales."""
+        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds it once at most."""
         return loaded_kernels().unpack(self._prepacked, self.out_features)
 
     def restored(self) -> Tensor:
@@ -225,16 +240,25 @@ class NativeLinear(PrepackedLinear):
         Where its inputs are no bfloat16 values, `ways` must be 0. Raises UnsupportedModelError if the first output
         doesn't begin a panel.
         """
-        return self.struct(first, outputs, _ways(self._prepacked.dtype))
+        return self.struct(first, outputs, self._way_of(torch.bfloat16))
+
+    def _way_of(self, inputs: torch.dtype) -> int:
+        """How inputs of a dtype are multiplied, as the kernels take it."""
+        return _ways() if inputs == self._prepacked.dtype == torch.bfloat16 else 0
+
+    @property
+    def kind(self) -> int:
+        """The number of the kind of weights in the kernels."""
+        return KINDS[self._prepacked.dtype]
 
     def struct(self, first: int, outputs: int, ways: int) -> Linear:
         """As `rows`, multiplied in such a way."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
-        weight, vectors = self._prepacked, (address(self._wide_bias), address(self._scale))  # no tensor operations here
+        weight, bias = self._prepacked, address(self._wide_bias)  # no tensor operations here
         return Linear(
-            weight.data_ptr() + first * self.in_features * weight.element_size(),
-            *(at and at + 4 * first for at in vectors), outputs, self.in_features, KINDS[weight.dtype], ways,
+            weight.data_ptr() + first // PANEL * weight.stride(0) * weight.element_size(),
+            bias and bias + 4 * first, outputs, self.in_features, self.kind, ways,
         )  # fmt: skip
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -242,8 +266,7 @@ class NativeLinear(PrepackedLinear):
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
         """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
-        ways = _ways(self._prepacked.dtype) if x.dtype == torch.bfloat16 else 0
-        return self.run(self.struct(0, self.out_features, ways), x, rounds)
+        return self.run(self.struct(0, self.out_features, self._way_of(x.dtype)), x, rounds)
 
     def run(self, struct: Linear, x: Tensor, rounds: bool) -> Tensor:
         """As `product`, of the whole layer as a `struct`."""
@@ -261,18 +284,145 @@ class NativeLinear(PrepackedLinear):
         return self
 
 
-class Int8Linear(NativeLinear):
-    """A `NativeLinear` whose weight is quantised to int8, with one scale for each output (weight-only)."""
+class PackedLinear(NativeLinear):
+    """A `NativeLinear` with weights in 4 or 8 bits, whose inputs become codes of 8 bits: it multiplies in integers."""
 
-    def _pack(self, weight: Tensor) -> Tensor:
-        wide = weight.float()
-        self._scale = (wide.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        super()._pack(weight[:0])
-        return loaded_kernels().pack((wide / self._scale.unsqueeze(1)).round().to(torch.int8))
+    name: str
+    """Of the format of the weights, as users know it."""
+    _kind: Kind
+    _tied = False
+    as_floats = False
+    """Whether inputs stay as they are, which trials need: a code that rounding turns would hide much."""
+
+    @classmethod
+    def of_blocks(
+        cls, pieces: Iterable[Blocks], name: str, dtype: torch.dtype, shape: tuple[int, int],
+        bias: Tensor | None = None, tied: bool = False,
+    ) -> PackedLinear:  # fmt: skip
+        """A layer in `dtype` whose weight [out, in] comes in `pieces` (`joint_panels`), in a format of that `name`."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made.stacked, made._shared, made.transposed = None, None, False
+        (made.out_features, made.in_features), made._dtype = shape, dtype
+        made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
+        made._widen_bias()
+        made.name, made._tied = name, tied
+        made._kind, made._prepacked = joint_panels(pieces, made.out_features)
+        first = made.blocks(-(-SAMPLED // made.in_features)).floats(made.in_features)
+        made._first = first.to(dtype).flatten()[:SAMPLED]
+        return made
+
+    @property
+    def kind(self) -> int:
+        return self._kind
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the weight, [out, in]."""
+        return torch.Size((self.out_features, self.in_features))
+
+    @property
+    def tied(self) -> bool:
+        return self._tied or super().tied
+
+    def untie(self) -> None:
+        """Let go of the embedding's own weight: from now on it looks up this one."""
+        self._shared, self._tied = None, True
+
+    def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # codes are made of any
+        return Way.AS_FLOATS if self.as_floats else 0
+
+    def blocks(self, outputs: int | None = None) -> Blocks:
+        """The weight in blocks as it was given, or its first outputs only."""
+        count = self.out_features if outputs is None else min(outputs, self.out_features)
+        return Blocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count, self.in_features)
 
     def exact(self) -> Tensor:
-        assert self._scale is not None
-        return super().exact() * self._scale.unsqueeze(1)
+        return self.blocks().floats(self.in_features)
+
+    def chosen(self, ids: Tensor) -> PackedLinear:
+        """A layer of the outputs `ids` alone."""
+        bias = None if self.bias is None else self.bias[ids]
+        rows, shape = self.blocks().rows(ids), (len(ids), self.in_features)
+        return self.of_blocks([rows], self.name, self._dtype, shape, bias)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """The rows [..., in] of the weight that `ids` [...] name, in this layer's dtype."""
+        flat = ids.reshape(-1).contiguous()
+        if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.out_features:
+            raise IndexError(f"a token has no embedding: ids must be from 0 to {self.out_features - 1}")
+        out = torch.empty(len(flat), self.in_features)
+        loaded_kernels().rows(
+            self._prepacked.data_ptr(), self.kind, self.in_features, flat.data_ptr(), len(flat), out.data_ptr(),
+            threads_for(out.numel()),
+        )  # fmt: skip
+        return out.to(self._dtype).view(*ids.shape, self.in_features)
+
+
+class Int8Linear(PackedLinear):
+    """A `PackedLinear` that quantises its weight to 8 bits."""
+
+    name = "int8"
+    _nearest = staticmethod(nearest8)
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        self._widen_bias()
+        pieces = (self._nearest(weight[first : first + PIECE]) for first in range(0, len(weight), PIECE))
+        self._kind, panels = joint_panels(pieces, len(weight))
+        return panels
+
+
+class Int4Linear(Int8Linear):
+    """A `PackedLinear` that quantises its weight to 4 bits."""
+
+    name = "int4"
+    _nearest = staticmethod(nearest4)
+
+
+@cache
+def sums_codes() -> bool:
+    """Whether this processor's products of packed weights are those of `packed.product`; a warning if they aren't."""
+    x = torch.randn(5, 9 * GROUP, generator=torch.Generator().manual_seed(0))
+    for kind in Kind:
+        blocks = random_blocks(kind, 40, x.shape[1])
+        found = PackedLinear.of_blocks([blocks], kind.name, torch.float32, (40, x.shape[1]))(x)
+        expected = product(blocks, x)
+        if not torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max())):
+            _LOG.warning("this processor sums products of integers wrongly: weights in 4 and 8 bits are dequantised")
+            return False
+    return True
+
+
+class PackedEmbedding(nn.Module):
+    """A frozen replacement of `nn.Embedding` that looks up rows of a packed weight, perhaps the head's."""
+
+    def __init__(self, table: PackedLinear) -> None:
+        super().__init__()
+        self._kept = (table,)  # no child: it may be one elsewhere
+
+    @property
+    def table(self) -> PackedLinear:
+        """The weight [tokens, H]."""
+        return self._kept[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The row-major weight [tokens, H], restored on demand."""
+        return self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The embeddings [..., H] of tokens [...]."""
+        return self.table.lookup(ids)
+
+
+def matrix_of(module: Any) -> Tensor | PackedLinear:
+    """The weight of an embedding or a head, row-major or packed."""
+    if isinstance(module, PackedEmbedding):
+        return module.table
+    if isinstance(module, PackedLinear):
+        return module
+    weight: Tensor = module.weight.detach()
+    return weight
 
 
 def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:

@@ -69,8 +69,8 @@ struct Decoder {
     int64_t heads_in_turn;               // whether `q` makes query, key and value of each head in turn; no `k`, no `v`
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
     float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
-    const void* embedding;               // [embeddings, H] row-major
-    int64_t embeddings, embedding_bf16;
+    const void* embedding;               // [embeddings, H] row-major, or packed
+    int64_t embeddings, embedding_kind;
     const void* position_embedding;      // [limit, H] row-major, added to the embeddings, as they are kept; or null
     Linear mix;                          // of embedding and state side by side, before the first layer; or none
     const float* norm;                   // [H] or null
@@ -150,11 +150,15 @@ inline void rotate(float* head, const float* cosine, const float* sine, int64_t 
 }
 
 inline void embed(const Decoder& d, int64_t token, int64_t position, float* out) {
-    auto looked_up = [&](const void* table, int64_t at) {
-        return d.embedding_bf16 ? load(static_cast<const uint16_t*>(table) + at) : load(static_cast<const float*>(table) + at);
+    const bool packed = is_packed(d.embedding_kind), bf16 = packed ? d.bf16 : d.embedding_kind == BFLOAT16;
+    auto looked_up = [bf16](const void* table, int64_t at) {
+        return bf16 ? load(static_cast<const uint16_t*>(table) + at) : load(static_cast<const float*>(table) + at);
     };
+    if (packed) load_row(d.embedding_kind, static_cast<const char*>(d.embedding), token, d.hidden, out);
     for (int64_t i = 0; i < d.hidden; i += LANES) {
-        vec values = mul(looked_up(d.embedding, token * d.hidden + i), all(d.embedding_scale));
+        vec values = packed ? load(out + i) : looked_up(d.embedding, token * d.hidden + i);
+        if (packed && d.bf16) values = rounded(values);
+        values = mul(values, all(d.embedding_scale));
         if (d.bf16) values = rounded(values);
         if (d.position_embedding) values = add(values, looked_up(d.position_embedding, position * d.hidden + i));
         store(out + i, d.bf16 ? rounded(values) : values);

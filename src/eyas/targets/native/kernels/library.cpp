@@ -18,6 +18,20 @@ int64_t eyas_ways() {
     return tiles_are_allowed() ? 1 | TILES_OF_VECTORS | TILES : 1 | TILES_OF_VECTORS;
 }
 
+// Whether products in integers have an instruction of their own (VNNI).
+int64_t eyas_vnni() {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// Rows `ids` of a packed weight [.., in] -> out [count, in]
+void eyas_rows(const char* weight, int64_t kind, int64_t in, const int64_t* ids, int64_t count, float* out, int64_t threads) {
+    Region(threads).share(count, 1, [&](int64_t i, int64_t) { load_row(kind, weight, ids[i], in, out + i * in); });
+}
+
 // Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
 void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed, int64_t threads) {
     const int64_t bytes = bytes_of(kind), count = (out + PANEL - 1) / PANEL;
@@ -30,7 +44,6 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
                     std::memcpy(to, weight + (row * in + i) * bytes, bytes);
                 else
                     std::memset(to, 0, bytes);
-                if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(0x80 - std::max<int>(*to, -127));
             }
         }
     });
@@ -44,7 +57,6 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
         for (int64_t i = 0; i < in; i++) {
             char* to = weight + (row * in + i) * bytes;
             std::memcpy(to, panel + place(kind, static_cast<int>(row % PANEL), i, in) * bytes, bytes);
-            if (has_sign_and_magnitude(kind, i, in) && *to < 0) *to = static_cast<char>(-(*to & 0x7f));
         }
     });
 }

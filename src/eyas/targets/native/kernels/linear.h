@@ -1,10 +1,10 @@
 // Products of few tokens with a packed weight (weight.h).
 //
 // Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
-// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16 and
-// int8 the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
+// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16
+// the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
 // chains take subnormal numbers for 0. So the two can be chosen by speed alone. Processors with AMX multiply by tiles
-// (tiles.h), in an order of their own, which depends on nothing else either.
+// (tiles.h), in an order of their own, which depends on nothing else either. Packed weights have sums of their own (integer.h).
 //
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "integer.h"
 #include "region.h"
 #include "tiles.h"
 
@@ -25,13 +26,13 @@ constexpr int together(int tokens) {        // panels that are worked on at once
 using Hint = decltype(_MM_HINT_T0);
 
 // How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
-// lose its inputs to them (except where int8 weights have little time to get from there to the first).
+// lose its inputs to them.
 #if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
-constexpr Hint hint(int64_t kind, int tokens) { return kind == INT8 && tokens > 4 ? _MM_HINT_T0 : _MM_HINT_T1; }
+constexpr Hint HINT = _MM_HINT_T1;
 #else
 constexpr int64_t ahead(int64_t) { return 4096; }
-constexpr Hint hint(int64_t, int) { return _MM_HINT_T0; }
+constexpr Hint HINT = _MM_HINT_T0;
 #endif
 
 // The sums [T, P, PARTS] of T tokens with P panels.
@@ -39,7 +40,6 @@ template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t row = PANEL * bytes_of(KIND);
     [[maybe_unused]] constexpr int64_t step = step_of(KIND);
-    constexpr Hint HINT = hint(KIND, T);
     const char* panel[P];
     for (int p = 0; p < P; p++) panel[p] = panels + p * in * row;
     vec sum[T][P][PARTS] = {};  // local, so that it can stay in registers
@@ -54,28 +54,25 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
 #ifdef __AVX512F__
     if constexpr (step > 1)
         for (; i + step <= in; i += step) {
-            __m512i words[P][step / 2];
+            __m512i words[P];
             const int64_t ahead = fetch.at(i);
             for (int p = 0; p < P; p++) {
-                load_words<KIND>(panel[p] + i * row, words[p]);
+                words[p] = _mm512_loadu_si512(panel[p] + i * row);
                 _mm_prefetch(panel[p] + ahead, HINT);
             }
-            for (int pair = 0; pair < step / 2; pair++) {
 #if defined(__AVX512BF16__)
-                if constexpr (PAIRED) {
-                    for (int t = 0; t < T; t++) {
-                        const __m512i both = all_of_pair(tokens.pairs + t * in_pairs(in) + i + 2 * pair);
-                        const __m512bh factors = reinterpret_cast<__m512bh>(both);
-                        for (int p = 0; p < P; p++)
-                            sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p][pair]), factors);
-                    }
-                    continue;
+            if constexpr (PAIRED) {
+                for (int t = 0; t < T; t++) {
+                    const __m512bh factors = reinterpret_cast<__m512bh>(all_of_pair(tokens.pairs + t * in_pairs(in) + i));
+                    for (int p = 0; p < P; p++)
+                        sum[t][p][0] = _mm512_dpbf16_ps(sum[t][p][0], reinterpret_cast<__m512bh>(words[p]), factors);
                 }
-#endif
-                vec even[P][PARTS], odd[P][PARTS];
-                for (int p = 0; p < P; p++) even[p][0] = first_of(words[p][pair]), odd[p][0] = second_of(words[p][pair]);
-                add(i + 2 * pair + 1, odd), add(i + 2 * pair, even);
+                continue;
             }
+#endif
+            vec even[P][PARTS], odd[P][PARTS];
+            for (int p = 0; p < P; p++) even[p][0] = first_of(words[p]), odd[p][0] = second_of(words[p]);
+            add(i + 1, odd), add(i, even);
         }
 #endif
     for (; i < in; i++) {
@@ -104,28 +101,57 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 }
 
 inline Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels) {
-    if (paired && kind == BFLOAT16) return tile_of<BFLOAT16, PAIRS>(tokens, panels);
-    if (paired && kind == INT8) return tile_of<INT8, PAIRS>(tokens, panels);
-    return kind == FLOAT32    ? tile_of<FLOAT32, false>(tokens, panels)
-           : kind == BFLOAT16 ? tile_of<BFLOAT16, false>(tokens, panels)
-                              : tile_of<INT8, false>(tokens, panels);
+    if (kind == FLOAT32) return tile_of<FLOAT32, false>(tokens, panels);
+    return paired ? tile_of<BFLOAT16, PAIRS>(tokens, panels) : tile_of<BFLOAT16, false>(tokens, panels);
+}
+
+// The tile of a packed weight: of so many tokens and as many panels as go together, or one.
+template <int64_t KIND, int T = MOST>
+Tile integer_tile_of(int64_t tokens, int64_t panels) {
+    if constexpr (T > 1)
+        if (tokens < T) return integer_tile_of<KIND, T - 1>(tokens, panels);
+    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, together_in_integers(T)>;
+}
+
+inline Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels) {
+    return with_kind(linear.kind, [&](auto kind) -> Tile {
+        return linear.ways == AS_FLOATS ? float_tile<kind.value> : integer_tile_of<kind.value>(tokens, panels);
+    });
+}
+
+// How many panels are multiplied at once by a group of so many tokens.
+inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens) {
+    if (tiled) return TILE_PANELS;
+    if (!is_packed(linear.kind)) return together(static_cast<int>(tokens));
+    return linear.ways == AS_FLOATS ? 1 : together_in_integers(static_cast<int>(tokens));
 }
 
 // Tokens are worked on in so many groups of nearly equal size.
 inline int64_t groups_of(int64_t tokens, int64_t most = MOST) { return (tokens + most - 1) / most; }
 
-inline bool is_tiled(const Linear& linear) { return PAIRS && linear.ways >= TILES; }
+inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.ways >= TILES; }
 
 // Whether a group of so many tokens is multiplied by `vdpbf16ps`.
 inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
 
-// The inputs of a product in bf16, as its tiles take them: each thread makes its copy when it takes its first piece.
+inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
+
+// The inputs of a product in bf16 or as codes, as its tiles take them: each thread makes its copy when it takes its first
+// piece.
 class Narrowed {
   public:
     Narrowed(const Region& region, bool bf16) : region_(region), bf16_(bf16) {}  // whether a bf16 can hold the inputs
 
     // Tokens x [count, ld] of the present stage's product.
     Tokens of(const Linear& linear, const float* x, int64_t ld, int64_t count) {
+        if (is_coded(linear)) {
+            Coded& coded = coded_.mine();
+            if (region_.stage() != coded.stage || x != coded.made.x || count != coded.made.count) {
+                coded.made = coded.codes.of(x, ld, count, linear.in);
+                coded.stage = region_.stage();
+            }
+            return coded.made;
+        }
         const int64_t groups = groups_of(count);
         const bool paired = groups && (is_paired(linear, count / groups) || is_paired(linear, (count + groups - 1) / groups));
         if (!bf16_ || !(paired || is_tiled(linear))) return {x, ld, count};
@@ -149,9 +175,15 @@ class Narrowed {
         const float* x = nullptr;
         std::unique_ptr<uint16_t[]> room;
     };
+    struct Coded {
+        int64_t stage = -1;
+        Tokens made{nullptr, 0, 0};
+        Codes codes;
+    };
     const Region& region_;
     bool bf16_;
     Own<Copy> copies_;
+    Own<Coded> coded_;
 };
 
 // Panels that a thread takes at once: one, where many tokens make it long enough, so that threads end together.
@@ -171,7 +203,7 @@ class WithoutSubnormals {
     unsigned before_;
 };
 
-// Sums with their scale and bias, the model's own rounding included.
+// Sums with their bias, the model's own rounding included.
 inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[PARTS]) {
     float tail[PANEL];
     auto of_outputs = [&](const float* values, int part) {
@@ -180,7 +212,6 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
         return load(tail + part * LANES);
     };
     for (int part = 0; part < PARTS; part++) {
-        if (linear.scale) sum[part] = mul(sum[part], of_outputs(linear.scale, part));
         if (linear.bias) sum[part] = add(sum[part], of_outputs(linear.bias, part));
         if (bf16) sum[part] = rounded(sum[part]);
     }
@@ -190,10 +221,14 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
 // All tokens go, in groups, through a few panels before the next few, which then come from the cache.
 template <class Emit>
 void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t stop, bool bf16, const Emit& emit) {
+    if (is_coded(linear) && !tokens.codes) {
+        Codes own;
+        return multiply(linear, own.of(tokens.x, tokens.ld, tokens.count, linear.in), first, stop, bf16, emit);
+    }
     const bool tiled = tokens.pairs && is_tiled(linear);
-    const int64_t row = PANEL * bytes_of(linear.kind), total = tokens.count, groups = groups_of(total, tiled ? TILE_TOKENS : MOST);
-    auto together_of = [&](int64_t count) -> int64_t { return tiled ? TILE_PANELS : together(static_cast<int>(count)); };
-    const int64_t at_once = together_of((total + groups - 1) / groups);  // with the largest group
+    const int64_t row = row_bytes(linear), bytes = panel_bytes(linear), total = tokens.count;
+    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : MOST);
+    const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups);  // with the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
@@ -202,20 +237,25 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;
             const int64_t count = total * (index + 1) / groups - token;
-            const int64_t most = std::min(together_of(count), at_once);
+            const int64_t most = std::min(panels_together(linear, tiled, count), at_once);
             const bool paired = tokens.pairs && is_paired(linear, count);
             Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
             if (paired || tiled) group.pairs = tokens.pairs + token * in_pairs(linear.in);
+            if (tokens.codes) {
+                const int64_t block = token * blocks_of(linear.in);
+                group.codes = tokens.codes + block * GROUP, group.steps = tokens.steps + block;
+            }
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
-                const int64_t bytes = linear.in * row;  // of a panel
                 Fetch fetch{ahead(count), row, bytes, (step - 1) * bytes};
                 // tokens in several groups: each of them fetches its part of the panels that come next
                 if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0};
-                const char* weight = linear.weight + panel * linear.in * row;
+                const char* weight = linear.weight + panel * bytes;
                 if (tiled)
                     multiply_tiles(linear, group, weight, step, fetch, sums);
+                else if (is_packed(linear.kind))
+                    packed_tile_of(linear, count, step)(group, weight, linear.in, fetch, sums);
                 else
                     tile_of(linear.kind, paired, count, step)(group, weight, linear.in, fetch, sums);
                 for (int64_t p = panel; p < panel + step; p++)

@@ -3,7 +3,7 @@
 //
 //     A: 16 tokens x 32 inputs      B: 16 words (pairs of inputs) x 16 outputs      C: sums, 16 tokens x 16 outputs
 //
-// Sixteen words of a bf16 panel are such a B as they lie in memory (weight.h); those of int8 are widened first.
+// Sixteen words of a bf16 panel are such a B as they lie in memory (weight.h).
 // `tdpbf16ps` sums the even inputs of its 32 in their order, from 0, and the odd ones likewise, adds the two, and adds
 // that to C; subnormal numbers count as 0. The last inputs, fewer than 32, are added one by one. So a sum is the same
 // whatever the number of tokens, panels and threads, but it isn't that of a chain.
@@ -58,31 +58,19 @@ class TilesInUse {
     [[maybe_unused]] bool used_ = false;
 };
 
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
-// The words of 32 inputs of a panel: where they lie, or in `room` if they must be widened.
-inline const __m512i* words_of(int64_t kind, const char* at, __m512i (&room)[16]) {
-    if (kind == BFLOAT16) return reinterpret_cast<const __m512i*>(at);
-    for (int pair = 0; pair < 16; pair += 2) {
-        __m512i two[2];
-        load_words<INT8>(at + pair * 2 * PANEL, two);
-        room[pair] = two[0], room[pair + 1] = two[1];
-    }
-    return room;
-}
-
+#if defined(__AVX512BF16__)
 // The sums C [16 tokens, P] of whole blocks of 32 inputs, by vectors.
 inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch, vec* sums) {
     const int64_t row = PANEL * bytes_of(linear.kind), ld = in_pairs(linear.in);
     std::fill(sums, sums + tokens.count * panels, zero());
     for (int64_t i = 0; i + TILE_INPUTS <= linear.in; i += TILE_INPUTS)
         for (int64_t p = 0; p < panels; p++) {
-            __m512i room[16];
-            const __m512i* words = words_of(linear.kind, weight + (p * linear.in + i) * row, room);
+            const char* words = weight + (p * linear.in + i) * row;
             for (int64_t t = 0; t < tokens.count; t++) {
                 vec even = zero(), odd = zero();
                 for (int pair = 0; pair < 16; pair++) {
                     const __m512i factors = all_of_pair(tokens.pairs + t * ld + i + 2 * pair);
-                    const __m512i word = _mm512_loadu_si512(words + pair);
+                    const __m512i word = _mm512_loadu_si512(words + pair * 64);
                     even = fma(first_of(factors), first_of(word), even);
                     odd = fma(second_of(factors), second_of(word), odd);
                 }
@@ -95,7 +83,6 @@ inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const c
 // The same by tiles. Their numbers must be written out, as they are part of the instructions.
 inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
     const int64_t row = PANEL * bytes_of(linear.kind), ld = in_pairs(linear.in);
-    __m512i room[16];
     auto memory = [] { asm volatile("" ::: "memory"); };  // which compilers don't know that tiles read and write
     memory();
     _tile_zero(0);
@@ -107,12 +94,10 @@ inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char*
     for (int64_t i = 0; i + TILE_INPUTS <= linear.in; i += TILE_INPUTS) {
         _tile_loadd(6, tokens.pairs + i, ld * 2);
         for (int64_t p = 0; p < panels; p++) {
-            const char* at = weight + (p * linear.in + i) * row;
             for (int64_t line = 0; line < TILE_INPUTS * fetch.pace; line += 64)
                 _mm_prefetch(weight + p * linear.in * row + fetch.at(i) + line, _MM_HINT_T0);
-            const __m512i* words = words_of(linear.kind, at, room);
             memory();
-            _tile_loadd(7, words, 64);
+            _tile_loadd(7, weight + (p * linear.in + i) * row, 64);
             switch (p) {
                 case 0: _tile_dpbf16ps(0, 6, 7); break;
                 case 1: _tile_dpbf16ps(1, 6, 7); break;
@@ -146,7 +131,7 @@ inline void multiply_tiles(const Linear& linear, const Tokens& tokens, const cha
     run(linear, tokens, weight, panels, fetch, sums);
     for (int64_t i = linear.in / TILE_INPUTS * TILE_INPUTS; i < linear.in; i++)
         for (int64_t p = 0; p < panels; p++) {
-            const vec w = weight_of(linear.kind, weight + p * linear.in * row, i, linear.in);
+            const vec w = weight_of(weight + p * linear.in * row, i, linear.in);
             for (int64_t t = 0; t < tokens.count; t++)
                 sums[t * panels + p] = fma(all(tokens.x[t * tokens.ld + i]), w, sums[t * panels + p]);
         }

@@ -5,10 +5,17 @@
 //
 //     panel 0: w[0..15][0]  w[0..15][1]  ...  w[0..15][in-1]     panel 1: w[16..31][0]  ...
 //
-// With vectors of 16, weights of bf16 and int8 lie in pairs of inputs: a 32-bit word is what one output has of inputs i
-// and i+1 in bf16. Those of int8 are kept as sign and magnitude, for which two tables have the two bytes of a bf16; 64 of
-// them, of four inputs, become two vectors of words. With vectors of 8 a word is what outputs o and o+8 have of one input.
+// With vectors of 16, weights of bf16 lie in pairs of inputs: a 32-bit word is what one output has of inputs i and i+1. With
+// vectors of 8 a word is what outputs o and o+8 have of one input.
+//
+// Packed weights are multiplied in integers (integer.h). A panel's blocks of 32 inputs follow each other, the last one filled
+// up with zeros. A block holds the 16 outputs' scales, perhaps their least weights, and codes: of four inputs at a time, which
+// lie together, for one output after the other. Of codes in 4 bits a byte has that of an input i < 16 below that of i + 16.
+// Scales and least weights are halves; or (super-blocks: GGML's k-quants) small integers, one for each output or two, times
+// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors.
 #pragma once
+
+#include <type_traits>
 
 #include "vector.h"
 
@@ -17,20 +24,32 @@ namespace eyas {
 constexpr int PANEL = 16;
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 
-enum Kind : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+// Packed kinds have codes of 8 or 4 bits, to be read as signed by taking half of their range away, or with a least weight.
+// Those of super-blocks have a least weight (SUPER), or codes to be read as signed and a scale for each 16 inputs (HALVES).
+enum Kind : int64_t {
+    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, SUPER8 = 6, SUPER4 = 7, HALVES8 = 8
+};
 
-constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : kind == BFLOAT16 ? 2 : 1; }
+constexpr int64_t GROUP = 32;  // inputs of a block
+
+constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
+constexpr int code_bits(int64_t kind) { return kind == SIGNED4 || kind == LEAST4 || kind == SUPER4 ? 4 : 8; }
+constexpr bool is_super(int64_t kind) { return kind >= SUPER8; }
+constexpr bool has_least(int64_t kind) { return kind == LEAST8 || kind == LEAST4 || kind == SUPER8 || kind == SUPER4; }
+constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the code of 0 is 2 to this power
+constexpr int64_t header_bytes(int64_t kind) { return (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2); }
+constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
+constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
+constexpr int64_t SUPER = 8;  // blocks of a super-block
+constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_least(kind) ? 4 * PANEL : 2 * PANEL; }
+constexpr int64_t first_block(int64_t kind, int64_t blocks) { return (blocks + SUPER - 1) / SUPER * super_bytes(kind); }
+
+constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : 2; }
 
 // Inputs whose weights are read together, as words of two; 1 = there are no words.
-constexpr int64_t step_of(int64_t kind) {
-    if (LANES == 16 && kind == BFLOAT16) return 2;
-#ifdef __AVX512VBMI__
-    if (LANES == 16 && kind == INT8) return 4;
-#endif
-    return 1;
-}
+constexpr int64_t step_of(int64_t kind) { return LANES == 16 && kind == BFLOAT16 ? 2 : 1; }
 
-#if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
+#if defined(__AVX512BF16__)
 constexpr bool PAIRS = LANES == 16;  // whether there is `vdpbf16ps`
 #else
 constexpr bool PAIRS = false;
@@ -38,35 +57,45 @@ constexpr bool PAIRS = false;
 
 // How bf16 inputs are multiplied. Below 32 bits: numbers of tokens, a bit each, that are multiplied by `vdpbf16ps`, with
 // the same sums as a chain's. Tiles (tiles.h) have sums of their own, and are for all numbers of tokens or for none.
-enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33 };
+// Inputs of packed weights are multiplied in integers, or AS_FLOATS.
+enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34 };
 
 // Also known to native/library.py, field by field.
 struct Linear {
     const char* weight;   // the first panel; null = there is no such linear
     const float* bias;    // [out] or null
-    const float* scale;   // [out] of int8 weights, else null
     int64_t out, in, kind;
     int64_t ways;         // how it is multiplied, see `Way`; 0 = inputs may not be bf16
 };
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
 
+// Bytes that lie one behind the other: of the weights of an input, or of a packed block; and those of a panel.
+inline int64_t row_bytes(const Linear& linear) {
+    return is_packed(linear.kind) ? block_bytes(linear.kind) : PANEL * bytes_of(linear.kind);
+}
+inline int64_t panel_bytes(const Linear& linear) {
+    const int64_t blocks = blocks_of(linear.in);
+    return is_packed(linear.kind) ? first_block(linear.kind, blocks) + blocks * row_bytes(linear) : linear.in * row_bytes(linear);
+}
+
 // Inputs that are one of a pair.
 constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
 
-// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)].
+// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)], or as
+// codes [count, blocks * GROUP] with their steps [count, blocks] (integer.h).
 struct Tokens {
     const float* x;
     int64_t ld, count;
     const uint16_t* pairs = nullptr;
+    const int8_t* codes = nullptr;
+    const struct Step* steps = nullptr;
 };
 
 template <int64_t KIND>
 inline void load_panel(const char* at, vec (&w)[PARTS]) {
     if constexpr (KIND == FLOAT32) {
         for (int part = 0; part < PARTS; part++) w[part] = load(reinterpret_cast<const float*>(at) + part * LANES);
-    } else if constexpr (KIND == INT8) {
-        for (int part = 0; part < PARTS; part++) w[part] = load(reinterpret_cast<const int8_t*>(at) + part * LANES);
     } else if constexpr (PARTS == 1) {
         w[0] = load(reinterpret_cast<const uint16_t*>(at));
     } else {
@@ -75,20 +104,6 @@ inline void load_panel(const char* at, vec (&w)[PARTS]) {
         w[PARTS - 1] = _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
     }
 }
-
-#ifdef __AVX512VBMI__
-// The bytes of magnitudes 0 to 127 as bf16, low or high ones.
-struct Magnitudes {
-    alignas(64) uint8_t low[128], high[128];
-    Magnitudes() {
-        for (int i = 0; i < 128; i++) {
-            const uint16_t value = narrowed(static_cast<float>(i));
-            low[i] = value & 0xff, high[i] = value >> 8;
-        }
-    }
-};
-inline const Magnitudes MAGNITUDES;
-#endif
 
 #ifdef __AVX512F__
 // The first and the second of the pairs in words, as floats.
@@ -104,57 +119,27 @@ inline __m512i all_of_pair(const uint16_t* pair) {
     return _mm512_set1_epi32(both);
 }
 
-// The words of the next `step_of(KIND)` inputs, pair by pair.
-template <int64_t KIND>
-inline void load_words(const char* at, __m512i (&words)[step_of(KIND) / 2]) {
-    const __m512i all = _mm512_loadu_si512(at);
-    if constexpr (KIND == BFLOAT16) words[0] = all;
-#ifdef __AVX512VBMI__
-    if constexpr (KIND == INT8) {
-        auto table = [](const uint8_t* bytes) { return _mm512_load_si512(bytes); };
-        const uint8_t *of_low = MAGNITUDES.low, *of_high = MAGNITUDES.high;
-        const __m512i low = _mm512_permutex2var_epi8(table(of_low), all, table(of_low + 64));
-        const __m512i high = _mm512_permutex2var_epi8(table(of_high), all, table(of_high + 64));
-        const __m512i sign = _mm512_and_si512(all, _mm512_set1_epi8(static_cast<char>(0x80)));
-        words[0] = _mm512_unpacklo_epi8(low, _mm512_or_si512(high, sign));
-        words[1] = _mm512_unpackhi_epi8(low, _mm512_or_si512(high, sign));
-    }
-#endif
-}
 #endif
 
 // Where the weight of output `lane` and input i lies among a panel's values.
 inline int64_t place(int64_t kind, int lane, int64_t i, int64_t in) {
-    const int64_t step = step_of(kind), first = i / step * step;
     if (PARTS > 1 && kind == BFLOAT16) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
-    if (step == 1 || first + step > in) return i * PANEL + lane;
-    if (step == 2) return first * PANEL + 2 * lane + i % 2;
-    return first * PANEL + lane / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2 + i % 2;
+    const int64_t step = step_of(kind), first = i / step * step;
+    return step == 1 || first + step > in ? i * PANEL + lane : first * PANEL + 2 * lane + i % 2;
 }
 
-// Whether a weight is kept at input i as sign and magnitude: one of int8 that lies in words.
-inline bool has_sign_and_magnitude(int64_t kind, int64_t i, int64_t in) {
-    return kind == INT8 && step_of(kind) == 4 && i < in / 4 * 4;
-}
-
-// What the first LANES outputs of a panel of bf16 or int8 weights multiply input i by, looked up one by one.
-inline vec weight_of(int64_t kind, const char* panel, int64_t i, int64_t in) {
+// What the first LANES outputs of a panel of bf16 weights multiply input i by, looked up one by one.
+inline vec weight_of(const char* panel, int64_t i, int64_t in) {
     float found[LANES];
     for (int lane = 0; lane < LANES; lane++) {
-        const char* at = panel + place(kind, lane, i, in) * bytes_of(kind);
-        if (kind == INT8) {
-            const int value = static_cast<int8_t>(*at);
-            found[lane] = static_cast<float>(value < 0 && has_sign_and_magnitude(kind, i, in) ? -(value & 0x7f) : value);
-        } else {
-            uint32_t bits = 0;
-            std::memcpy(reinterpret_cast<char*>(&bits) + 2, at, 2);
-            std::memcpy(found + lane, &bits, 4);
-        }
+        uint32_t bits = 0;
+        std::memcpy(reinterpret_cast<char*>(&bits) + 2, panel + place(BFLOAT16, lane, i, in) * 2, 2);
+        std::memcpy(found + lane, &bits, 4);
     }
     return load(found);
 }
 
-// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each input;
+// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each row i;
 // what would lie behind the `end` of a panel is `skip` bytes further, where the panel is that comes after it.
 struct Fetch {
     int64_t distance, pace, end, skip;

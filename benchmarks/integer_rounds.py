@@ -1,0 +1,143 @@
+"""What weights in 4 and 8 bits bring: passes over many tokens, prompts, plain decoding, and what they cost in quality.
+
+FORMS are how the same MODEL is loaded, and take turns: a dtype (`auto` keeps a GGUF file's weights packed, `bfloat16`
+and `float32` dequantise them), or what bfloat16 weights are quantised to (`int8`, `int4`).
+
+    python -m benchmarks.integer_rounds passes MODEL auto bfloat16 [--tokens 1 8 16 32] [--context 256] [--repeats 20]
+    python -m benchmarks.integer_rounds plain MODEL auto bfloat16 [--new 128] [--repeats 5] [--draft-model DRAFTER]
+        [--prompt-file EVAL/gsm8k.jsonl]
+    python -m benchmarks.integer_rounds perplexity MODEL auto bfloat16 --text TEXT [--windows 40]
+
+`passes` gives milliseconds of a verified chain of so many tokens, and over those of one, and of a prompt's token.
+`perplexity` is llama.cpp's: windows of 512 tokens, of which the later half counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+
+import eyas
+from benchmarks.harness import Output, interleave, paired, report, script
+from benchmarks.plain_decoding import eyas_rate, prompts_of
+from eyas.targets import Target, load_target, load_tokenizer
+from eyas.targets.native.linears import lone_torch, weight_formats
+from eyas.tree import DraftTree
+
+_PROMPT, _WINDOW = 256, 512
+Forms = Annotated[Sequence[str], "auto, bfloat16, float32, int8, int4"]
+
+
+def how(form: str) -> dict[str, Any]:
+    """The options of a form."""
+    return {"dtype": "bfloat16", "quantize": form} if form.startswith("int") else {"dtype": form}
+
+
+def chain(tokens: torch.Tensor) -> DraftTree:
+    """A draft of `tokens` [N], each of which follows the one before it."""
+    count = len(tokens)
+    valid = torch.ones(1, count, dtype=torch.bool)
+    return DraftTree(
+        tokens.unsqueeze(0), torch.arange(-1, count - 1).unsqueeze(0), valid.float(), valid, count, counted=count
+    )
+
+
+def seconds_of_passes(target: Target, counts: Sequence[int], context: int) -> dict[int, float]:
+    """Seconds of a pass over each number of tokens behind a `context`, and (0) of a prompt's 256."""
+    ids = torch.randint(5, target.vocab_size, (context + max(counts),), generator=torch.Generator().manual_seed(0))
+    cache, taken = target.allocate(1, context + max(counts)), dict[int, float]()
+    with lone_torch():
+        for _ in target.prefill(cache, range(1), [ids[: context + 1].tolist()], ()):
+            pass
+        for count in counts:
+            drafted = ids[context + 1 : context + count]
+            began = time.perf_counter()
+            target.verify(cache, range(1), ids[context : context + 1], chain(drafted), ())
+            taken[count] = time.perf_counter() - began
+        cache.truncate(0, 0)
+        began = time.perf_counter()
+        for _ in target.prefill(cache, range(1), [ids[: _PROMPT + 1].tolist()], ()):
+            pass
+        taken[0] = time.perf_counter() - began
+    return taken
+
+
+def passes(
+    model: str, forms: Forms, *, tokens: Sequence[int] = (1, 8, 16, 32), context: int = 256, repeats: int = 20,
+    output: Output = None,
+) -> None:  # fmt: skip
+    targets = {form: load_target(model, device="cpu", **how(form)) for form in forms}
+    sides = {form: partial(seconds_of_passes, target, tokens, context) for form, target in targets.items()}
+    measured = interleave(sides, repeats)
+    rows = {}
+    for form, runs in measured.items():
+        pieces = {count: [run[count] for run in runs] for count in (*tokens, 0)}
+        rows[form] = {
+            "weights": weight_formats(targets[form].model) or str(targets[form].dtype),
+            "native": targets[form].native is not None,
+            "pass_ms": {count: round(1000 * median(pieces[count]), 3) for count in tokens},
+            "over_one": {count: paired(pieces[count], pieces[tokens[0]]) for count in tokens[1:]},
+            "prompt_ms_a_token": round(1000 * median(pieces[0]) / _PROMPT, 4),
+        }
+    report({"model": model, "context": context, "forms": rows}, output)
+
+
+def plain(
+    model: str, forms: Forms, *, new: int = 128, repeats: int = 5, draft_model: str | None = None,
+    prompt_file: Path | None = None, output: Output = None,
+) -> None:  # fmt: skip
+    engines = {
+        f"{form}{' auto' if drafter else ''}": eyas.load(model, drafter, tree="auto" if drafter else None, **how(form))
+        for form in forms
+        for drafter in dict.fromkeys((None, draft_model))
+    }
+    prompts = prompts_of(engines[forms[0]], prompt_file, 1)
+    rates = interleave({name: partial(eyas_rate, engine, prompts, new) for name, engine in engines.items()}, repeats)
+    first = rates[forms[-1]]
+    report(
+        {
+            "model": model,
+            "tokens_per_second": {name: round(median(values), 2) for name, values in rates.items()},
+            f"over_{forms[-1]}": {name: paired(values, first) for name, values in rates.items()},
+        },
+        output,
+    )
+
+
+@torch.inference_mode()
+def log_loss(target: Target, ids: Sequence[int], windows: int) -> tuple[float, int]:
+    """The mean negative log-likelihood of the later halves of windows, each read by itself, and how many tokens."""
+    total, count = 0.0, 0
+    cache = target.allocate(1, _WINDOW)
+    for first in range(0, min(len(ids) - _WINDOW, windows * _WINDOW) + 1, _WINDOW):
+        cache.truncate(0, 0)
+        window = list(ids[first : first + _WINDOW])
+        with lone_torch():
+            (chunk,) = target.prefill(cache, range(1), [window], ())
+            logits = target.head(chunk.final[0, _WINDOW // 2 - 1 :]).float()
+        losses = torch.nn.functional.cross_entropy(logits, chunk.next_tokens[0, _WINDOW // 2 - 1 :], reduction="sum")
+        total, count = total + float(losses), count + len(logits)
+    return total / count, count
+
+
+def perplexity(model: str, forms: Forms, *, text: Path, windows: int = 40, output: Output = None) -> None:
+    ids = load_tokenizer(model)(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids
+    found: dict[str, Any] = {}
+    for form in forms:
+        target = load_target(model, device="cpu", **how(form))
+        loss, count = log_loss(target, ids, windows)
+        found[form] = {"weights": weight_formats(target.model), "perplexity": round(math.exp(loss), 4), "tokens": count}
+    report({"model": model, "text": text.name, "forms": found}, output)
+
+
+main = script(passes, plain, perplexity)
+
+if __name__ == "__main__":
+    raise SystemExit(main())

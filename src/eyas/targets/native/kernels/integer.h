@@ -1,0 +1,316 @@
+// Products in integers: weights of 4 or 8 bits, as GGUF files and `--quantize` have them, times inputs in 8 bits.
+//
+// Weights and inputs come in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + least` (weight.h).
+// Inputs x of a block become codes from -127 to 127 and a scale, 1 / 127 of the greatest of |x|, rounded to nearest, ties to
+// even; a block whose values are all below 2^-60 counts as 0. Both depend on the token alone.
+//
+// A block's sum of products of codes is an integer below 2^24, the same whatever the order and the instruction. From there
+// on there is one order: with S the sum of codes and X that of the input's codes,
+//
+//     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, least, sum)
+//
+// block after block, in float32. (Of a block with two scales, S is their products' sum, which is exact: below 2^24 as well.)
+// So a result is the same bits for any number of tokens, panels and threads, with AVX2,
+// AVX-512 and VNNI.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "weight.h"
+
+namespace eyas {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+using ivec = __m512i;
+inline ivec load_bits(const char* at) { return _mm512_loadu_si512(at); }
+inline ivec all(int32_t x) { return _mm512_set1_epi32(x); }
+inline ivec both(ivec a, ivec b) { return _mm512_and_si512(a, b); }
+inline ivec add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
+inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<unsigned>(bits)); }
+inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
+inline ivec pairs_of(ivec a, ivec b) { return _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)); }
+inline vec floats(ivec a) { return _mm512_cvtepi32_ps(a); }
+inline vec halves(const char* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
+inline vec bytes(const uint8_t* at) {
+    return floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline void store_codes(int8_t* to, vec a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+#else
+using ivec = __m256i;
+inline ivec load_bits(const char* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
+inline ivec all(int32_t x) { return _mm256_set1_epi32(x); }
+inline ivec both(ivec a, ivec b) { return _mm256_and_si256(a, b); }
+inline ivec add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
+inline ivec right(ivec a, int bits) { return _mm256_srli_epi32(a, bits); }
+inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
+inline ivec pairs_of(ivec a, ivec b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
+inline vec floats(ivec a) { return _mm256_cvtepi32_ps(a); }
+inline vec halves(const char* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
+inline vec bytes(const uint8_t* at) {
+    return floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+inline void store_codes(int8_t* to, vec a) {
+    const __m256i wide = _mm256_cvtps_epi32(a);
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(half, half));
+}
+#endif
+
+// Add to each 32-bit sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI pairs of products
+// are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights (WIDE) go in two parts.
+template <bool WIDE>
+inline ivec dot(ivec sum, ivec weights, ivec inputs) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+    return _mm512_dpbusd_epi32(sum, weights, inputs);
+#elif defined(__AVXVNNI__)
+    return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
+#else
+    if (!WIDE) return add(sum, pairs_of(weights, inputs));
+    const ivec low = pairs_of(both(weights, all(0x7f7f7f7f)), inputs);
+    return add(sum, add(low, pairs_of(both(weights, all(static_cast<int32_t>(0x80808080))), inputs)));
+#endif
+}
+
+// What a token's block of inputs is multiplied by besides its codes.
+struct Step {
+    float scale, sum;  // sum: scale times the sum of the codes
+    int32_t less[2];   // the sums of the first 16 codes and of the others, with their signs changed
+};
+
+inline float highest(vec a) {
+#ifdef __AVX512F__
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+#else
+    const __m256 half = a;
+#endif
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+// The sums of a block's first 16 codes and of the others.
+inline void sums_of_codes(const int8_t* codes, int32_t (&sums)[2]) {
+    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+    const __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), all), _mm256_set1_epi16(1));
+    const __m256i two = _mm256_hadd_epi32(four, four), one = _mm256_hadd_epi32(two, two);
+    sums[0] = _mm256_cvtsi256_si32(one), sums[1] = _mm256_extract_epi32(one, 4);
+}
+
+// The codes of inputs x [in], padded to whole blocks, and the step of each block.
+inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
+    constexpr float least = 0x1p-60f;
+    float tail[GROUP] = {};
+    for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
+        if (first + GROUP > in) x = static_cast<const float*>(std::memcpy(tail, x, (in - first) * sizeof(float)));
+        vec top = zero();
+        for (int64_t i = 0; i < GROUP; i += LANES) top = larger(top, larger(load(x + i), sub(zero(), load(x + i))));
+        const float most = highest(top);
+        const bool counts = most >= least;
+        const vec factor = all(counts ? 127.0f / most : 0.0f);
+        for (int64_t i = 0; i < GROUP; i += LANES) store_codes(codes + i, mul(load(x + i), factor));
+        int32_t sums[2];
+        sums_of_codes(codes, sums);
+        const float scale = counts ? most * (1.0f / 127.0f) : 0.0f;
+        *steps = {scale, scale * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
+    }
+}
+
+// The codes and steps of some tokens.
+class Codes {
+  public:
+    // Of tokens x [count, ld]; valid until the next call.
+    Tokens of(const float* x, int64_t ld, int64_t count, int64_t in) {
+        const int64_t blocks = blocks_of(in);
+        if (count * blocks > size_) {
+            size_ = count * blocks;
+            codes_.reset(new int8_t[size_ * GROUP]), steps_.reset(new Step[size_]);
+        }
+        for (int64_t t = 0; t < count; t++)
+            encode(x + t * ld, in, codes_.get() + t * blocks * GROUP, steps_.get() + t * blocks);
+        return {x, ld, count, nullptr, codes_.get(), steps_.get()};
+    }
+
+  private:
+    int64_t size_ = 0;
+    std::unique_ptr<int8_t[]> codes_;
+    std::unique_ptr<Step[]> steps_;
+};
+
+constexpr int together_in_integers(int tokens) {  // panels whose sums fit into the registers
+    return LANES == 16 ? (tokens <= 2 ? 4 : tokens <= 5 ? 2 : 1) : tokens <= 1 ? 2 : 1;
+}
+
+// Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.
+template <int64_t KIND>
+inline vec scale_of(const char* panel, const char* block, int64_t b, int part, int half = 0) {
+    if constexpr (!is_super(KIND)) return halves(block + part * 2 * LANES);
+    const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
+    if constexpr (has_least(KIND)) return mul(bytes(reinterpret_cast<const uint8_t*>(block) + part * LANES), all_of_super);
+    return mul(load(reinterpret_cast<const int8_t*>(block) + half * PANEL + part * LANES), all_of_super);
+}
+template <int64_t KIND>
+inline vec least_of(const char* panel, const char* block, int64_t b, int part) {
+    if constexpr (!is_super(KIND)) return halves(block + 2 * PANEL + part * 2 * LANES);
+    const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + 2 * PANEL + part * 2 * LANES);
+    return mul(bytes(reinterpret_cast<const uint8_t*>(block) + PANEL + part * LANES), all_of_super);
+}
+
+// The sums [T, P, PARTS] of T tokens with P panels; `fetch` counts blocks.
+template <int64_t KIND, int T, int P>
+void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
+    constexpr int64_t PART = 4 * LANES;
+    constexpr int BITS = code_bits(KIND);
+    constexpr bool WIDE = BITS == 8, TWO = KIND == HALVES8;  // scales of a block
+    const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
+    const ivec low = all(0x0f0f0f0f);
+    vec sum[T][P][PARTS] = {};
+    for (int64_t b = 0; b < blocks; b++) {
+        const char* block[P];
+        for (int p = 0; p < P; p++) {
+            block[p] = panels + p * bytes + first_block(KIND, blocks) + b * block_bytes(KIND);
+            const char* next = panels + p * bytes + fetch.at(b);
+            for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
+        }
+        const int8_t* inputs = tokens.codes + b * GROUP;
+        const Step* step = tokens.steps + b;
+        ivec total[T][P][PARTS];
+        auto begin = [&](int half) {
+            for (int t = 0; t < T; t++) {
+                const int32_t(&less)[2] = step[t * blocks].less;
+                const ivec start = has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
+            }
+        };
+        auto add_four = [&](int64_t i, const ivec (&w)[P][PARTS]) {  // inputs from i on
+            for (int t = 0; t < T; t++) {
+                int32_t four;
+                std::memcpy(&four, inputs + t * blocks * GROUP + i, 4);
+                const ivec x = all(four);
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<WIDE>(total[t][p][part], w[p][part], x);
+            }
+        };
+        auto add_codes = [&](int64_t first, int64_t stop) {  // stored as those of these inputs
+            for (int64_t i = first; i < stop; i += 4) {
+                ivec codes[P][PARTS], high[P][PARTS];
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++) {
+                        codes[p][part] = load_bits(block[p] + header_bytes(KIND) + i * PANEL + part * PART);
+                        if constexpr (BITS == 4) {
+                            high[p][part] = both(right(codes[p][part], 4), low);
+                            codes[p][part] = both(codes[p][part], low);
+                        }
+                    }
+                add_four(i, codes);
+                if constexpr (BITS == 4) add_four(i + GROUP / 2, high);
+            }
+        };
+        begin(0);
+        if constexpr (TWO) {
+            vec first[T][P][PARTS];
+            auto scale = [&](int p, int part, int half) {
+                return load(reinterpret_cast<const int8_t*>(block[p]) + half * PANEL + part * LANES);
+            };
+            add_codes(0, GROUP / 2);
+            for (int t = 0; t < T; t++)
+                for (int p = 0; p < P; p++)
+                    for (int part = 0; part < PARTS; part++)
+                        first[t][p][part] = mul(floats(total[t][p][part]), scale(p, part, 0));
+            begin(1);
+            add_codes(GROUP / 2, GROUP);
+            for (int p = 0; p < P; p++)
+                for (int part = 0; part < PARTS; part++) {
+                    const vec shared = halves(panels + p * bytes + b / SUPER * super_bytes(KIND) + part * 2 * LANES);
+                    for (int t = 0; t < T; t++) {
+                        const vec exact = fma(floats(total[t][p][part]), scale(p, part, 1), first[t][p][part]);
+                        sum[t][p][part] = fma(mul(exact, all(step[t * blocks].scale)), shared, sum[t][p][part]);
+                    }
+                }
+            continue;
+        }
+        add_codes(0, GROUP * BITS / 8);
+        for (int p = 0; p < P; p++)
+            for (int part = 0; part < PARTS; part++) {
+                const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
+                for (int t = 0; t < T; t++) {
+                    vec& own = sum[t][p][part];
+                    own = fma(mul(floats(total[t][p][part]), all(step[t * blocks].scale)), scale, own);
+                }
+                if constexpr (has_least(KIND)) {
+                    const vec least = least_of<KIND>(panels + p * bytes, block[p], b, part);
+                    for (int t = 0; t < T; t++) sum[t][p][part] = fma(all(step[t * blocks].sum), least, sum[t][p][part]);
+                }
+            }
+    }
+    std::memcpy(result, sum, sizeof(sum));
+}
+
+// What 16 outputs of a panel multiply input i by, as floats.
+template <int64_t KIND>
+inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS]) {
+    constexpr int BITS = code_bits(KIND);
+    const int64_t b = i / GROUP, own = i % GROUP;
+    const char* block = panel + first_block(KIND, blocks_of(in)) + b * block_bytes(KIND);
+    const bool second = own >= GROUP / 2, high = BITS == 4 && second;
+    const int64_t at = header_bytes(KIND) + (high ? own - GROUP / 2 : own) / 4 * 4 * PANEL;
+    for (int part = 0; part < PARTS; part++) {
+        const ivec four = load_bits(block + at + part * 4 * LANES);
+        const vec code = floats(both(right(four, static_cast<int>(8 * (own % 4) + 4 * high)), all((1 << BITS) - 1)));
+        const vec scale = scale_of<KIND>(panel, block, b, part, second);
+        if constexpr (has_least(KIND))
+            w[part] = fma(code, scale, least_of<KIND>(panel, block, b, part));
+        else
+            w[part] = mul(sub(code, all(static_cast<float>(1 << zero_bits(KIND)))), scale);
+    }
+}
+
+// The same sums of inputs as they are: what layers are tried with at load, where a code that rounding turns would hide much.
+template <int64_t KIND>
+void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec* result) {
+    for (int64_t t = 0; t < tokens.count * PARTS; t++) result[t] = zero();
+    for (int64_t i = 0; i < in; i++) {
+        vec w[PARTS];
+        load_floats<KIND>(panels, i, in, w);
+        for (int64_t t = 0; t < tokens.count; t++)
+            for (int part = 0; part < PARTS; part++)
+                result[t * PARTS + part] = fma(all(tokens.x[t * tokens.ld + i]), w[part], result[t * PARTS + part]);
+    }
+}
+
+// Row `output` of a packed weight as floats [in].
+template <int64_t KIND>
+void load_row(const char* weight, int64_t output, int64_t in, float* row) {
+    const int64_t blocks = blocks_of(in);
+    const char* panel = weight + output / PANEL * (first_block(KIND, blocks) + blocks * block_bytes(KIND));
+    for (int64_t i = 0; i < in; i++) {
+        vec w[PARTS];
+        float lanes[PANEL];
+        load_floats<KIND>(panel, i, in, w);
+        for (int part = 0; part < PARTS; part++) store(lanes + part * LANES, w[part]);
+        row[i] = lanes[output % PANEL];
+    }
+}
+
+// Call `work` with a packed kind as a constant.
+template <class Work>
+auto with_kind(int64_t kind, const Work& work) {
+    switch (kind) {
+        case SIGNED8: return work(std::integral_constant<int64_t, SIGNED8>());
+        case LEAST8: return work(std::integral_constant<int64_t, LEAST8>());
+        case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
+        case LEAST4: return work(std::integral_constant<int64_t, LEAST4>());
+        case SUPER8: return work(std::integral_constant<int64_t, SUPER8>());
+        case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());
+        default: return work(std::integral_constant<int64_t, HALVES8>());
+    }
+}
+
+inline void load_row(int64_t kind, const char* weight, int64_t output, int64_t in, float* row) {
+    with_kind(kind, [&](auto known) { load_row<known.value>(weight, output, in, row); });
+}
+
+}  // namespace eyas

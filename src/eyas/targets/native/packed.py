@@ -1,0 +1,340 @@
+"""Weights in 4 or 8 bits: the blocks of GGUF files, and those that `--quantize` makes, as the kernels multiply them.
+
+32 inputs of an output are a block: codes with a scale, and with a least weight or a zero in the middle of the codes.
+What a file holds is never rounded again: `Q5_0`, for instance, lies in bytes, and means the same numbers. Inputs become
+codes of 8 bits, block by block, so products are sums of integers (`kernels/integer.h`); `product` is the same
+arithmetic in PyTorch.
+
+Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from eyas.runtime import mapped_zeros
+from eyas.targets.native.library import PANEL
+
+GROUP, SUPER = 32, 8
+"""Inputs of a block, and blocks of a super-block."""
+LEAST_INPUT = 2.0**-60
+"""Blocks of inputs that are all smaller count as 0."""
+
+
+class Kind(IntEnum):
+    """How a packed weight lies in panels, by its number in the kernels."""
+
+    SIGNED8 = 2
+    LEAST8 = 3
+    SIGNED4 = 4
+    LEAST4 = 5
+    SUPER8 = 6
+    SUPER4 = 7
+    HALVES8 = 8
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return 4 if self in (Kind.SIGNED4, Kind.LEAST4, Kind.SUPER4) else 8
+
+    @property
+    def has_least(self) -> bool:
+        """Whether code 0 stands for a least weight."""
+        return self in (Kind.LEAST8, Kind.LEAST4, Kind.SUPER8, Kind.SUPER4)
+
+    @property
+    def zero(self) -> int:
+        """The code that stands for 0, where there is no least weight."""
+        return 0 if self.has_least else 1 << (self.bits - 1)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A weight [out, in] in blocks; inputs that the last one has too many have the weight 0."""
+
+    kind: Kind
+    codes: Tensor  # [out, B, 32] uint8
+    scales: Tensor  # [out, B] float16; of super-blocks uint8, or [out, B, 2] int8
+    least: Tensor | None = None  # [out, B] as scales are
+    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, of 8 blocks each
+
+    def rows(self, ids: Tensor) -> Blocks:
+        """The outputs `ids` alone, in their order."""
+        least, shared = (None if part is None else part[ids] for part in (self.least, self.shared))
+        return Blocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
+
+    def factors(self) -> tuple[Tensor, Tensor | None]:
+        """What codes are multiplied by, [out, B, 1 or 2] in float32, and the least weights [out, B, 1]; both exact."""
+        scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
+        wide = None if least is None else least.float().unsqueeze(2)
+        if self.shared is not None:
+            parts = (
+                self.shared.float()
+                .repeat_interleave(SUPER, 1)[:, : scales.shape[1]]
+                .tensor_split(self.shared.shape[2], 2)
+            )
+            scales = scales * parts[0]
+            wide = None if wide is None else wide * parts[1]
+        return scales, wide
+
+    def floats(self, inputs: int) -> Tensor:
+        """[out, in] the weights in float32, rounded once at most."""
+        scales, least = self.factors()
+        wide = _parted(self.codes.float() - self.kind.zero, 2, scales.shape[2], -1)
+        values = (wide * scales.unsqueeze(3)).flatten(2)
+        if least is not None:
+            values += least
+        return values.flatten(1)[:, :inputs].contiguous()
+
+    def panels(self) -> Tensor:
+        """[P, bytes of 16 outputs] uint8, as the kernels read them (`kernels/weight.h`)."""
+        out, blocks, _ = self.codes.shape
+        more = -out % PANEL
+        fours = F.pad(self.codes, (0, 0, 0, 0, 0, more)).contiguous().view(torch.int32)  # [out, B, 8], of four inputs
+        fours = fours.view(-1, PANEL, blocks, 8).permute(0, 2, 3, 1).contiguous()  # [P, B, 8, 16]
+        codes = fours.view(torch.uint8)
+        if self.kind.bits == 4:
+            low, high = codes.tensor_split(2, dim=2)
+            codes = low | high << 4
+
+        def header(part: Tensor) -> Tensor:  # [out, B or S, n] -> [P, B or S, bytes], 16 outputs side by side
+            filled = F.pad(part, (0, 0, 0, 0, 0, more)).view(-1, PANEL, *part.shape[1:])
+            return filled.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
+
+        parts = [self.scales.view(out, blocks, -1), *(() if self.least is None else (self.least.unsqueeze(2),))]
+        block = torch.cat([*map(header, parts), codes.flatten(2)], dim=2).flatten(1)
+        return block if self.shared is None else torch.cat((header(self.shared).flatten(1), block), dim=1)
+
+    @classmethod
+    def of_panels(cls, kind: Kind, panels: Tensor, out: int, inputs: int) -> Blocks:
+        """The blocks of a weight with so many outputs and inputs that `panels` were made of."""
+        blocks, packed = -(-inputs // GROUP), kind >= Kind.SUPER8
+        parts = 2 if kind.has_least or kind is Kind.HALVES8 else 1
+
+        def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
+            wide = _parted(raw.contiguous().view(dtype), 2, -1, PANEL)
+            return wide.permute(0, 3, 1, 2).flatten(0, 1)[:out].contiguous()
+
+        shared = None
+        if packed:
+            size = 2 * PANEL * (2 if kind.has_least else 1)
+            supers = -(-blocks // SUPER)
+            shared = numbers(_parted(panels[:, : supers * size], 1, supers, size), torch.float16)
+            panels = panels[:, supers * size :]
+        whole = _parted(panels, 1, blocks, -1)
+        size = parts * PANEL * (1 if packed else 2)
+        codes = whole[..., size:]
+        if kind.bits == 4:
+            codes = torch.cat((codes & 15, codes >> 4), dim=2)
+        fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
+        own = torch.int8 if kind is Kind.HALVES8 else torch.uint8 if packed else torch.float16
+        scales, least = numbers(whole[..., :size], own), None
+        if kind is not Kind.HALVES8:
+            scales, least = scales[..., 0], scales[..., 1] if kind.has_least else None
+        return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+
+
+PIECE = 2048
+"""Outputs that are laid out at once, so that what comes in between takes little memory; whole panels."""
+
+
+def joint_panels(pieces: Iterable[Blocks], out: int) -> tuple[Kind, Tensor]:
+    """The kind and the panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
+    made, first = torch.empty(0), 0
+    for piece in pieces:
+        panels, kind = piece.panels(), piece.kind
+        if not first:
+            made = mapped_zeros((-(-out // PANEL), panels.shape[1]), torch.uint8, panels.device)
+        made[first : first + len(panels)] = panels
+        first += len(panels)
+    return kind, made
+
+
+def random_blocks(kind: Kind, out: int, inputs: int, seed: int = 0) -> Blocks:
+    """Blocks with all codes, to try products with."""
+    draw = torch.Generator().manual_seed(seed)
+    count = -(-inputs // GROUP)
+    codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
+    if kind >= Kind.SUPER8:
+        shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_least, generator=draw).half() / 32
+        if kind is Kind.HALVES8:
+            scales = torch.randint(-128, 128, (out, count, 2), dtype=torch.int8, generator=draw)
+            return Blocks(kind, codes, scales, None, shared)
+        scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
+        return Blocks(kind, codes, scales, least, shared)
+    scales, lowest = (torch.randn(out, count, generator=draw).half() for _ in range(2))
+    return Blocks(kind, codes, scales, lowest if kind.has_least else None)
+
+
+def product(blocks: Blocks, x: Tensor) -> Tensor:
+    """The product [T, out] of inputs x [T, in] in float32 and packed weights, by the arithmetic of the kernels.
+
+    Sums of codes are exact. Sums of blocks are rounded to float32 as they are there, but for one in millions that is
+    rounded twice.
+    """
+    count = blocks.codes.shape[1]
+    x = F.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)
+    most = x.abs().amax(2)
+    most = torch.where(most >= LEAST_INPUT, most, torch.zeros_like(most))
+    factors = torch.where(most > 0, 127.0 / most, most)
+    codes = (x * factors.unsqueeze(2)).round()  # [T, B, 32], ties to even
+    scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]
+    totals = codes.sum(2)
+    weights, (factors, least) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
+    if blocks.kind is Kind.HALVES8:
+        weights = weights * blocks.scales.repeat_interleave(GROUP // 2, 2)
+        assert blocks.shared is not None
+        factors = blocks.shared.float().repeat_interleave(SUPER, 1)[:, :count]
+    sums = torch.einsum("tbi,obi->bto", codes.double(), weights)  # exact
+    out = torch.zeros(len(x), len(blocks.codes), dtype=torch.float64)
+    for block in range(count):
+        scaled = (sums[block].float() * scales[:, block : block + 1]).double()
+        out = (out + scaled * factors[:, block, 0].double()).float().double()
+        if least is not None:
+            offset = (scales[:, block] * totals[:, block]).unsqueeze(1).double()
+            out = (out + offset * least[:, block, 0].double()).float().double()
+    return out.float()
+
+
+def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
+    """A tensor with several dimensions of these sizes in place of one."""
+    return x.reshape(*x.shape[:dimension], *sizes, *x.shape[dimension + 1 :])
+
+
+def _halves(raw: Tensor, at: int) -> Tensor:
+    """The float16 numbers [out, B] at a byte of blocks [out, B, bytes]."""
+    return raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(2)
+
+
+def _nibbles(raw: Tensor) -> Tensor:
+    """[out, B, 32] of 16 bytes each: the lower halves are those of the first 16 inputs."""
+    return torch.cat((raw & 15, raw >> 4), dim=2)
+
+
+def _fifth_bits(raw: Tensor) -> Tensor:
+    """[out, B, 32] the bits of four bytes each, as codes of 0 or 16."""
+    return (raw.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(2) << 4
+
+
+def _q8_0(raw: Tensor) -> Blocks:
+    return Blocks(Kind.SIGNED8, raw[..., 2:] ^ 128, _halves(raw, 0))
+
+
+def _q4_0(raw: Tensor) -> Blocks:
+    return Blocks(Kind.SIGNED4, _nibbles(raw[..., 2:]), _halves(raw, 0))
+
+
+def _q4_1(raw: Tensor) -> Blocks:
+    return Blocks(Kind.LEAST4, _nibbles(raw[..., 4:]), _halves(raw, 0), _halves(raw, 2))
+
+
+def _q5_0(raw: Tensor) -> Blocks:
+    codes = _nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6])
+    return Blocks(Kind.SIGNED8, codes + (Kind.SIGNED8.zero - 16), _halves(raw, 0))
+
+
+def _q5_1(raw: Tensor) -> Blocks:
+    codes = _nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8])
+    return Blocks(Kind.LEAST8, codes, _halves(raw, 0), _halves(raw, 2))
+
+
+def _six_bits(raw: Tensor) -> Tensor:
+    """[out, S, 8] the scales, and as many least weights behind them: 16 numbers of 6 bits in 12 bytes."""
+    first, second, third = raw.tensor_split(3, dim=2)
+    low = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
+    high = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
+    return torch.cat((low, high), dim=2)
+
+
+def _q4_k(raw: Tensor) -> Blocks:
+    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
+    codes = _parted(raw[..., 16:144], 2, 4, 32)
+    return Blocks(
+        Kind.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
+    )
+
+
+def _q5_k(raw: Tensor) -> Blocks:
+    numbers, out = _six_bits(raw[..., 4:16]), len(raw)
+    fifth = raw[..., 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
+    codes = _parted(raw[..., 48:176], 2, 4, 32)
+    codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3) | fifth << 4
+    return Blocks(Kind.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
+
+
+def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales and least weights [out, B], and the two factors of them; GGML takes the latter away."""
+    factors = raw[..., :4].contiguous().view(torch.float16)  # [out, S, 2]
+    scales, least = (part.flatten(1) for part in numbers.tensor_split(2, dim=2))
+    return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
+
+
+def _q6_k(raw: Tensor) -> Blocks:
+    out = len(raw)
+    low = _parted(raw[..., :128], 2, 2, 1, 64) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
+    high = _parted(raw[..., 128:192], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
+    codes = low.reshape(out, -1, 8, 32) | high.reshape(out, -1, 8, 32) << 4
+    scales = raw[..., 192:208].contiguous().view(torch.int8).view(out, -1, 2)
+    codes = (codes + (Kind.HALVES8.zero - 32)).view(out, -1, GROUP)
+    return Blocks(Kind.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
+
+
+GGML: dict[str, Callable[[Tensor], Blocks]] = {
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+    "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+}  # fmt: skip
+"""GGML's types that stay packed, and what their blocks [out, B, bytes] hold."""
+
+
+def nearest8(weight: Tensor) -> Blocks:
+    """The nearest weights in 8 bits: codes from -127 to 127, a scale for each block of a weight [out, in]."""
+    wide = _padded(weight)
+    scales = _above(wide.abs().amax(2) / 127)
+    steps = scales.float().clamp(min=torch.finfo(torch.float16).tiny).unsqueeze(2)
+    codes = (wide / steps).round().clamp(-127, 127) + Kind.SIGNED8.zero
+    return Blocks(Kind.SIGNED8, codes.to(torch.uint8), scales)
+
+
+def nearest4(weight: Tensor) -> Blocks:
+    """Weights [out, in] in 4 bits: codes from -8 to 7, and of many scales the one with the least squared error.
+
+    The value farthest from 0 becomes -8, or nearly so: among scales up to a fifth smaller or larger, of either sign.
+    Each is then the best one for its codes (least squares), if that is better.
+    """
+    wide = _padded(weight)
+    farthest = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)  # [out, B]
+    best = torch.full_like(farthest, float("inf"))
+    scales, codes = farthest.half(), torch.zeros_like(wide, dtype=torch.uint8)
+    for steps in _TRIED:
+        tried = (farthest / steps).half()
+        for _ in range(2):
+            divisors = torch.where(tried == 0, torch.ones_like(tried), tried).float().unsqueeze(2)
+            found = (wide / divisors).round().clamp(-8, 7)
+            errors = (found * tried.float().unsqueeze(2) - wide).square().sum(2)
+            better = errors < best
+            best = torch.where(better, errors, best)
+            scales = torch.where(better, tried, scales)
+            codes = torch.where(better.unsqueeze(2), (found + Kind.SIGNED4.zero).to(torch.uint8), codes)
+            tried = ((found * wide).sum(2) / found.square().sum(2).clamp(min=1)).half()
+    return Blocks(Kind.SIGNED4, codes, scales)
+
+
+_TRIED = (-9.6, -8.8, -8.4, -8.0, -7.6, -7.2, -6.6, 6.6, 7.0, 7.4, 7.8)
+"""Which code a block's farthest value is given, before it is rounded."""
+
+
+def _padded(weight: Tensor) -> Tensor:
+    """A weight [out, in] as blocks [out, B, 32] in float32, with zeros at the end."""
+    return F.pad(weight.float(), (0, -weight.shape[1] % GROUP)).view(len(weight), -1, GROUP)
+
+
+def _above(values: Tensor) -> Tensor:
+    """The least float16 numbers that aren't below positive values."""
+    near = values.half()
+    return torch.where(near.float() < values, (near.view(torch.int16) + 1).view(torch.float16), near)

@@ -1,0 +1,198 @@
+"""Weights in 4 and 8 bits: blocks as GGUF files have them, and products of integers, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eyas.targets.native import linears
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
+from eyas.targets.native.packed import GGML, GROUP, PIECE, Blocks, Kind, nearest4, nearest8, product, random_blocks
+
+from ... import gguf_models
+
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
+
+
+def layer(blocks: Blocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> PackedLinear:
+    return PackedLinear.of_blocks([blocks], blocks.kind.name, dtype, (len(blocks.codes), width), bias)
+
+
+def rounded(value: Fraction) -> Fraction:
+    """A fraction as the nearest float32, without a step through float64."""
+    near = float(np.float32(float(value)))
+    around = [np.nextafter(np.float32(near), np.float32(side)) for side in (-np.inf, np.inf)]
+    return min((Fraction(float(each)) for each in (near, *around)), key=lambda each: abs(each - value))
+
+
+def summed(blocks: Blocks, x: Tensor) -> Tensor:
+    """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
+    count, found = blocks.codes.shape[1], torch.empty(len(x), len(blocks.codes))
+    factors, least = blocks.factors()
+    inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
+    if blocks.kind is Kind.HALVES8:
+        inner, factors = blocks.scales.long(), blocks.shared.float().repeat_interleave(8, 1)
+    for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
+        most = row.abs().amax(1)
+        codes = (row * (127 / most).unsqueeze(1)).round().long()
+        scales = (most * torch.tensor(1 / 127)).tolist()
+        for o in range(len(blocks.codes)):
+            total = Fraction(0)
+            for b in range(count):
+                weights = (blocks.codes[o, b].long() - blocks.kind.zero).view(inner.shape[2], -1) * inner[
+                    o, b
+                ].unsqueeze(1)
+                scaled = rounded(Fraction(int((weights.flatten() * codes[b]).sum())) * Fraction(scales[b]))
+                total = rounded(scaled * Fraction(float(factors[o, b, 0])) + total)
+                if least is not None:
+                    offset = rounded(Fraction(int(codes[b].sum())) * Fraction(scales[b]))
+                    total = rounded(offset * Fraction(float(least[o, b, 0])) + total)
+            found[t, o] = float(total)
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(Kind), tokens=st.integers(1, 15), out=st.integers(1, 50), width=st.integers(1, 200),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
+    kind: Kind, tokens: int, out: int, width: int, seed: int
+) -> None:
+    blocks = random_blocks(kind, out, width, seed)
+    x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) + 1e-3
+    found = layer(blocks, width)(x)
+    assert torch.equal(found, summed(blocks, x))
+    torch.testing.assert_close(found, product(blocks, x), rtol=1e-5, atol=1e-5 * float(found.abs().max()))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_the_largest_codes_do_not_overflow(kind: Kind) -> None:
+    """Pairs of products in 16 bits are at their limit, and a block's sum near that of exact floats."""
+    drawn = random_blocks(kind, 16, 64)
+    codes = torch.full_like(drawn.codes, (1 << kind.bits) - 1)
+    codes[8:] = 0
+    scales = torch.full_like(drawn.scales, 1 if kind < Kind.SUPER8 else -128 if kind is Kind.HALVES8 else 63)
+    blocks = replace(drawn, codes=codes, scales=scales)
+    x = torch.full((2, 2 * GROUP), 127.0)
+    x[1] = -127.0
+    expected = x.double() @ blocks.floats(64).double().T
+    torch.testing.assert_close(layer(blocks, 64)(x).double(), expected, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = layer(random_blocks(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
+    x = torch.randn(40, 96).bfloat16()
+    alone = torch.cat([native(row.unsqueeze(0)) for row in x])
+    for count in range(1, 41):
+        assert torch.equal(native(x[:count]), alone[:count])
+        assert torch.equal(native(x[40 - count :]), alone[40 - count :])
+    for threads in (2, 3):
+        monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
+        assert torch.equal(native(x), alone)
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize(("out", "width"), [(1, 1), (16, 32), (37, 131)])
+def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> None:
+    blocks = random_blocks(kind, out, width)
+    native = layer(blocks, width, torch.float32)
+    found, weight = native.blocks(), blocks.floats(width)
+    for part in ("codes", "scales", "least", "shared"):
+        kept, given = getattr(found, part), getattr(blocks, part)
+        assert (kept is None and given is None) or torch.equal(kept, given)
+    assert torch.equal(native.weight, weight)
+    assert torch.equal(native.first(7), weight.flatten()[:7])
+    ids = torch.tensor([[0, out - 1], [out // 2, 0]])
+    embedding = PackedEmbedding(native)
+    assert torch.equal(embedding(ids), weight[ids])
+    assert torch.equal(embedding.weight, weight)
+    with pytest.raises(IndexError, match=f"ids must be from 0 to {out - 1}"):
+        embedding(torch.tensor([out]))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_inputs_can_be_left_as_they_are(kind: Kind) -> None:
+    native = layer(random_blocks(kind, 40, 70), 70)
+    native.as_floats = True
+    x = torch.randn(20, 70)
+    expected = x.double() @ native.weight.double().T
+    torch.testing.assert_close(native(x).double(), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()))
+
+
+def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
+    native = layer(random_blocks(Kind.LEAST4, 16, 64), 64)
+    x = torch.zeros(3, 64)
+    x[1, :32], x[2, 32:] = 2.0**-61, 2.0**-59
+    found = native(x)
+    assert not found[:2].any()
+    assert found[2].all()
+
+
+@pytest.mark.parametrize("name", GGML)
+def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
+    type_ = gguf.GGMLQuantizationType[name]
+    values = np.random.default_rng(0).normal(size=(20, 512)).astype(np.float32)
+    raw = gguf_models.blocks_of(values, name)
+    size = gguf.GGML_QUANT_SIZES[type_][1]
+    blocks = GGML[name](torch.from_numpy(raw).view(20, -1, size))
+    expected = torch.from_numpy(gguf.dequantize(raw, type_))
+    assert torch.equal(blocks.floats(512), expected)
+    order = torch.randperm(20)
+    assert torch.equal(blocks.rows(order).floats(512), expected[order])
+
+
+def test_the_sums_of_this_processor_are_tried(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert sums_codes.__wrapped__()
+    monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
+    assert not sums_codes.__wrapped__()
+    assert "sums products of integers wrongly" in caplog.text
+
+
+def test_eight_bits_are_the_nearest_of_255_steps() -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(70, 20).requires_grad_(False)
+    plain.weight[3, 32:64] = 0
+    native, padded = Int8Linear(plain, False), torch.nn.functional.pad(plain.weight, (0, 26)).view(20, 3, GROUP)
+    steps = native.blocks().scales.float()
+    exact = padded.abs().amax(2) / 127
+    assert (steps >= exact).all()
+    assert (steps <= exact * (1 + 2**-10) + 2**-24).all()
+    errors = (native.weight - plain.weight).abs()
+    assert (errors <= steps.repeat_interleave(GROUP, 1)[:, :70] * 0.5001).all()
+    x = torch.randn(5, 70)
+    torch.testing.assert_close(native(x), x @ native.weight.T + plain.bias, rtol=2e-2, atol=2e-2)
+
+
+def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    blocks = nearest4(weight)
+    error = (blocks.floats(256) - weight).square().mean()
+    type_ = gguf.GGMLQuantizationType.Q4_0
+    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
+    assert blocks.kind == Kind.SIGNED4
+    assert error < 0.9 * (theirs - weight).square().mean()
+    assert not nearest4(torch.zeros(3, 64)).floats(64).any()
+
+
+def test_large_weights_are_laid_out_in_pieces() -> None:
+    weight = torch.randn(2 * PIECE + 5, 32)
+    native = Int8Linear(linears.as_linear(weight), False)
+    assert torch.equal(native.exact(), nearest8(weight).floats(32))
+    plain = random_blocks(Kind.LEAST4, 2 * PIECE + 5, 32)
+    pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))
+    joint = PackedLinear.of_blocks(pieces, "", torch.float32, (2 * PIECE + 5, 32))
+    assert torch.equal(joint._prepacked, plain.panels())

@@ -1,0 +1,145 @@
+"""GGUF targets whose weights stay packed: the file's numbers, native passes, and the tokens of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eyas
+from eyas.bench.offline.certificate import own_modules
+from eyas.engine.controller.calibration import describe
+from eyas.targets import Target, load_target
+from eyas.targets.fingerprint import fingerprint, weight_shapes
+from eyas.targets.gguf_weights import model_by_transformers
+from eyas.targets.native import linears
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import PackedEmbedding, PackedLinear, weight_formats
+from eyas.targets.native.packed import GGML, product
+
+from .. import gguf_models, tiny
+
+pytestmark = [
+    pytest.mark.usefixtures("own_cache"),
+    pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512"),
+]
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A tiny Llama's file in a format."""
+    root = tmp_path_factory.mktemp("files")
+
+    def written(kind: str) -> Path:
+        path = root / f"{kind}.gguf"
+        if not path.exists():
+            gguf_models.write_llama(path, kind)
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize("kind", GGML)
+def test_weights_are_those_of_the_file(kind: str, file_of: Callable[[str], Path]) -> None:
+    target = load_target(file_of(kind), dtype="auto", device="cpu")
+    assert target.native is not None
+    assert weight_formats(target.model) == kind
+    stock = model_by_transformers(file_of(kind), torch.float32)
+    for name, part in target.model.named_modules():
+        if isinstance(part, PackedLinear | PackedEmbedding):
+            exact = part.exact() if isinstance(part, PackedLinear) else part.table.exact()
+            assert torch.equal(exact, stock.get_parameter(f"{name}.weight"))
+    plain = load_target(file_of(kind), dtype="bfloat16", device="cpu")
+    assert weight_formats(plain.model) is None
+    assert fingerprint(target.model) == fingerprint(plain.model)
+    assert weight_shapes(target.model) == weight_shapes(plain.model)
+
+
+@pytest.mark.parametrize("kind", GGML)
+def test_speculation_gives_the_tokens_of_plain_decoding(kind: str, file_of: Callable[[str], Path]) -> None:
+    """Alone and in batches, with chains and trees, greedily and seeded."""
+    target = load_target(file_of(kind), dtype="auto", device="cpu")
+    prompts = [tuple(text) for text in tiny.prompts(5, 9, 12, 3, 30, 7)]
+    requests = [
+        eyas.Request(prompt, eyas.SamplingParams(max_tokens=20, temperature=t % 2, seed=t, ignore_eos=True))
+        for t, prompt in enumerate(prompts)
+    ]
+    plain = None
+    for method, tree, batch in ((None, None, 1), (None, None, 4), ("ngram", "chain:4", 1), ("suffix", None, 16)):
+        engine = eyas.load(file_of(kind), method=method, tree=tree, batch_size=batch)
+        assert weight_formats(engine.target.model) == kind
+        tokens = [done.token_ids for done in engine.generate(requests)]
+        plain = plain or tokens
+        assert tokens == plain, (method, tree, batch)
+    assert target.dtype == torch.bfloat16
+
+
+def test_logits_are_those_of_the_same_arithmetic_in_float64(
+    file_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own modules in float64 but for products, which are sums of codes in PyTorch."""
+    path = file_of("Q4_1")
+    monkeypatch.setattr("eyas.targets.loading.resolve_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr("eyas.targets.loading._half_may_be_native", lambda *_: False)
+    target = load_target(path, dtype="auto", device="cpu")
+    assert target.native is not None
+    ids = torch.tensor([[3, 14, 15, 9, 26]])
+    found = logits_of(target, ids[0].tolist())
+
+    def exact(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        flat = x.reshape(-1, self.in_features).float()
+        return product(self.blocks(), flat).view(*x.shape[:-1], -1).double()
+
+    monkeypatch.setattr(PackedLinear, "forward", exact)
+    monkeypatch.setattr(PackedEmbedding, "forward", lambda self, ids: self.weight[ids].double())
+    for module in target.model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = torch.nn.Parameter(weight.double(), False)
+    expected = target.model(input_ids=ids, use_cache=False).logits[0, -1]
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def logits_of(target: Target, tokens: list[int]) -> torch.Tensor:
+    cache = target.allocate(1)
+    logits, _ = target.prefill_to_end(cache, range(1), [tokens], ())
+    return logits.rows[0]
+
+
+def test_files_of_other_formats_are_dequantised(file_of: Callable[[str], Path]) -> None:
+    for kind in ("F16", "Q2_K"):
+        assert weight_formats(load_target(file_of(kind), dtype="auto", device="cpu").model) is None
+
+
+def test_sums_that_are_wrong_on_this_processor_are_not_used(
+    file_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.targets.loading.sums_codes", lambda: False)
+    assert weight_formats(load_target(file_of("Q4_0"), dtype="auto", device="cpu").model) is None
+    assert linears.sums_codes()
+
+
+def test_costs_and_certificates_know_the_format(file_of: Callable[[str], Path]) -> None:
+    drafter: Any = eyas.load(file_of("Q4_0"), method="ngram").speculation
+    described = [
+        describe(load_target(file_of(kind), dtype=dtype, device="cpu"), drafter.drafter)
+        for kind, dtype in (("Q4_0", "auto"), ("Q8_0", "auto"), ("Q4_0", "bfloat16"))
+    ]
+    assert len(set(described)) == 3
+    assert "in Q4_0 and bfloat16" in described[0]
+    target = load_target(file_of("Q4_0"), dtype="auto", device="cpu")
+    assert own_modules(str(file_of("Q4_0")), target).model is target.model
+
+
+def test_drafters_share_the_packed_embedding(file_of: Callable[[str], Path]) -> None:
+    target = load_target(file_of("Q8_0"), dtype="auto", device="cpu")
+    network = tiny.network("eagle3", hidden_size=64, vocab_size=target.vocab_size, embedding="shared").to(
+        torch.bfloat16
+    )
+    network.borrow(target)
+    ids = torch.tensor([[1, 2], [5, 0]])
+    assert isinstance(network.shared_parts().embedding, PackedLinear)
+    assert torch.equal(network.embed(ids), target.model.get_input_embeddings()(ids))
