@@ -94,8 +94,8 @@ class Sampler:
     def commit(self, rows: range, tokens: Tensor, counts: Tensor) -> None:
         """Advance the slots `rows` by the first `counts` [B] of `tokens` [B, D + 1], on the device."""
         here = slice(rows.start, rows.stop)
-        self.state.position[here] += counts
-        self.state.generated[here] += counts
+        self.state.position[here].add_(counts)
+        self.state.generated[here].add_(counts)
         if self.needs(rows).history:
             kept = torch.arange(tokens.shape[1], device=tokens.device) < counts.unsqueeze(1)
             table = self.state.make_table("counts")

@@ -166,7 +166,8 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
         def choose(at: list[int]) -> list[int]:
             return [int(rows[of_node[node]].argmax()) for of_node, node in zip(index, at, strict=True)]
 
-        return _walk_lists(torch.cat(nodes, dim=1).tolist(), tree, choose)
+        table: list[list[int]] = torch.cat(nodes, dim=1).tolist() if tree.size else [[] for _ in index]
+        return _walk_lists(table, tree, choose)
     fetched = torch.cat((*nodes, logits.best()), dim=1).cpu().tolist()  # the host sync
     chosen = [row[3 * tree.size :] for row in fetched]
     return _walk_lists(fetched, tree, lambda at: [row[node] for row, node in zip(chosen, at, strict=True)])
