@@ -187,6 +187,13 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridConfig",
         {**_SSM, "layer_types": _LINEAR, "num_local_experts": 4, "shared_intermediate_size": 32},
     ),
+    "granite_dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SSM, "layer_types": _LINEAR, "num_local_experts": 0, "shared_intermediate_size": 64,
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0,
+        },
+    ),
     "falcon_h1": ("FalconH1Config", {**_SSM, "mamba_d_ssm": 64}),
     "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
@@ -271,7 +278,8 @@ _FITTING_RECURRENT: dict[str, dict[str, int]] = {
 }
 """Head sizes that native attention and recurrences take."""
 NATIVE_RECURRENT = ("qwen3_next", "qwen3_5", "bamba", "lfm2")
-"""Of `RECURRENT` those with native passes, in these sizes."""
+SELDOM_NATIVE_RECURRENT = ("qwen3_5_moe", "olmo_hybrid", "granitemoehybrid", "granite_dense")
+"""Of `RECURRENT` and `SELDOM_RECURRENT` those with native passes, in these sizes."""
 _WIDTHS = dict.fromkeys(
     ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64
 )

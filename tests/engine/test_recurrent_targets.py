@@ -65,6 +65,14 @@ def test_plain_decoding_is_what_transformers_generates(name: str) -> None:
     assert sum(len(set(answer)) for answer in expected) > 4 * len(expected)
 
 
+@pytest.mark.skipif(kernels() is None, reason="there are no native passes")
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_native_decoding_is_what_transformers_generates(name: str) -> None:
+    model = tiny.as_loaded(name, "float32").model
+    expected = [tiny.continuation(model, list(r.prompt), r.params.max_tokens) for r in requests(0.0)]
+    assert plain(name, 0.0, "float32") == expected
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

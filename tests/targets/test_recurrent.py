@@ -36,6 +36,9 @@ SELDOM = [
     for kind in ("float32", "bfloat16", "int8")
 ]
 """Zamba2's GELU is another for one token than for several; a random Falcon-Mamba is refused in bfloat16."""
+NATIVELY = [
+    *tiny.NATIVE_RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_NATIVE_RECURRENT),
+]  # fmt: skip
 NATIVE = pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
 VALID = ((1, 1, 1, 1, 1, 1), (1, 0, 1, 0, 1, 0), (0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1))
 CLOSE = {"rtol": 1e-3, "atol": 5e-4}
@@ -76,7 +79,7 @@ def test_every_node_sees_its_own_path_and_what_is_committed_is_gone_on_from(name
 
 
 @NATIVE
-@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+@pytest.mark.parametrize("name", NATIVELY)
 @pytest.mark.parametrize("ragged", [True, False])
 def test_the_same_holds_natively(name: str, ragged: bool) -> None:
     check_nodes(dataclasses.replace(native_of(name), ragged=ragged))
@@ -435,10 +438,19 @@ def test_a_guess_has_the_bits_of_plain_decoding(name: str, kind: str) -> None:
 
 
 @NATIVE
-@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+@pytest.mark.parametrize("name", NATIVELY)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_a_guess_has_the_same_bits_natively(name: str, kind: str) -> None:
     check_bits(native_of(name, kind))
+
+
+@NATIVE
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_the_same_holds_with_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many some take no piece of a step that others share."""
+    for place in ("decoder", "linears"):
+        monkeypatch.setattr(f"eyas.targets.native.{place}.threads_for", lambda _: 4)
+    check_bits(native_of(name, "bfloat16"))
 
 
 def check_bits(target: Target) -> None:

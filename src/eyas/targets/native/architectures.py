@@ -160,7 +160,7 @@ def _check_arguments(attention: nn.Module) -> None:
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
     """A layer that has no other parts but norms, attention and an MLP or experts, taken apart."""
     parts = _parts(layer)
-    mixer = "self_attn" if "self_attn" in parts else "mixer"
+    mixer, beside = "self_attn" if "self_attn" in parts else "mixer", parts.pop("block_sparse_moe", None)
     names = next((names for names in _NORMS if set(parts) == {mixer, "mlp", *names}), None)
     if names is None:
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(parts)}")
@@ -168,8 +168,11 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
     norms |= {part: parts[name] for name, part in names.items()}
     if len(names) == 1:
         norms["mlp_norm"] = norms["input_norm"]
+    mlp = _mlp_parts(parts["mlp"])
+    if beside is not None:
+        mlp |= {"routed": _routed(beside, "router")}
     if mixer != "self_attn":
-        return LayerParts(None, **_mlp_parts(parts["mlp"]), **norms, recurrent=recurrent_parts(parts[mixer]))
+        return LayerParts(None, **mlp, **norms, recurrent=recurrent_parts(parts[mixer]))
     attention = parts[mixer]
     of_attention = _parts(attention, "o_proj")
     if set(of_attention) not in PARTS:
@@ -178,7 +181,7 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
         raise UnsupportedModelError(f"{type(attention).__name__} has parameters of its own")
     return LayerParts(
         attention if set(of_attention) in PARTS else SimpleNamespace(**of_attention),
-        **_mlp_parts(parts["mlp"]),
+        **mlp,
         **norms,
         window=window,
         rope=rope,
@@ -198,11 +201,14 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
     shared = None if expert is None else _parts(expert)
     if shared is not None:
         _check_linears(expert, shared, _OF_MLP[:1], {"act_fn"})
+    return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": _routed(mlp, router)}
+
+
+def _routed(mlp: Any, router: str) -> RoutedExperts:
     gate = getattr(mlp, router)
-    if not isinstance(gate, NativeRouter):
+    if not isinstance(mlp.experts, NativeExperts) or not isinstance(gate, NativeRouter):
         raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
-    routed = RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
-    return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": routed}
+    return RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
 
 
 def _check_linears(module: nn.Module, parts: Mapping[str, Any], forms: Sequence[set[str]], allowed: set[str]) -> None:
