@@ -2,8 +2,9 @@
 
 With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
 random tokens, or the first of `--prompt-file`. MODEL is a target as everywhere (a GGUF file is read and dequantised by
-transformers itself for its side), `random-moe`, `random-gpt-oss` or `random-deepseek`, mixtures of experts, or
-`random-neox` or `random-gpt2`, which have the sizes of Pythia-410M and GPT-2 medium; these are random.
+transformers itself for its side), `random-moe`, `random-gpt-oss` or `random-deepseek`, mixtures of experts,
+`random-neox` or `random-gpt2`, which have the sizes of Pythia-410M and GPT-2 medium, or a hybrid, `random-delta`,
+`random-mamba` or `random-conv`; these are random.
 
     python -m benchmarks.plain_decoding MODEL [--dtype bfloat16 float32] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -23,10 +24,13 @@ from typing import Any, Literal
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     DeepseekV3Config,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
+    Lfm2Config,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
 )
 
@@ -39,6 +43,7 @@ _SIZES: dict[str, Any] = {
     "num_key_value_heads": 4, "head_dim": 64, "eos_token_id": None, "pad_token_id": 0,
 }  # fmt: skip
 _DENSE: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}
+_HYBRID = {key: size for key, size in _SIZES.items() if key != "head_dim"} | {"num_hidden_layers": 24}
 RANDOM: dict[str, Any] = {
     "random-moe": Qwen3MoeConfig(
         **_SIZES, moe_intermediate_size=384, num_experts=64, num_experts_per_tok=8, norm_topk_prob=True
@@ -65,8 +70,20 @@ RANDOM: dict[str, Any] = {
         vocab_size=50304,
     ),
     "random-gpt2": GPT2Config(**_DENSE, n_embd=1024, n_layer=24, n_head=16),
+    "random-delta": Qwen3_5TextConfig(
+        **_HYBRID, intermediate_size=2560, head_dim=128, linear_num_key_heads=16, linear_num_value_heads=16
+    ),
+    "random-mamba": BambaConfig(
+        **_HYBRID, intermediate_size=3072, attn_layer_indices=list(range(3, 24, 4)), mamba_n_heads=32, mamba_d_head=64,
+        mamba_d_state=128, mamba_n_groups=1,
+    ),
+    "random-conv": Lfm2Config(
+        **_HYBRID, intermediate_size=4096, block_auto_adjust_ff_dim=False,
+        layer_types=(["conv"] * 3 + ["full_attention"]) * 6,
+    ),
 }  # fmt: skip
-"""Mixtures of experts (about 950M parameters) and older dense models, by what stands for them in place of a folder."""
+"""By what stands for them in place of a folder: mixtures of experts (about 950M parameters), older dense models, and
+hybrids of some 0.4B, every fourth layer of which attends."""
 
 
 def random_model(name: str, folder: str) -> str:

@@ -187,6 +187,13 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridConfig",
         {**_SSM, "layer_types": _LINEAR, "num_local_experts": 4, "shared_intermediate_size": 32},
     ),
+    "granite_dense": (
+        "GraniteMoeHybridConfig",
+        {
+            **_SSM, "layer_types": _LINEAR, "num_local_experts": 0, "shared_intermediate_size": 64,
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0,
+        },
+    ),
     "falcon_h1": ("FalconH1Config", {**_SSM, "mamba_d_ssm": 64}),
     "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
@@ -262,25 +269,35 @@ def target(name: str = "llama") -> Target:
 
 
 _FITTING_RECURRENT: dict[str, dict[str, int]] = {
-    **{name: {"head_dim": 16} for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")},
+    **{
+        name: {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+        for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
+    },
     "kimi_linear": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_local_experts": 32},
     **{name: {} for name in ("mamba", "mamba2")},
 }
-"""Head sizes that native attention takes."""
+"""Head sizes that native attention and recurrences take."""
+NATIVE_RECURRENT = ("qwen3_next", "qwen3_5", "bamba", "lfm2")
+SELDOM_NATIVE_RECURRENT = ("qwen3_5_moe", "olmo_hybrid", "granitemoehybrid", "granite_dense")
+"""Of `RECURRENT` and `SELDOM_RECURRENT` those with native passes, in these sizes."""
 _WIDTHS = dict.fromkeys(
     ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64
 )
 """Widths that are whole vectors of the processor, as in models that are no toys."""
 
 
+def fitting_recurrent(name: str) -> dict[str, int]:
+    """Sizes that native passes of a recurrent architecture take."""
+    return {**_WIDTHS, **_FITTING_RECURRENT.get(name, {"num_attention_heads": 2, "num_key_value_heads": 1})}
+
+
 @cache
-def as_loaded(name: str, kind: str, **changes: Any) -> Target:
-    """A target whose weights are laid out as the loader lays them out."""
+def as_loaded(name: str, kind: str, modules: bool = False, **changes: Any) -> Target:
+    """A target whose weights are laid out as the loader lays them out; `modules`: its passes aren't native."""
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
-    heads = _FITTING_RECURRENT.get(name, {"num_attention_heads": 2, "num_key_value_heads": 1})
-    model = build_model(name, **_WIDTHS, **heads, **changes).to(dtype)
+    model = build_model(name, **{**fitting_recurrent(name), **changes}).to(dtype)
     native = _prepack(model, DEVICE, dtype, None, "int8" if kind == "int8" else None)
-    return Target(model, native=native)
+    return Target(model, native=None if modules else native)
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.base import Drafter
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.errors import RequestError
 from eyas.targets import SlotCache, Target
 from eyas.targets.native.library import kernels
-from eyas.targets.states import RecurrentStates, StateCopies
+from eyas.targets.states import RecurrentStates, SlotStates, StateCopies
 from eyas.targets.taps import choose_taps
 from eyas.tree import parse_tree
 from eyas.types import Completion, Request, SamplingParams
@@ -64,6 +65,14 @@ def test_plain_decoding_is_what_transformers_generates(name: str) -> None:
     assert sum(len(set(answer)) for answer in expected) > 4 * len(expected)
 
 
+@pytest.mark.skipif(kernels() is None, reason="there are no native passes")
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_native_decoding_is_what_transformers_generates(name: str) -> None:
+    model = tiny.as_loaded(name, "float32").model
+    expected = [tiny.continuation(model, list(r.prompt), r.params.max_tokens) for r in requests(0.0)]
+    assert plain(name, 0.0, "float32") == expected
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -77,34 +86,50 @@ def test_speculation_is_plain_decoding(name: str, tree: str, batch: int, tempera
 
 
 @pytest.mark.skipif(kernels() is None, reason="elsewhere half precision is equal but for near-ties")
-@pytest.mark.parametrize(("name", "kind"), tiny.sample([*tiny.RECURRENT], ["bfloat16", "int8"]))
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, kind) for name in tiny.NATIVE_RECURRENT for kind in ("float32", "bfloat16", "int8")),
+        *tiny.sample(sorted({*tiny.RECURRENT} - {*tiny.NATIVE_RECURRENT}), ["bfloat16", "int8"]),
+    ],
+)
 def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str) -> None:
-    """Alone and in batches: every token."""
-    for temperature, tree, batch in ((0.0, "dynamic:4,3,8", 4), (0.8, "dynamic:4,3,8", 3), (0.8, "chain:4", 1)):
+    """Alone and in batches, natively where there are such passes: every token."""
+    assert (target_of(name, kind).native is not None) == (name in tiny.NATIVE_RECURRENT)
+    for temperature, tree, batch in (
+        (0.0, "dynamic:4,3,8", 4), (0.8, "dynamic:4,3,8,0.1", 3), (0.8, "chain:4", 1), (0.8, "dynamic:4,3,8", 8),
+    ):  # fmt: skip
         speculation = Speculation(oracle(name, temperature, kind), parse_tree(tree))
         done = Engine(target_of(name, kind), None, speculation, batch_size=batch).generate(requests(temperature))
         assert tokens(done) == plain(name, temperature, kind)
         assert sum(completion.stats.accept_length for completion in done) > 6
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "mamba2"])
-def test_a_wrong_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [("qwen3_next", ""), ("lfm2", ""), ("mamba2", ""), ("qwen3_next", "float32"), ("lfm2", "float32")]
+)
+def test_a_wrong_state_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What commits another node's state than the last accepted one's emits other tokens."""
-    expected, commit = plain(name, 0.0), RecurrentStates.commit
+    expected, commit = plain(name, 0.0, kind), SlotStates.commit
 
-    def roots_only(states: RecurrentStates, rows: range, paths: Any) -> None:
+    def roots_only(states: SlotStates, rows: range, paths: Any) -> None:
         commit(states, rows, [path if isinstance(path, range) else path[:1] for path in paths])  # prompts are ranges
 
-    monkeypatch.setattr(RecurrentStates, "commit", roots_only)
-    speculation = Speculation(oracle(name, 0.0), parse_tree("chain:4"))
-    assert tokens(Engine(tiny.target(name), None, speculation).generate(requests(0.0))) != expected
+    monkeypatch.setattr(SlotStates, "commit", roots_only)
+    speculation = Speculation(oracle(name, 0.0, kind), parse_tree("chain:4"))
+    assert tokens(Engine(target_of(name, kind), None, speculation).generate(requests(0.0))) != expected
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "jamba"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("qwen3_5", ""), ("lfm2", ""), ("jamba", ""), *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT)],
+)
 @pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
-def test_preempted_and_read_again_in_pieces(name: str, tree: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_and_read_again_in_pieces(
+    name: str, kind: str, tree: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts are read in pieces while others decode; twice all that was read is lost, and read again."""
-    expected, commit, calls = plain(name, 0.8), SlotCache.commit, []
+    expected, commit, calls = plain(name, 0.8, kind), SlotCache.commit, []
 
     def interrupted(*args: Any) -> None:
         calls.append(args)
@@ -113,8 +138,8 @@ def test_preempted_and_read_again_in_pieces(name: str, tree: str | None, monkeyp
         commit(*args)
 
     limits = Limits(max_running=3, prefill_chunk=5, prefix_tokens=1000)
-    speculation = None if tree is None else Speculation(oracle(name, 0.8), parse_tree(tree))
-    engine = Engine(tiny.target(name), None, speculation, limits=limits, prefill_chunk=3)
+    speculation = None if tree is None else Speculation(oracle(name, 0.8, kind), parse_tree(tree))
+    engine = Engine(target_of(name, kind), None, speculation, limits=limits, prefill_chunk=3)
     monkeypatch.setattr(SlotCache, "commit", interrupted)
     for request in requests(0.8):
         engine.submit(request)
@@ -127,7 +152,7 @@ def test_preempted_and_read_again_in_pieces(name: str, tree: str | None, monkeyp
     assert engine.state().preempted_total > 2
 
 
-def turns(name: str, temperature: float, turn: int) -> list[Request]:
+def turns(name: str, kind: str, temperature: float, turn: int) -> list[Request]:
     """The requests of a turn, of three conversations that share a beginning of 70 tokens; the last asks it twice.
 
     A turn is what was said before, the (plain) answer to it, and something new.
@@ -137,7 +162,9 @@ def turns(name: str, temperature: float, turn: int) -> list[Request]:
     for user, begun in enumerate(tiny.prompts(9, 30, 1, seed=6)):
         said = stem + begun
         for earlier in range(turn):
-            said += reply(name, temperature, tuple(said), user + 10 * earlier) + tiny.prompts(4, seed=20 + earlier)[0]
+            said += (
+                reply(name, kind, temperature, tuple(said), user + 10 * earlier) + tiny.prompts(4, seed=20 + earlier)[0]
+            )
         asked.append(request_of(said, temperature, user + 10 * turn))
     return [*asked, asked[-1]]
 
@@ -147,28 +174,35 @@ def request_of(said: list[int] | tuple[int, ...], temperature: float, seed: int,
 
 
 @cache
-def reply(name: str, temperature: float, said: tuple[int, ...], seed: int) -> list[int]:
+def reply(name: str, kind: str, temperature: float, said: tuple[int, ...], seed: int) -> list[int]:
     """A plain answer, of an engine that keeps no prefixes."""
-    return tokens(Engine(tiny.target(name)).generate([request_of(said, temperature, seed)]))[0]
+    return tokens(Engine(target_of(name, kind)).generate([request_of(said, temperature, seed)]))[0]
 
 
-def expected_of(name: str, temperature: float, asked: list[Request]) -> list[list[int]]:
-    return [reply(name, temperature, tuple(one.prompt), one.params.seed or 0) for one in asked]
+def expected_of(name: str, kind: str, temperature: float, asked: list[Request]) -> list[list[int]]:
+    return [reply(name, kind, temperature, tuple(one.prompt), one.params.seed or 0) for one in asked]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", pytest.param("mamba2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("qwen3_5", ""), ("lfm2", ""), pytest.param("mamba2", "", marks=pytest.mark.slow),
+        *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
-def test_prefixes_over_several_turns(name: str, tree: str | None) -> None:
+def test_prefixes_over_several_turns(name: str, kind: str, tree: str | None) -> None:
     """Prompts begin with others', with their own earlier turns, or are the same; they are read in pieces."""
-    limits = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000)
-    speculation = None if tree is None else Speculation(tiny.eagle3_drafter((0, 2, tiny.LAYERS)), parse_tree(tree))
-    engine = Engine(tiny.target(name), None, speculation, limits=limits, prefill_chunk=23)
+    limits, target = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000), target_of(name, kind)
+    drafter = drafter_of(tiny.eagle3_module().to(target.dtype), (0, 2, tiny.LAYERS))
+    speculation = None if tree is None else Speculation(drafter, parse_tree(tree))
+    engine = Engine(target, None, speculation, limits=limits, prefill_chunk=23)
     reused = []
     for turn in range(3):
-        asked = turns(name, 0.8, turn)
+        asked = turns(name, kind, 0.8, turn)
         done = engine.generate(asked)
         engine.check_invariants()
-        assert tokens(done) == expected_of(name, 0.8, asked)
+        assert tokens(done) == expected_of(name, kind, 0.8, asked)
         reused.append([completion.stats.reused_tokens for completion in done])
     # who came first left no states where the others leave it; the third one finds those of the second
     assert reused[0] == [0, 0, 63, 63]
@@ -275,7 +309,7 @@ def test_states_count_in_the_budget_of_cached_tokens() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
 def test_answers_of_4096_tokens(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal to the last token, and so are the bits of the states after every 32 tokens on the way."""
     target = tiny.as_loaded(name, kind, max_position_embeddings=8192)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections import Counter
 from functools import cache as once
@@ -18,8 +19,9 @@ from torch.utils._pytree import tree_leaves
 from eyas.errors import InvariantError, UnsupportedModelError
 from eyas.targets import SlotCache, Target
 from eyas.targets.native.library import kernels
+from eyas.targets.native.states import NativeStates
 from eyas.targets.recurrent import ModuleSteps, StateModule
-from eyas.targets.states import RecurrentStates, StatePath
+from eyas.targets.states import RecurrentStates, SlotStates, StatePath
 from eyas.tree import DraftTree
 
 from .. import tiny
@@ -34,6 +36,10 @@ SELDOM = [
     for kind in ("float32", "bfloat16", "int8")
 ]
 """Zamba2's GELU is another for one token than for several; a random Falcon-Mamba is refused in bfloat16."""
+NATIVELY = [
+    *tiny.NATIVE_RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_NATIVE_RECURRENT),
+]  # fmt: skip
+NATIVE = pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
 VALID = ((1, 1, 1, 1, 1, 1), (1, 0, 1, 0, 1, 0), (0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1))
 CLOSE = {"rtol": 1e-3, "atol": 5e-4}
 CPU = torch.device("cpu")
@@ -59,11 +65,27 @@ def logits_after(target: Target, cache: SlotCache, rows: range, tokens: list[int
     return verified.logits.rows
 
 
+def native_of(name: str, kind: str = "float32") -> Target:
+    target = tiny.as_loaded(name, kind)
+    assert target.native is not None
+    return target
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ragged", [True, False])
 def test_every_node_sees_its_own_path_and_what_is_committed_is_gone_on_from(name: str, ragged: bool) -> None:
     """Chains and branches in rows of different lengths; then other paths, moved slots, emptied ones."""
-    target = tiny.target(name) if ragged else Target(tiny.build_model(name), ragged=False)
+    check_nodes(tiny.target(name) if ragged else Target(tiny.build_model(name), ragged=False))
+
+
+@NATIVE
+@pytest.mark.parametrize("name", NATIVELY)
+@pytest.mark.parametrize("ragged", [True, False])
+def test_the_same_holds_natively(name: str, ragged: bool) -> None:
+    check_nodes(dataclasses.replace(native_of(name), ragged=ragged))
+
+
+def check_nodes(target: Target) -> None:
     cache, roots = filled(target)
     tree, texts = draft(), tiny.prompts(*LENGTHS)
     target.verify(cache, range(4), roots, draft(9), ())  # changes nothing
@@ -104,13 +126,22 @@ def check(target: Target, cache: SlotCache, texts: list[list[int]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With another node's state than the last accepted one's the next logits are others, as they are with none."""
-    target, tree = tiny.target(name), draft()
-    commit, found = RecurrentStates.commit, []
+    check_that_states_matter(tiny.target(name), monkeypatch)
+
+
+@NATIVE
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_native_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_that_states_matter(native_of(name), monkeypatch)
+
+
+def check_that_states_matter(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree, commit, found = draft(), SlotStates.commit, []
     for wrong in (lambda path: path, lambda path: path[:-1]):
         cache, roots = filled(target)
         target.verify(cache, range(4), roots, tree, ())
         monkeypatch.setattr(
-            RecurrentStates,
+            SlotStates,
             "commit",
             lambda states, rows, paths, wrong=wrong: commit(states, rows, [*map(wrong, paths)]),
         )
@@ -124,6 +155,16 @@ def test_states_matter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert float((other[0] - found[0][0]).abs().max() / found[0][0].abs().max()) > 0.02
 
 
+@NATIVE
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_prompts_in_pieces_leave_the_same_bits(name: str, kind: str) -> None:
+    target = native_of(name, kind)
+    (one,), *others = (states_of(filled(target, chunk)[0]) for chunk in (512, 3, 1))
+    assert all(torch.equal(one, other) for (other,) in others)
+    assert all(one[row].any() for row in (0, 1, 3))
+
+
 @pytest.mark.parametrize("name", tiny.RECURRENT)
 def test_prompts_in_pieces_leave_the_same_states(name: str) -> None:
     target = tiny.target(name)
@@ -132,7 +173,10 @@ def test_prompts_in_pieces_leave_the_same_states(name: str) -> None:
 
 
 def states_of(cache: SlotCache) -> list[Tensor]:
-    assert cache.states is not None
+    """[slots, ...] each."""
+    if isinstance(cache.states, NativeStates):
+        return [torch.stack(cache.states._held)]
+    assert isinstance(cache.states, RecurrentStates)
     return [*cache.states._held.values()]
 
 
@@ -241,7 +285,17 @@ def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
 
 def test_copies_are_the_states_of_their_positions() -> None:
     """Made while prompts are read in pieces, at a root, and among accepted guesses; they move with their slots."""
-    target, tree = tiny.target("qwen3_5"), draft()
+    check_copies(tiny.target("qwen3_5"))
+
+
+@NATIVE
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_native_copies_are_the_states_of_their_positions(name: str) -> None:
+    check_copies(native_of(name))
+
+
+def check_copies(target: Target) -> None:
+    tree = draft()
     cache, prompts = target.allocate(4), tiny.prompts(*LENGTHS)
     states = cache.states
     assert states is not None
@@ -281,13 +335,32 @@ def test_wide_levels_come_in_parts() -> None:
     assert below[0].above.tolist() == [1, 0]
 
 
+@NATIVE
+def test_memory_of_a_native_tree_of_32_nodes() -> None:
+    """What its tokens stage takes at most a tenth of what a state a node would; a plain pass stages a layer's alone."""
+    target = tiny.as_loaded("qwen3_5", "float32", **_REAL)
+    assert target.native is not None
+    cache, found = target.allocate(1), []
+    states = cache.states
+    assert isinstance(states, NativeStates)
+    target.prefill_chunk(cache, range(1), [[3, 4, 5]], ())
+    nodes = torch.arange(3, 35).unsqueeze(0)
+    tree = DraftTree(nodes, nodes - 4, torch.zeros(1, 32), torch.ones(1, 32).bool(), 32)
+    for each, path in ((DraftTree.empty(1, CPU), [0]), (tree, [0, 1])):
+        target.verify(cache, range(1), torch.tensor([5]), each, ())
+        found.append(states._inputs.nbytes)
+        cache.commit(range(1), [path])
+    assert found[1] <= 0.1 * 32 * states.slot_bytes
+    assert found[1] > 32 * found[0]
+
+
 @pytest.mark.parametrize("name", tiny.RECURRENT)
 def test_a_tree_leaves_no_states_but_those_of_its_rows(name: str) -> None:
     """However many nodes it has, what is staged is one state a row; the guesses' inputs are held until the commit."""
     target = tiny.target(name)
     cache, roots = filled(target)
     states = cache.states
-    assert states is not None
+    assert isinstance(states, RecurrentStates)
     target.verify(cache, range(4), roots, draft(), ())
     assert {len(state) for state in states._staged.values()} == {4}
     assert states._steps
@@ -321,12 +394,15 @@ class PeakBytes(TorchDispatchMode):
         self._now -= size
 
 
+_USUAL = tf.Qwen3_5TextConfig()
+_REAL = {key: getattr(_USUAL, key) for key in _USUAL.to_dict() if key.startswith("linear_")}
+
+
 @once
 def with_real_sizes() -> Target:
     """The recurrent layers of transformers' default Qwen3.5 in a model that is narrow everywhere else."""
-    usual = tf.Qwen3_5TextConfig()
-    same = ("num_hidden_layers", "layer_types", *(key for key in usual.to_dict() if key.startswith("linear_")))
-    model = tiny.build_model("qwen3_5", **{key: getattr(usual, key) for key in same})
+    same = ("num_hidden_layers", "layer_types")
+    model = tiny.build_model("qwen3_5", **_REAL, **{key: getattr(_USUAL, key) for key in same})
     checks = ("choose_passes", "check_states", "find_odd_steps")  # they take seconds
     with patch.multiple("eyas.targets.target", **dict.fromkeys(checks, lambda _target: None)):
         return Target(model)
@@ -354,11 +430,31 @@ def test_memory_of_a_tree_of_32_nodes(parents: list[int]) -> None:
     assert found[1] - found[0] <= 0.1 * 32 * one
 
 
-@pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
+@NATIVE
 @pytest.mark.parametrize(("name", "kind"), [*OFTEN, *SELDOM])
 def test_a_guess_has_the_bits_of_plain_decoding(name: str, kind: str) -> None:
     """Logits of a path in trees of several rows, and the committed states, against one token at a time alone."""
-    target, tree, paths = tiny.as_loaded(name, kind), draft(), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
+    check_bits(tiny.as_loaded(name, kind, modules=True))
+
+
+@NATIVE
+@pytest.mark.parametrize("name", NATIVELY)
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_a_guess_has_the_same_bits_natively(name: str, kind: str) -> None:
+    check_bits(native_of(name, kind))
+
+
+@NATIVE
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_the_same_holds_with_many_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of so many some take no piece of a step that others share."""
+    for place in ("decoder", "linears"):
+        monkeypatch.setattr(f"eyas.targets.native.{place}.threads_for", lambda _: 4)
+    check_bits(native_of(name, "bfloat16"))
+
+
+def check_bits(target: Target) -> None:
+    tree, paths = draft(), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]]
     cache, roots = filled(target)
     verified = target.verify(cache, range(4), roots, tree, ())
     cache.commit(range(4), paths)

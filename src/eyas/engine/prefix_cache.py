@@ -30,7 +30,7 @@ from eyas.drafters.base import Drafter, SavedPairs
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets.slots import Saved, SlotCache
-from eyas.targets.states import RecurrentStates, States
+from eyas.targets.states import SlotStates, States
 
 BLOCK = 32
 _LEAST_STATES = 8
@@ -283,7 +283,7 @@ class PrefixCache:
         return reusable
 
     def _load_states(
-        self, states: RecurrentStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
+        self, states: SlotStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
         drafter: Drafter | None,
     ) -> int:  # fmt: skip
         """Load the states of the longest found prefix that has any; returns its tokens, at most `reusable` ones.

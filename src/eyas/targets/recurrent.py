@@ -24,6 +24,7 @@ from transformers import Cache
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import logits_agree
+from eyas.targets.roundings import moved_by_roundings
 from eyas.targets.slots import KVShape, StagedCache
 from eyas.targets.states import LevelStates, RecurrentStates, StateKey, StateShape
 from eyas.targets.transformers_names import cache_of, given
@@ -54,7 +55,7 @@ class StateModule(nn.Module):
         if cache is None:
             return super().forward(*args, **kwargs)
         states = cache.states
-        if states is None or states.path is None:
+        if not isinstance(states, RecurrentStates) or states.path is None:
             raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
         name, *_ = signature(super().forward).parameters
         hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
@@ -272,7 +273,7 @@ _PROMPTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3))
 """Two prompts of the check, as distances from its first token."""
 _PARENTS = (-1, -1, 0, 0, 2, 1)
 _NOISE = 4.0
-"""How many times as far as the model's own steps from its whole passes other logits may be from those of the steps."""
+"""How many times as far as whole passes that roundings move other logits may be from those of the model's steps."""
 _KEPT = ((0, 1, 3, 5), (0, 2))
 """The columns of the check's tree that are committed in each row."""
 _TOGETHER = (2, 3, 6, 9)
@@ -293,7 +294,7 @@ def find_odd_steps(target: Target) -> None:
     valid = torch.ones_like(tokens, dtype=torch.bool)
     tree = DraftTree(tokens, torch.full_like(tokens, -1), valid.float(), valid, 1, counted=count)
     target.verify(cache, range(1), tokens[:, 0], tree, ())
-    assert cache.states is not None
+    assert isinstance(cache.states, RecurrentStates)
     odd = set[type[nn.Module]]()
     for steps in cache.states.pending:
         assert isinstance(steps, ModuleSteps)
@@ -321,12 +322,16 @@ def check_states(target: Target) -> None:
 
 
 def _states_agree(target: Target, first: int) -> bool:
-    """Whether a trial's logits are the model's own token by token, as nearly as those are the ones of whole passes."""
+    """Whether a trial's logits are the model's own token by token, as nearly as those are moved whole passes'.
+
+    In these the inputs of every product are moved by roundings.
+    """
     found, paths = _states_trial(target, first)
     expected = _by_steps(target, paths)
     if logits_agree(found, expected, target.dtype):
         return True
-    whole = [target.model(input_ids=_row(target, path), use_cache=False).logits[0, -1] for path in paths]
+    with moved_by_roundings(target.layers, target.dtype):
+        whole = [target.model(input_ids=_row(target, path), use_cache=False).logits[0, -1] for path in paths]
     return float((found - expected).abs().max()) <= _NOISE * float((torch.stack(whole) - expected).abs().max())
 
 

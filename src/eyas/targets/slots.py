@@ -13,7 +13,7 @@ G tensors of one shape (keys or values of some layers).
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from eyas.errors import CacheMemoryError, InvariantError
 from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import PassGraphs
-from eyas.targets.states import RecurrentStates, StateKey, StateShape
+from eyas.targets.states import SlotStates
 
 COLUMNS = 256
 """Capacities are multiples of this."""
@@ -53,7 +53,7 @@ Saved = list[Tensor]
 
 
 class SlotCache:
-    """Keys and values of `layers`, and recurrent `states`, for `slots` sequences.
+    """Keys and values of `layers`, and recurrent `states` (of as many slots), for `slots` sequences.
 
     `layers` are one (key shape, value shape) pair per layer, None for those without attention.
     """
@@ -65,7 +65,7 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
         capacity: int = COLUMNS,
-        states: Mapping[StateKey, StateShape] | None = None,
+        states: SlotStates | None = None,
     ) -> None:
         self.lengths = [0] * slots
         self.graphs: PassGraphs | None = None
@@ -85,7 +85,7 @@ class SlotCache:
         self._groups = {  # [G, slots, Hkv, C, D]
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
-        self.states = RecurrentStates(states, slots, device) if states else None
+        self.states = states
 
     @property
     def slots(self) -> int:
@@ -171,9 +171,11 @@ class SlotCache:
         return views[0], views[1]
 
     def addresses(self) -> tuple[Tensor, Tensor]:
-        """[layers] the addresses of each layer's keys and values in slot 0, until the next `reshape`."""
+        """[layers] the addresses of each layer's keys and values in slot 0, until the next `reshape`; 0 without any."""
         if self._addresses is None:
-            found = [[self._groups[shape][member].data_ptr() for shape, member in layer] for layer in self._where]
+            found = [
+                [self._groups[shape][member].data_ptr() for shape, member in layer] or [0, 0] for layer in self._where
+            ]
             self._addresses = torch.tensor(found, dtype=torch.int64).view(-1, 2).T.contiguous()
         return self._addresses[0], self._addresses[1]
 

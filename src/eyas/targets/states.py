@@ -16,6 +16,7 @@ nodes of a level, those that others follow.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import mapped_copy, out_of_memory, to_device
+from eyas.runtime import mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
@@ -56,6 +57,8 @@ class StateShape(NamedTuple):
 
 
 States = Mapping[StateKey, Tensor]
+CopiesWanted = Mapping[int, Sequence[tuple[int, int]]]
+"""After which of their next tokens, from 0 on, rows are to be copied, and how many tokens their states have seen."""
 
 
 class Level(NamedTuple):
@@ -94,20 +97,20 @@ class StatePath:
     @staticmethod
     def of_prompts(rows: range, counts: Sequence[int], layout: RaggedLayout | None, device: torch.device) -> StatePath:
         """Of the first `counts[r]` columns of each row."""
-        indexes = _token_indexes(len(rows), max(counts), layout)
+        indexes = token_indexes(len(rows), max(counts), layout)
         taken = [index[:count] for index, count in zip(indexes, counts, strict=True)]
         return StatePath(rows, counts, indexes, _in_turn(taken, device))
 
     @staticmethod
     def of_trees(rows: range, tree: DraftTree, layout: RaggedLayout | None, device: torch.device) -> StatePath:
         """Of roots, which are kept in any case, and their trees' valid nodes. Waits for the device."""
-        indexes = _token_indexes(len(rows), 1 + tree.size, layout)
+        indexes = token_indexes(len(rows), 1 + tree.size, layout)
         roots = _in_turn([index[:1] for index in indexes], device)
         guesses = _guesses(tree.parents.tolist(), tree.valid.tolist(), indexes, device) if tree.size else []
         return StatePath(rows, [1] * len(rows), indexes, roots, guesses)
 
 
-def _token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
+def token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
     """[R][Q] which of a pass's tokens lies in each column."""
     if layout is None:
         return [list(range(row * width, (row + 1) * width)) for row in range(rows)]
@@ -155,36 +158,107 @@ def _guesses(
     return made
 
 
-class RecurrentStates:
-    """The states of the sequences in a cache's slots: zeros where nothing was read yet."""
+class SlotStates(ABC):
+    """The recurrent states of the sequences in a cache's slots: zeros where nothing was read yet."""
+
+    def __init__(self, slots: int) -> None:
+        self.copies = StateCopies(slots)
+        self.path: StatePath | None = None
+        """The path of the pass that runs, or has run and is not committed yet."""
+        self._lengths: Sequence[int] = ()  # [R] the tokens that the rows' committed states have seen
+
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Size of all committed states, in bytes."""
+
+    @property
+    @abstractmethod
+    def slot_bytes(self) -> int:
+        """Size of one sequence's states, in bytes."""
+
+    @abstractmethod
+    def load(self, slot: int, states: States) -> None:
+        """Begin an empty slot with copies of another's states."""
+
+    @abstractmethod
+    def begin(
+        self, rows: range, tokens: Sequence[int] | DraftTree, layout: RaggedLayout | None, lengths: Sequence[int]
+    ) -> None:
+        """A pass begins over rows of `lengths` [R] tokens: what the one before it has staged is forgotten.
+
+        Its `tokens` are so many of each row's prompt [R], or roots with their trees.
+        """
+
+    def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
+        """Keep of each row the state after the last of the columns in its path, if there are any."""
+        kept = {slot: path for slot, path in zip(rows, paths, strict=True) if len(path)}
+        if not kept:
+            return
+        done = self.path
+        if done is None or not set(rows) <= set(done.rows):
+            raise InvariantError(f"slots {rows} have no staged states to commit: run their pass before")
+        accepted: list[list[int]] = [[] for _ in done.rows]
+        for slot, path in kept.items():
+            row = slot - done.rows.start
+            if [*path[: done.counts[row]]] != [*range(done.counts[row])]:
+                raise InvariantError(f"slot {slot} must commit the first {done.counts[row]} columns of its pass")
+            accepted[row] = [done.indexes[row][column] for column in path[done.counts[row] :]]
+        lengths = [length + count for length, count in zip(self._lengths, done.counts, strict=True)]
+        self._advance(done, accepted, self.copies.wanted([len(tokens) for tokens in accepted], lengths))
+        self.copies.keep(kept)
+        self._keep(done, list(kept))
+        self.path = None
+
+    @abstractmethod
+    def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:
+        """Take the staged states of a pass that is `done` through each row's accepted tokens, making copies."""
+
+    @abstractmethod
+    def _keep(self, done: StatePath, slots: Sequence[int]) -> None:
+        """What is staged for these slots is committed now; for others it is forgotten."""
+
+    @abstractmethod
+    def reshape(self, slots: int) -> None:
+        """Change the number of slots, keeping the states of those that stay."""
+
+    @abstractmethod
+    def clear(self, slot: int) -> None:
+        """Begin a slot anew: its states are zeros, as before a sequence's first token."""
+
+    @abstractmethod
+    def move(self, source: int, target: int) -> None:
+        """Move a sequence's states to another slot, leaving zeros."""
+
+
+class RecurrentStates(SlotStates):
+    """States as modules take them."""
 
     def __init__(self, shapes: Mapping[StateKey, StateShape], slots: int, device: torch.device) -> None:
         """States of `slots` empty slots. Raises CacheMemoryError."""
+        super().__init__(slots)
         self._shapes, self._device = shapes, device
         self._held = self._zeros(slots)  # [slots, ...] each
         self._staged: dict[StateKey, Tensor] = {}  # [R, ...] each
         self._steps: list[StepsOfPass] = []  # of the layers that have gone through guesses
-        self.copies = StateCopies(slots)
-        self._lengths: Sequence[int] = ()  # [R] the tokens that the rows' committed states have seen
-        self.path: StatePath | None = None
-        """The path of the pass that runs, or has run and is not committed yet."""
 
     def nbytes(self) -> int:
-        """Size of all committed states, in bytes."""
         return sum(state.nbytes for state in self._held.values())
 
     @property
     def slot_bytes(self) -> int:
-        """Size of one sequence's states, in bytes."""
         return sum(shape.nbytes for shape in self._shapes.values())
 
     def load(self, slot: int, states: States) -> None:
-        """Begin an empty slot with copies of another's states."""
         for key, state in states.items():
             self._held[key][slot] = state
 
-    def begin(self, path: StatePath, lengths: Sequence[int]) -> None:
-        """A pass begins over rows of `lengths` [R] tokens: what the one before it has staged is forgotten."""
+    def begin(
+        self, rows: range, tokens: Sequence[int] | DraftTree, layout: RaggedLayout | None, lengths: Sequence[int]
+    ) -> None:
+        if isinstance(tokens, DraftTree):
+            path = StatePath.of_trees(rows, tokens, layout, self._device)
+        else:
+            path = StatePath.of_prompts(rows, tokens, layout, self._device)
         self.path, self._steps, self._lengths = path, [], lengths
         self.copies.begin(path.rows)
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
@@ -218,7 +292,7 @@ class RecurrentStates:
             self._steps.append(steps)
 
     def _sure(
-        self, levels: Iterable[Level], steps: StepsOfPass, copied: Mapping[int, Sequence[tuple[int, int]]]
+        self, levels: Iterable[Level], steps: StepsOfPass, copied: CopiesWanted
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Take staged states through levels of tokens that are kept; copies are made where it says."""
         for number, level in enumerate(levels):
@@ -230,38 +304,25 @@ class RecurrentStates:
                 else:
                     self._staged[key][level.above] = state
                 for row, tokens in copied.get(number, ()):
-                    self.copies.make(row, tokens, key, self._staged[key][row])
+                    staged = self._staged[key][row]
+                    self.copies.room(row, tokens, key, staged).copy_(staged)
 
     @torch.inference_mode()
-    def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep of each row the state after the last of the columns in its path, if there are any."""
-        kept = {slot: path for slot, path in zip(rows, paths, strict=True) if len(path)}
-        if not kept:
-            return
-        done, self.path = self.path, None
-        if done is None or not set(rows) <= set(done.rows):
-            raise InvariantError(f"slots {rows} have no staged states to commit: run their pass before")
-        accepted: list[list[int]] = [[] for _ in done.rows]
-        for slot, path in kept.items():
-            row = slot - done.rows.start
-            if [*path[: done.counts[row]]] != [*range(done.counts[row])]:
-                raise InvariantError(f"slot {slot} must commit the first {done.counts[row]} columns of its pass")
-            accepted[row] = [done.indexes[row][column] for column in path[done.counts[row] :]]
+    def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:  # noqa: ARG002
         levels = _in_turn(accepted, self._device)
-        lengths = [length + count for length, count in zip(self._lengths, done.counts, strict=True)]
-        copied = self.copies.wanted([len(tokens) for tokens in accepted], lengths)
         for steps in self._steps:
             with steps.prepared():
                 for _ in self._sure(levels, steps, copied):
                     pass
-        self.copies.keep(kept)
-        slots = to_device(list(kept), self._device)
+
+    @torch.inference_mode()
+    def _keep(self, done: StatePath, slots: Sequence[int]) -> None:
+        at = to_device(slots, self._device)
         for key, staged in self._staged.items():
-            self._held[key][slots] = staged[slots - done.rows.start]
+            self._held[key][at] = staged[at - done.rows.start]
         self._staged, self._steps = {}, []
 
     def reshape(self, slots: int) -> None:
-        """Change the number of slots, keeping the states of those that stay."""
         self.copies.reshape(slots)
         made = self._zeros(slots)
         for key, state in made.items():
@@ -270,13 +331,11 @@ class RecurrentStates:
         self._held = made
 
     def clear(self, slot: int) -> None:
-        """Begin a slot anew: its states are zeros, as before a sequence's first token."""
         for state in self._held.values():
             state[slot] = 0
         self.copies.clear(slot)
 
     def move(self, source: int, target: int) -> None:
-        """Move a sequence's states to another slot, leaving zeros."""
         for state in self._held.values():
             state[target] = state[source]
         self.copies.move(source, target)
@@ -324,7 +383,7 @@ class StateCopies:
         """A pass begins: forget what was copied in one that wasn't committed."""
         self._rows, self._made = rows, {}
 
-    def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> Mapping[int, Sequence[tuple[int, int]]]:
+    def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> CopiesWanted:
         """Which rows are to be copied after which of their next `counts` [R] tokens, behind `lengths` [R] earlier ones.
 
         A row comes with the number of tokens that its states have seen by then.
@@ -338,9 +397,11 @@ class StateCopies:
                         found[tokens - length - 1].append((row, tokens))
         return found
 
-    def make(self, row: int, tokens: int, key: StateKey, state: Tensor) -> None:
-        """Copy one of the states that a row has after so many tokens."""
-        self._made.setdefault(row, {}).setdefault(tokens, {})[key] = mapped_copy(state)
+    def room(self, row: int, tokens: int, key: StateKey, like: Tensor) -> Tensor:
+        """Room for a copy of one of the states that a row has after so many tokens."""
+        made = mapped_zeros(like.shape, like.dtype, like.device)
+        self._made.setdefault(row, {}).setdefault(tokens, {})[key] = made
+        return made
 
     def keep(self, slots: Iterable[int]) -> None:
         """The pass is committed in these slots: keep its copies; of earlier ones only the marked, where there are new.

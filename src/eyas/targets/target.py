@@ -33,7 +33,7 @@ from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
 from eyas.targets.recurrent import ShapeProbe, check_states, find_odd_steps, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
-from eyas.targets.states import StatePath
+from eyas.targets.states import RecurrentStates, SlotStates
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
 from eyas.targets.trace import Trace, traced
 from eyas.targets.transformers_names import given
@@ -182,7 +182,8 @@ class Target(EmbeddingAndHead):
             self._probe()
             choose_passes(self)
             if self.states:
-                find_odd_steps(self)
+                if self.native is None:
+                    find_odd_steps(self)
                 check_states(self)
 
     @torch.inference_mode()
@@ -205,9 +206,17 @@ class Target(EmbeddingAndHead):
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact = self._gives(final, out.logits)
 
-    def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
-        """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do."""
-        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, self.states)
+    def allocate(self, slots: int, columns: int = COLUMNS, *, of_modules: bool = False) -> SlotCache:
+        """An empty cache for passes of this target, of `slots` x `columns`; it grows as rows do.
+
+        `of_modules`: for passes that run its modules, whatever it runs itself.
+        """
+        states: SlotStates | None = None
+        if self.states and self.native is not None and not of_modules:
+            states = self.native.allocate_states(slots)
+        elif self.states:
+            states = RecurrentStates(self.states, slots, self.device)
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states)
         cache.graphs = None if self.record is None else PassGraphs(self.record)
         return cache
 
@@ -269,8 +278,7 @@ class Target(EmbeddingAndHead):
         """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         if cache.states is not None:
-            path = StatePath.of_prompts(rows, counts, layout, self.device)
-            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
+            cache.states.begin(rows, counts, layout, cache.lengths[rows.start : rows.stop])
         final, caught = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
@@ -287,8 +295,7 @@ class Target(EmbeddingAndHead):
             return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
         layout = RaggedLayout.of_tree(tree) if self.ragged else None
         if cache.states is not None:
-            path = StatePath.of_trees(rows, tree, layout, self.device)
-            cache.states.begin(path, cache.lengths[rows.start : rows.stop])
+            cache.states.begin(rows, tree, layout, cache.lengths[rows.start : rows.stop])
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
         of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
         return VerifyOutput(of_nodes, caught.flatten(0, 1))

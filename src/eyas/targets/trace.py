@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import StagedCache
-from eyas.targets.states import StatePath
 from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.transformers_names import given
 
@@ -64,7 +63,7 @@ def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
     """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
     rows, width = tokens.shape
-    cache = target.allocate(rows, width)
+    cache = target.allocate(rows, width, of_modules=True)
     parts: list[Trace] = []
     for start in range(0, width, CHUNK):
         piece = tokens[:, start : start + CHUNK]
@@ -72,8 +71,7 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
         positions = (start + steps).expand_as(piece)
         before = torch.full((rows,), start, device=tokens.device)
         if cache.states is not None:
-            path = StatePath.of_prompts(range(rows), [piece.shape[1]] * rows, None, tokens.device)
-            cache.states.begin(path, cache.lengths[:rows])
+            cache.states.begin(range(rows), [piece.shape[1]] * rows, None, cache.lengths[:rows])
         mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
         with caught_taps(target.model.base_model, target.layers, taps) as caught:
             final = target.model.base_model(

@@ -221,3 +221,26 @@ def test_positions_are_near_at_numbers_of_the_config_and_far() -> None:
     assert {*range(8), 32, 254, 255} <= set(found)
     assert len(found) < 40
     assert max(probed_positions(config, None).tolist()) >= 256
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("qwen3_next", "key", 0), ("qwen3_next", "gate", 0), ("qwen3_5", "factor_scale", 2.0),
+        ("qwen3_5", "gates_first", 1), ("qwen3_5", "kernel", 3), ("bamba", "skip", None),
+        ("bamba", "filter_bias", None), ("bamba", "norm_size", 64), ("bamba", "gates_first", 0),
+        ("lfm2", "multiplier", 0), ("lfm2", "gate", 0),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_recurrence_of_another_kind_is_refused(name: str, field: str, value: Any, dtype: torch.dtype) -> None:
+    """What differs in one of its numbers runs as modules."""
+
+    def breaks(native: NativeDecoder) -> None:
+        layers = [layer for layer in native._layers if layer.recurrent.count]
+        assert len(layers) == 2
+        setattr(layers[1].recurrent, field, value)
+
+    sizes = tiny.fitting_recurrent(name)
+    assert tried(tiny.build_model(name, **sizes).to(dtype)).native is not None
+    assert tried(tiny.build_model(name, **sizes).to(dtype), breaks).native is None

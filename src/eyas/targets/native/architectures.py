@@ -25,6 +25,7 @@ from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
 from eyas.targets.native.linears import PackedEmbedding, matrix_of
+from eyas.targets.native.recurrent import recurrent_parts
 
 _LOG = logging.getLogger("eyas")
 
@@ -34,7 +35,13 @@ _NAMES = {
     "attention": "self_attn", "attn": "self_attn", "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm",
     "query_key_value": "qkv_proj", "c_attn": "qkv_proj", "dense": "o_proj",
     "dense_h_to_4h": "up_proj", "c_fc": "up_proj", "fc1": "up_proj", "dense_4h_to_h": "down_proj", "fc2": "down_proj",
-    "act": "act_fn", "activation_fn": "act_fn",
+    "act": "act_fn", "activation_fn": "act_fn", "activation": "act_fn",
+    "linear_attn": "mixer", "mamba": "mixer", "conv": "mixer", "embedding_norm": "norm",
+    "operator_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "pre_ff_layernorm": "post_attention_layernorm", "feed_forward": "mlp", "shared_mlp": "mlp",
+    "input_linear": "gate_up_proj", "output_linear": "down_proj",
+    "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj",
+    "out_proj": "o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm",
 }  # fmt: skip
 """What other families call the parts of a decoder that Llama has as well, and what they are called there."""
 _NORMS: tuple[Mapping[str, str], ...] = (
@@ -74,14 +81,18 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     base, config = text_decoder(model), model.config.get_text_config()
     layers, plan = decoder_layers(model, config.num_hidden_layers), attention_plan(config)
     types = plan.of_layers(config)
+    attends = [index for index, kind in enumerate(types) if kind not in plan.recurrent]
+    if not attends:
+        raise UnsupportedModelError("no layer attends")
     shared = _parts(base)
     _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
-    if ("rotary_emb" in shared) == ("embed_positions" in shared):
+    placed = {"rotary_emb", "embed_positions"} & set(shared)
+    if len(placed) != 1 and (placed or not plan.recurrent):  # states know the order of tokens
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
-    kinds, heads = sorted(set(types)), config.num_attention_heads
-    for layer in layers:
-        _check_arguments(_parts(layer)["self_attn"])
-    attention: Any = _parts(layers[0])["self_attn"]
+    kinds, heads = sorted({types[index] for index in attends}), config.num_attention_heads
+    for index in attends:
+        _check_arguments(_parts(layers[index])["self_attn"])
+    attention: Any = _parts(layers[attends[0]])["self_attn"]
     latent, size = LatentHeads(), int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
     groups, ropes = heads // getattr(attention, "num_key_value_groups", 1), list[RopeTables]()
     if hasattr(attention, "kv_a_proj_with_mqa"):
@@ -91,20 +102,23 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
     parts, scales, factors, parallel = [], set(), set(), set()
     for layer, kind in zip(layers, types, strict=True):
-        rope = kinds.index(kind) if len(ropes) > 1 else 0
-        parts.append(_layer_parts(layer, plan.windows[kind], rope if ropes else None))
+        rope = kinds.index(kind) if len(ropes) > 1 and kind in kinds else 0
+        parts.append(_layer_parts(layer, plan.windows.get(kind), rope if ropes else None))
         alone = parts[-1].input_norm is parts[-1].mlp_norm is not None
-        scales.add(float(_parts(layer)["self_attn"].scaling))
+        if kind in kinds:
+            scales.add(float(_parts(layer)["self_attn"].scaling))
         factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
         parallel.add(bool(getattr(layer, "use_parallel_residual", alone)))
-    activations = {activation_of(each.mlp.act_fn) for each in parts if each.mlp is not None} or {Activation.SILU}
+    activations = {
+        activation_of(getattr(each.mlp, "act_fn", nn.functional.silu)) for each in parts if each.mlp is not None
+    } or {Activation.SILU}
     if any(len(found) > 1 for found in (scales, factors, parallel, activations)):
         raise UnsupportedModelError("layers differ in activation, scale, factors, or in what their MLPs read")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
     sizes = Heads(
         heads, groups, size, scales.pop(), float(getattr(attention, "attn_logit_softcapping", None) or 0.0), latent,
-        hasattr(attention, "query_key_value"),
+        hasattr(attention, "query_key_value"), _gated(attention, heads * size),
     )  # fmt: skip
     positions = shared.get("embed_positions")
     form = DecoderForm(
@@ -117,6 +131,11 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     )
     table = matrix_of(shared["embed_tokens"])
     return NativeDecoder(parts, shared["norm"], model.get_output_embeddings(), sizes, ropes, table, model.dtype, form)
+
+
+def _gated(attention: Any, queries: int) -> bool:
+    """Whether attention's `q_proj` makes a gate beside each of so many `queries`' features."""
+    return getattr(getattr(attention, "q_proj", None), "out_features", 0) == 2 * queries
 
 
 def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
@@ -140,14 +159,20 @@ def _check_arguments(attention: nn.Module) -> None:
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
     """A layer that has no other parts but norms, attention and an MLP or experts, taken apart."""
     parts = _parts(layer)
-    names = next((names for names in _NORMS if set(parts) == {"self_attn", "mlp", *names}), None)
+    mixer, beside = "self_attn" if "self_attn" in parts else "mixer", parts.pop("block_sparse_moe", None)
+    names = next((names for names in _NORMS if set(parts) == {mixer, "mlp", *names}), None)
     if names is None:
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(parts)}")
     norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
     norms |= {part: parts[name] for name, part in names.items()}
     if len(names) == 1:
         norms["mlp_norm"] = norms["input_norm"]
-    attention = parts["self_attn"]
+    mlp = _mlp_parts(parts["mlp"])
+    if beside is not None:
+        mlp |= {"routed": _routed(beside, "router")}
+    if mixer != "self_attn":
+        return LayerParts(None, **mlp, **norms, recurrent=recurrent_parts(parts[mixer]))
+    attention = parts[mixer]
     of_attention = _parts(attention, "o_proj")
     if set(of_attention) not in PARTS:
         _check_linears(attention, of_attention, _OF_ATTENTION, {"q_norm", "k_norm", "rotary_emb"})
@@ -155,7 +180,7 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
         raise UnsupportedModelError(f"{type(attention).__name__} has parameters of its own")
     return LayerParts(
         attention if set(of_attention) in PARTS else SimpleNamespace(**of_attention),
-        **_mlp_parts(parts["mlp"]),
+        **mlp,
         **norms,
         window=window,
         rope=rope,
@@ -175,11 +200,14 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
     shared = None if expert is None else _parts(expert)
     if shared is not None:
         _check_linears(expert, shared, _OF_MLP[:1], {"act_fn"})
+    return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": _routed(mlp, router)}
+
+
+def _routed(mlp: Any, router: str) -> RoutedExperts:
     gate = getattr(mlp, router)
-    if not isinstance(gate, NativeRouter):
+    if not isinstance(mlp.experts, NativeExperts) or not isinstance(gate, NativeRouter):
         raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
-    routed = RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
-    return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": routed}
+    return RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
 
 
 def _check_linears(module: nn.Module, parts: Mapping[str, Any], forms: Sequence[set[str]], allowed: set[str]) -> None:

@@ -27,15 +27,20 @@ from eyas.targets.native.library import (
     PANEL,
     Activation,
     Experts,
+    Fold,
     Latent,
     Layer,
     Linear,
     Mode,
     NativePass,
+    Recurrent,
+    RowStates,
     kernels,
 )
 from eyas.targets.native.library import Decoder as DecoderStruct
 from eyas.targets.native.linears import NativeLinear, PackedLinear, address, threads_for
+from eyas.targets.native.recurrent import RecurrentParts
+from eyas.targets.native.states import Given, NativeStates
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
 
@@ -56,7 +61,8 @@ class LayerParts:
     """A decoder layer, taken apart; its linears have the names of Llama's."""
 
     attention: Any
-    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all."""
+    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all; None in a recurrent
+    layer."""
     mlp: Any
     """The MLP, or the expert that all tokens share; None where there are only experts to choose from. It may do without
     a `gate_proj`."""
@@ -77,6 +83,7 @@ class LayerParts:
     routed: RoutedExperts | None = None
     sinks: Tensor | None = None
     """[heads] the scores of keys without a value."""
+    recurrent: RecurrentParts | None = None
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
@@ -99,6 +106,8 @@ class Heads(NamedTuple):
     latent: LatentHeads = LatentHeads()
     in_turn: bool = False
     """Whether `qkv_proj` makes query, key and value of each head in turn, not all queries first."""
+    gated: bool = False
+    """Whether `q_proj` makes query and gate of each head in turn."""
 
 
 class DecoderForm(NamedTuple):
@@ -217,16 +226,17 @@ class NativeDecoder:
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
+        self.recurrent, self._state_size = 0, 0
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
-        unit = PANEL if heads.in_turn else self._kernels.lanes
+        unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
         fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = DecoderStruct(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
-            form.in_parallel, heads.in_turn, eps, heads.scale, heads.softcap, form.embedding_scale,
+            form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
             form.residual_scale, table.address, table.rows, table.kind, address(positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
@@ -235,6 +245,7 @@ class NativeDecoder:
         )  # fmt: skip
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
+        self.row_size: int = self._kernels.row_size(byref(self._struct))
 
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         attention = layer.attention
@@ -242,7 +253,11 @@ class NativeDecoder:
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
         if layer.sinks is not None and (layer.sinks.shape != (heads.queries,) or heads.latent.rank):
             raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
-        if heads.latent.rank:
+        recurrent = Recurrent()
+        if layer.recurrent is not None:
+            mixed, given = layer.recurrent.mixed, ([Linear()] * 3, Latent())
+            recurrent = self._recurrent(layer.recurrent)
+        elif heads.latent.rank:
             mixed = heads.queries * heads.latent.value_size
             given = latent_parts(
                 attention, heads.latent, heads.queries, heads.size, width, rounds_twice, self._linear, self._vector
@@ -252,13 +267,15 @@ class NativeDecoder:
             if heads.in_turn:
                 parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
             else:
-                parts = self._linears(attention, names, "qkv_proj", (queries, keys, keys), width)
+                outputs = (queries * (1 + heads.gated), keys, keys)
+                parts = self._linears(attention, names, "qkv_proj", outputs, width)
             given = parts, Latent()
         return Layer(
             *given[0],
-            self._linear(attention.o_proj, self.hidden, mixed),
+            self._linear(attention.o_proj if layer.recurrent is None else layer.recurrent.out, self.hidden, mixed),
             *self._mlp(layer.mlp),
             given[1],
+            recurrent,
             Experts() if layer.routed is None else self._experts(layer.routed),
             *(None if norm is None else self._vector(self._norms[norm].values) for norm in layer.norms),
             None if layer.sinks is None else self._vector(layer.sinks),
@@ -266,6 +283,27 @@ class NativeDecoder:
             layer.window or 0,
             layer.normed_residual,
         )
+
+    def _recurrent(self, parts: RecurrentParts) -> Recurrent:
+        def kept(values: Tensor) -> int:
+            self._kept.append(values.detach().contiguous())
+            address: int = self._kept[-1].data_ptr()
+            return address
+
+        inputs = [self._linear(part, part.out_features, self.hidden) for part in parts.inputs]
+        self._kept.append((Linear * len(inputs))(*inputs))
+        made = parts.struct(self._kept[-1], self._state_size, kept)
+        self.recurrent, self._state_size = self.recurrent + 1, self._state_size + parts.state_size
+        return made
+
+    def allocate_states(self, slots: int) -> NativeStates | None:
+        """Empty slots' recurrent states; None if no layer has any."""
+        return NativeStates(self, self._state_size, slots) if self._state_size else None
+
+    def fold(self, fold: Fold) -> None:
+        """Repeat the steps of accepted guesses on the staged states."""
+        fold.threads = threads_for(fold.tokens * 3 * self._state_size)
+        self._kernels.fold(byref(self._struct), fold)
 
     def _mlp(self, mlp: Any) -> list[Linear]:
         if mlp is None:
@@ -365,6 +403,7 @@ class NativeDecoder:
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
+        given = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else Given(RowStates())
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
@@ -373,7 +412,7 @@ class NativeDecoder:
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
                 cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), *map(address, made),
-                scratch.data_ptr(), threads_for(len(x) * self._layer_weights),
+                scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:

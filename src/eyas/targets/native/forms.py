@@ -156,7 +156,8 @@ class RouterForm(NamedTuple):
             raise UnsupportedModelError(f"{name} gives something else than scores, weights and indices")
         scores, weights, ids = made
         offset = getattr(router, "bias", None)
-        products, close = x.float() @ weight.float().T, 1e-5 if scores.dtype == torch.float32 else 1e-2
+        rounded = dtype == torch.bfloat16 and scores.equal(scores.bfloat16().to(scores.dtype))
+        products, close = x.float() @ weight.float().T, 1e-2 if rounded else 1e-5
         products = products if offset is None else products + offset.float()
         if scores.shape != products.shape or not _close(scores.float(), products, close):
             raise UnsupportedModelError(f"{name} scores experts by more than a product")
@@ -164,7 +165,7 @@ class RouterForm(NamedTuple):
         form = RouterForm(
             weight.detach(), offset, None if bias is None else bias.detach().float().flatten().contiguous(),
             ids.shape[1], False, False, float(getattr(router, "routed_scaling_factor", 1.0)),
-            scores.dtype == torch.bfloat16, weights.dtype == torch.bfloat16,
+            rounded, weights.dtype == torch.bfloat16,
         )  # fmt: skip
         best, found = _MOSTLY, None
         for grouped, sigmoid, renormalised in product(form._grouped(router), (False, True), (False, True)):

@@ -14,7 +14,7 @@ Shapes: T tokens, H hidden size, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import Structure, _Pointer
 from dataclasses import dataclass
@@ -109,11 +109,14 @@ class LoneLayer(NativeDecoder):
             self._tables = (cosines, sines)
 
     @torch.inference_mode()
-    def of(self, states: Tensor, shapes: tuple[KVShape, KVShape]) -> Tensor:
-        """What the layer makes of states [T, H], the first of which is that of position 0."""
+    def of(self, states: Tensor, shapes: tuple[KVShape, KVShape] | None) -> Tensor:
+        """What the layer makes of states [T, H], the first of which is that of position 0.
+
+        `shapes` are those of its keys and values; None = it has a recurrent state.
+        """
         states, count = states.contiguous(), len(states)
         self._struct.embedding, self._struct.embeddings = states.data_ptr(), count
-        cache = SlotCache([shapes], 1, torch.float32, states.device, count)
+        cache = _one_slot(self, [shapes], torch.float32, count)
         return self.run(cache, Staged(range(1), count, None, [0], None), torch.arange(count)).states
 
 
@@ -152,6 +155,16 @@ def _linears_in(struct: Structure) -> Iterator[Linear]:
             yield from [part] if isinstance(part, Linear) else _linears_in(part)
 
 
+def _one_slot(
+    native: NativeDecoder, shapes: Sequence[tuple[KVShape, KVShape] | None], dtype: torch.dtype, count: int
+) -> SlotCache:
+    """A cache with one empty slot, into which a pass of so many tokens is about to read."""
+    states = native.allocate_states(1)
+    if states is not None:
+        states.begin(range(1), [count], None, [0])
+    return SlotCache(shapes, 1, dtype, torch.device("cpu"), count, states)
+
+
 @torch.inference_mode()
 def refusal(target: Target, native: NativeDecoder) -> str | None:
     """Why a native decoder isn't what the modules of a target compute, in words; None if each of its layers is.
@@ -166,7 +179,7 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
     for index, layer in enumerate(target.layers):
         module = _widened(layer)
         for sizes, (at, calls) in zip((_LARGE, _SMALL), passes, strict=True):
-            why = _layer_refusal(target, native, index, module, at, sizes, calls[index], cuts[kinds[index]])
+            why = _layer_refusal(target, native, index, module, at, sizes, calls[index], cuts.get(kinds[index], 0))
             if why is not None:
                 return f"layer {index} {why}"
     return _own_dtype_refusal(target, native)
@@ -249,9 +262,9 @@ def _layer_refusal(
     if _reads_positions(module, call, trial.expected, states):
         return "reads position ids for more than RoPE"
     own, shape = native._layers[index].rope, target.kv_shapes[index]
-    assert shape is not None
     refused = None
-    for rope in (own, *sorted({-1, *range(len(native._ropes))} - {own})):
+    others = sorted({-1, *range(len(native._ropes))} - {own}) if shape is not None else ()
+    for rope in (own, *others):
         lone = LoneLayer(native, index, positions, rope, cut)
         apart = trial.apart(lone.of(states, shape))
         if apart.max() <= 1:
@@ -311,7 +324,7 @@ def _widened(layer: nn.Module) -> nn.Module:
 def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
     """In what a pass of the decoder differs from the modules, each of which is given the states that the pass has."""
     count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
-    cache, tokens = target.allocate(1, count), _tokens(target, count)
+    cache, tokens = _one_slot(native, target.kv_shapes, target.dtype, count), _tokens(target, count)
     staged = Staged(range(1), count, None, [0], None)
     done = native.run(cache, staged, tokens, taps=range(layers + 1), logits=True)
     states = done.taps.unbind(1)

@@ -102,12 +102,30 @@ class Latent(Structure):
     )  # fmt: skip
 
 
+class Recurrent(Structure):
+    """What mixes tokens by a recurrence in the place of attention."""
+
+    _fields_ = (
+        ("inputs", POINTER(Linear)), ("count", c_int64), ("places", c_void_p),
+        *((name, c_int64) for name in ("width", "channels", "kernel", "multiplier")),
+        *((name, c_void_p) for name in ("filter", "filter_bias")),
+        *((name, c_int64) for name in ("delta", "heads", "key_heads", "value_size", "key_size")),
+        *((name, c_int64) for name in ("value", "key", "query")),
+        *((name, c_void_p) for name in ("step_places", "factor_places", "step_bias", "rates", "skip")),
+        ("factor_scale", c_float),
+        *((name, c_int64) for name in ("gate", "gates_first")),
+        ("norm", c_void_p), ("norm_size", c_int64), ("norm_eps", c_float),
+        ("states", c_int64),
+    )  # fmt: skip
+
+
 class Layer(Structure):
     """A decoder layer: its linears, its norms, and what its tokens see."""
 
     _fields_ = (
         *((name, Linear) for name in _LINEARS),
         ("latent", Latent),
+        ("recurrent", Recurrent),
         ("experts", Experts),
         *((name, c_void_p) for name in (*NORMS, "sinks")),
         *((name, c_int64) for name in ("rope", "window", "normed_residual")),
@@ -117,7 +135,8 @@ class Layer(Structure):
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
         latent = self.latent.query, self.latent.absorb, self.latent.expand
-        linears = (*latent, *(getattr(self, name) for name in _LINEARS))
+        inputs = self.recurrent.inputs[: self.recurrent.count]
+        linears = (*latent, *inputs, *(getattr(self, name) for name in _LINEARS))
         return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
@@ -128,7 +147,7 @@ class Decoder(Structure):
         ("layers", POINTER(Layer)),
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
         *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "centred")),
-        *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn")),
+        *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn", "gates")),
         *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
         ("embedding", c_void_p),
         *((name, c_int64) for name in ("embeddings", "embedding_kind")),
@@ -150,6 +169,23 @@ class Mode(IntEnum):
     """Each layer only makes keys and values of states that are given."""
 
 
+class RowStates(Structure):
+    """The recurrent states of a pass's rows, and what is staged of them."""
+
+    _fields_ = (
+        ("rows", c_int64), *((name, c_void_p) for name in ("sure", "committed", "staged", "inputs")),
+        *((name, c_int64) for name in ("apart", "copies")), *((name, c_void_p) for name in ("copied", "to")),
+    )  # fmt: skip
+
+
+class Fold(Structure):
+    """Accepted guesses, whose steps are repeated on the staged states."""
+
+    _fields_ = (
+        ("states", RowStates), ("tokens", c_int64), ("starts", c_void_p), ("accepted", c_void_p), ("threads", c_int64),
+    )  # fmt: skip
+
+
 class NativePass(Structure):
     """One pass of a decoder over the slot cache."""
 
@@ -166,6 +202,7 @@ class NativePass(Structure):
         ("taps", c_void_p),
         ("tap_count", c_int64),
         *((name, c_void_p) for name in ("tapped", "final", "logits", "scratch")),
+        ("states", RowStates),
         ("threads", c_int64),
     )  # fmt: skip
 
@@ -201,6 +238,8 @@ class Kernels:
             library.eyas_gumbel, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64)
         )
         self.token_scratch = _function(library.eyas_token_scratch, (POINTER(Decoder),), c_int64)
+        self.row_size = _function(library.eyas_row_size, (POINTER(Decoder),), c_int64)
+        self.fold = _function(library.eyas_fold, (POINTER(Decoder), POINTER(Fold)))
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)), c_int64)
 
     def pack(self, weight: Tensor) -> Tensor:
@@ -225,6 +264,8 @@ MOST_TOGETHER = 12
 """Tokens that are multiplied together, at most."""
 MOST_ROTATED = 512
 """Features that RoPE rotates in latent attention, at most."""
+MOST_TAPS = 8
+"""Tokens of a convolution, at most."""
 
 
 def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> Any:

@@ -1,10 +1,11 @@
 // A pass of a decoder's layers over the slot cache, stage by stage, whose pieces threads share (region.h).
 //
 // The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
-// attention with RoPE (biases and norms of queries and keys where there are any) or latent attention (latent.h), an MLP,
-// after attention or beside it, or several as experts. A drafter's first layer also reads embeddings, each input under
-// its own norm. A block drafter's tokens see all of their block, and its layers make keys and values of the target's
-// states alone. Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
+// attention with RoPE (biases and norms of queries and keys where there are any), latent attention (latent.h) or a
+// recurrence (recurrent.h), an MLP, after attention or beside it, or several as experts. A drafter's first layer also
+// reads embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers make
+// keys and values of the target's states alone. Activations are float32; those of a bf16 model are rounded wherever its
+// PyTorch modules would round.
 //
 // Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
 
@@ -16,6 +17,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "latent.h"
+#include "recurrent.h"
 
 namespace eyas {
 
@@ -48,6 +50,7 @@ struct Pass {
     char* final;                         // [T, H] after the final norm, or null
     char* logits;                        // [T, V], or null
     float* scratch;                      // [T, eyas_token_scratch]
+    RowStates states;
     int64_t threads;
 
     Tree tree(int64_t row) const { return {parents ? parents + row * parents_row : nullptr}; }
@@ -67,10 +70,16 @@ inline int64_t widest_input(const Decoder& decoder) {
     return embeds ? 2 * decoder.hidden : decoder.hidden;
 }
 
+inline int64_t widest_mixed(const Decoder& d) {
+    int64_t most = d.heads * mixed_size(d);
+    for (int64_t i = 0; i < d.count; i++) most = std::max(most, mixed_size(d.layers[i].recurrent));
+    return most;
+}
+
 // Floats of scratch that each token takes.
 inline int64_t token_scratch(const Decoder& d) {
-    return widest_input(d) + d.hidden + d.heads * (d.size + mixed_size(d)) + keys_size(d) + values_size(d) +
-           d.intermediate;
+    return widest_input(d) + d.hidden + d.heads * d.size * (1 + d.gates) + widest_mixed(d) + keys_size(d) +
+           values_size(d) + d.intermediate;
 }
 
 // Call `work(t, count, columns, counts)` for tokens `first` to `stop`, in runs of one row in which each token sees what
@@ -111,8 +120,9 @@ void run(const Decoder& d, const Pass& pass) {
     float* q = residual + tokens * hidden;      // [T, heads, D]
     float* k = q + tokens * q_size;             // [T, kv_heads, D]
     float* v = k + tokens * kv_size;            // of latent attention: what its queries are made of
-    float* mixed = v + tokens * v_size;         // [T, heads, D or V]
-    float* gated = mixed + tokens * out_size;   // [T, intermediate]
+    float* gates = v + tokens * v_size;         // [T, heads, D] of attention, if there are any
+    float* mixed = gates + tokens * q_size * d.gates;  // [T, heads, D or V]
+    float* gated = mixed + tokens * widest_mixed(d);   // [T, intermediate]
 
     auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
     auto tap = [&](int64_t boundary, int64_t t, const float* state) {
@@ -143,6 +153,12 @@ void run(const Decoder& d, const Pass& pass) {
     Narrowed narrowed(region, bf16);
     Own<Room> rooms;
     Own<LatentQueries<T>> of_latents;
+    Recurrence recurrence(d, pass.states, tokens);
+    if (pass.states.rows) {
+        std::vector<int64_t> at(pass.states.rows * pass.columns, -1);
+        for (int64_t t = 0; t < tokens; t++) at[cell_of(t)] = t;
+        recurrence.plan(std::move(at), pass.columns, tree_of);
+    }
 
     region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
         float* state = pass.x + t * hidden;
@@ -161,24 +177,12 @@ void run(const Decoder& d, const Pass& pass) {
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
         });
 
-    for (int64_t index = 0; index < d.count; index++) {
-        const Layer& layer = d.layers[index];
-        region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-            float* state = pass.x + t * hidden;
-            float* out = normed + t * wide;
-            tap(index, t, state);
-            if (layer.embedding_norm) {
-                norm(d, out, layer.embedding_norm, hidden, out);
-                out += hidden;
-            }
-            norm_or_copy(state, layer.input_norm, out);
-            if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
-        });
-
-        // Where 16 outputs of the joint product of queries, keys and values go.
+    auto attention = [&](const Layer& layer, int64_t index) {
+        // Where 16 outputs go of a product of several parts of each head: query, key and value, or query and gate.
         auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-            float* parts[3] = {q, k, v};
-            put(parts[o / d.size % 3] + t * q_size + o / d.size / 3 * d.size, o % d.size, d.size, sum);
+            float* parts[3] = {q, d.gates ? gates : k, v};
+            const int64_t turns = d.gates ? 2 : 3;
+            put(parts[o / d.size % turns] + t * q_size + o / d.size / turns * d.size, o % d.size, d.size, sum);
         };
         const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
         region.share(of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
@@ -188,9 +192,10 @@ void run(const Decoder& d, const Pass& pass) {
                     multiply(linear, narrowed.of(linear, input, input_width, tokens), a, b, bf16,
                              [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
             };
-            if (d.heads_in_turn)
-                return multiply(layer.q, narrowed.of(layer.q, input, input_width, tokens), first, stop, bf16, sort_out);
-            if (!context) part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
+            if (d.heads_in_turn || (d.gates && first < of_q))
+                multiply(layer.q, narrowed.of(layer.q, input, input_width, tokens), first, std::min(stop, of_q), bf16, sort_out);
+            else if (!context)
+                part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
             part(layer.k, of_q, k, kv_size);
             part(layer.v, of_q + of_k, v, kv_size);
         });
@@ -229,7 +234,7 @@ void run(const Decoder& d, const Pass& pass) {
                 write(values + at, v + t * kv_size + h * d.size, d.size);
             }
         });
-        if (context) continue;
+        if (context) return;
         if (layer.latent.query.weight)
             region.share(panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
                 multiply(layer.latent.query, narrowed.of(layer.latent.query, v, v_size, tokens), first, stop, bf16,
@@ -262,6 +267,34 @@ void run(const Decoder& d, const Pass& pass) {
             in_runs(pass, layer.window, first, stop, room.columns.get(), attend);
             if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
         });
+        region.share(d.gates ? tokens : 0, 1, [&](int64_t t, int64_t) {
+            for (int64_t i = t * q_size; i < (t + 1) * q_size; i += LANES) {
+                const vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), load(gates + i)))));
+                const vec gated = mul(load(mixed + i), bf16 ? rounded(share) : share);
+                store(mixed + i, bf16 ? rounded(gated) : gated);
+            }
+        });
+    };
+
+    for (int64_t index = 0; index < d.count; index++) {
+        const Layer& layer = d.layers[index];
+        region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
+            float* state = pass.x + t * hidden;
+            float* out = normed + t * wide;
+            tap(index, t, state);
+            if (layer.embedding_norm) {
+                norm(d, out, layer.embedding_norm, hidden, out);
+                out += hidden;
+            }
+            norm_or_copy(state, layer.input_norm, out);
+            if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
+        });
+        const int64_t mixed_width = layer.recurrent.count ? mixed_size(layer.recurrent) : out_size;
+        if (layer.recurrent.count)
+            recurrence.run(region, narrowed, layer.recurrent, normed, wide, tree_of, cell_of, mixed);
+        else
+            attention(layer, index);
+        if (context) continue;
 
         // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
         auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
@@ -287,9 +320,9 @@ void run(const Decoder& d, const Pass& pass) {
         };
         const float* before = layer.normed_residual ? residual : pass.x;
         if (d.in_parallel)
-            product(layer.o, mixed, out_size, before, residual, hidden);
+            product(layer.o, mixed, mixed_width, before, residual, hidden);
         else
-            product(layer.o, mixed, out_size, before, layer.attention_out_norm ? normed : nullptr, wide);
+            product(layer.o, mixed, mixed_width, before, layer.attention_out_norm ? normed : nullptr, wide);
         region.share(tokens, 1, [&](int64_t t, int64_t) {
             if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
             norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);

@@ -12,6 +12,7 @@
 namespace eyas {
 
 constexpr int64_t MOST_ROTATED = 512;  // features that RoPE rotates in latent attention
+constexpr int64_t MOST_TAPS = 8;       // inputs of a convolution
 
 enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU };
 
@@ -43,10 +44,33 @@ struct Latent {                          // multi-head latent attention, see lat
     Linear expand;                       // from a latent [L] to each head's key [N] and value [V]
 };
 
+struct Recurrent {                       // what mixes tokens in the place of attention, see recurrent.h
+    const Linear* inputs;                // of the layer's input; their outputs are a token's row [width]
+    int64_t count;                 // 0 = the layer attends
+    const int64_t* places;               // [panels of `inputs`] where in the row each 16 outputs go
+    int64_t width, channels, kernel;     // C: the first features of the row go through a convolution over K tokens
+    int64_t multiplier;                  // where in the row what the channels are multiplied by before begins; 0 = nothing
+    const float *filter, *filter_bias;   // [K, C], the oldest token's first; [C] or null
+    int64_t delta;                       // whether the recurrence is a delta rule, not Mamba-2's
+    int64_t heads, key_heads, value_size, key_size;
+    int64_t value, key, query;           // the channels in which they begin; without heads channels are what is mixed
+    const int64_t *step_places, *factor_places;  // [heads] in the row, of a step's size and (delta rule) its factor
+    const float *step_bias, *rates;      // [heads] a step decays a state by exp(rate * softplus(size + bias))
+    const float* skip;                   // [heads] share of its value that a head adds to what it reads, or null
+    float factor_scale;
+    int64_t gate, gates_first;           // where in the row its gates begin; whether they multiply before the norm.
+                                         // Behind heads, and in the convolution, there is a SiLU
+    const float* norm;                   // [heads * value_size] or null
+    int64_t norm_size;                   // features that are normed together
+    float norm_eps;
+    int64_t states;                      // where in a slot's states this layer's begin: [K - 1, C], those of its heads
+};
+
 struct Layer {
     Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none.
                                          // An MLP without a gate has an activation between `up` and `down`
     Latent latent;
+    Recurrent recurrent;                 // then there is no q, k, v
     Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
@@ -67,6 +91,7 @@ struct Decoder {
     int64_t activation;                  // of MLPs
     int64_t in_parallel;                 // whether attention and MLP read the same state, and are added to it together
     int64_t heads_in_turn;               // whether `q` makes query, key and value of each head in turn; no `k`, no `v`
+    int64_t gates;                       // whether `q` makes query and gate of each head in turn: what it mixes is gated
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
     float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
     const void* embedding;               // [embeddings, H] row-major, or packed

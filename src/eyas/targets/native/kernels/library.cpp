@@ -140,6 +140,15 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
 
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
 
+// Floats that a recurrent layer keeps of each token.
+int64_t eyas_row_size(const Decoder* decoder) { return row_size(*decoder); }
+
+// Repeat the steps of accepted guesses on the staged states.
+void eyas_fold(const Decoder* decoder, const Fold* fold) {
+    Region region(fold->threads);
+    Recurrence(*decoder, fold->states, fold->tokens).fold(region, *fold);
+}
+
 // Returns 0, or 1 without running where a token has no embedding.
 int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
     for (int64_t t = 0; t < pass->tokens && pass->ids; t++)

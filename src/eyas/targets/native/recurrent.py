@@ -1,0 +1,195 @@
+"""Layers that mix tokens by a recurrence, as the kernels take them; see `kernels/recurrent.h`.
+
+They are recognised by their parameters: a convolution, decays (`A_log`) and steps (`dt_bias`). With shares of the input
+(`D`) they are Mamba-2's, without them gated delta rules, with nothing but a convolution LFM2's. Whether that is what
+they compute is tried (`layer_trials`).
+
+Shapes: H hidden size, C channels of the convolution, K its tokens, V features that all heads mix together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Array
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.errors import UnsupportedModelError
+from eyas.targets.native.library import MOST_TAPS, PANEL, Linear, Recurrent
+
+_INPUTS = (
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+    ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
+)
+"""What the linears are called that a delta rule's inputs come from: gates, factors and steps are made by the last."""
+_BESIDE = {"conv1d", "conv", "norm", "o_norm", "out_proj", "o_proj", "act"}
+
+
+@dataclass(frozen=True)
+class RecurrentParts:
+    """What mixes a layer's tokens, taken apart; sizes are called as in the kernels' `Recurrent`."""
+
+    inputs: tuple[Any, ...]
+    """Linears of the layer's input, whose outputs count from the first one's on."""
+    out: nn.Module
+    conv: nn.Conv1d
+    channels: Tensor  # [C] the outputs that go through the convolution
+    gates: Tensor  # [V] the outputs that gate what is mixed
+    steps: Tensor  # [heads] the outputs that say how large a step is
+    factors: Tensor | None  # [heads] those of a delta rule's factors; None = the recurrence is another
+    step_bias: Tensor  # [heads]
+    rates: Tensor  # [heads] float32, negative
+    key_heads: int = 1
+    key_size: int = 0
+    starts: tuple[int, int, int] = (0, 0, 0)
+    """The channels in which values, keys and queries begin."""
+    multipliers: Tensor | None = None  # [C] outputs by which those of the channels are multiplied before
+    skip: Tensor | None = None  # [heads]
+    factor_scale: float = 1.0
+    norm: Any = None
+    norm_size: int = 0
+    gates_first: bool = False
+
+    @property
+    def heads(self) -> int:
+        """The number of states, one a head; 0 = there is a convolution only."""
+        return len(self.rates)
+
+    @property
+    def mixed(self) -> int:
+        """V."""
+        return len(self.gates)
+
+    @property
+    def state_size(self) -> int:
+        """Floats of a sequence's states: the convolution's last inputs, and each head's [key size, value size]."""
+        return (self.conv.kernel_size[0] - 1) * len(self.channels) + self.key_size * self.mixed
+
+    def struct(self, inputs: Array[Linear], states: int, kept: Callable[[Tensor], int]) -> Recurrent:
+        """As the kernels take it, with its `inputs`, its states beginning at number `states` of a slot's.
+
+        `kept` keeps a tensor and returns its address. Raises UnsupportedModelError for sizes that don't fit vectors.
+        """
+        kernel, size = self.conv.kernel_size[0], self.mixed // max(self.heads, 1)
+        normed = self.key_size if self.factors is not None else PANEL
+        fits = (len(self.channels), size, normed, self.norm_size or size)
+        if any(part % PANEL for part in fits) or kernel > MOST_TAPS or self.heads % self.key_heads:
+            raise UnsupportedModelError(f"a recurrence of {fits}, {kernel} doesn't fit the vectors")
+        places, width, where = self._places()
+        weight = None if self.norm is None else self.norm.weight
+
+        def floats(values: Tensor | None) -> int | None:
+            return None if values is None else kept(values.detach().float())
+
+        return Recurrent(
+            inputs, len(inputs), kept(torch.tensor(places)), width, len(self.channels), kernel,
+            0 if self.multipliers is None else len(self.channels) + self.mixed,
+            floats(self.conv.weight[:, 0].T), floats(self.conv.bias),
+            self.factors is not None, self.heads, self.key_heads, size, self.key_size, *self.starts,
+            kept(where[self.steps]), None if self.factors is None else kept(where[self.factors]),
+            floats(self.step_bias), floats(self.rates), floats(self.skip),
+            self.factor_scale, len(self.channels), self.gates_first,
+            None if weight is None else floats(weight.repeat(self.mixed // len(weight))),
+            self.norm_size or size, getattr(self.norm, "variance_epsilon", 0.0), states,
+        )  # fmt: skip
+
+    def _places(self) -> tuple[list[int], int, Tensor]:
+        """Where in a row each panel of the inputs' outputs goes, the row's width, and where each output is then.
+
+        The convolution's channels come first, then the gates, then multipliers. Raises UnsupportedModelError where
+        these aren't panels.
+        """
+        sizes = [part.out_features for part in self.inputs]
+        where = torch.full((sum(sizes),), -1)
+        more = () if self.multipliers is None else (self.multipliers,)
+        wanted = torch.cat((self.channels, self.gates, *more))
+        where[wanted] = torch.arange(len(wanted))
+        places, width, first = list[int](), len(wanted), 0
+        for size in sizes:
+            for panel in range(first, first + size, PANEL):
+                end = min(panel + PANEL, first + size)
+                if not (where[panel:end] >= 0).any():
+                    where[panel:end] = torch.arange(width, width + end - panel)
+                    width += PANEL
+                begins = int(where[panel])
+                if where[panel:end].tolist() != [*range(begins, begins + end - panel)]:
+                    raise UnsupportedModelError("inputs of a recurrence don't come in whole panels")
+                places.append(begins)
+            first += size
+        return places, width, where
+
+
+def recurrent_parts(mixer: Any) -> RecurrentParts:
+    """A module that mixes tokens by a recurrence, taken apart.
+
+    Raises UnsupportedModelError for one of an unknown kind.
+    """
+    own, name = {key for key, _ in mixer.named_parameters(recurse=False)}, type(mixer).__name__
+    conv = getattr(mixer, "conv1d", getattr(mixer, "conv", None))
+    if not isinstance(conv, nn.Conv1d) or not conv.groups == conv.in_channels == conv.out_channels:
+        raise UnsupportedModelError(f"{name} has no convolution of each channel by itself")
+    if own == {"A_log", "dt_bias"}:
+        return _delta_rule(mixer)
+    if own == {"A_log", "dt_bias", "D"}:
+        return _mamba(mixer)
+    if not own:
+        return _short_convolution(mixer)
+    raise UnsupportedModelError(f"{name} has the parameters {sorted(own)}")
+
+
+def _delta_rule(mixer: Any) -> RecurrentParts:
+    """A gated delta rule."""
+    linears = _linears(mixer, _INPUTS)
+    sizes = [part.out_features for part in linears]
+    outputs = torch.split(torch.arange(sum(sizes)), sizes)
+    if len(outputs) == 2:  # in an order of its own
+        parts = mixer.fix_query_key_value_ordering(*(part.view(1, 1, -1) for part in outputs))
+        *channels, gates, factors, steps = (part.flatten() for part in parts)
+    else:
+        *channels, gates, factors, steps = outputs
+    joint, size = torch.cat(channels), int(mixer.head_k_dim)
+    keys = (len(joint) - len(gates)) // 2
+    norm = mixer.norm if hasattr(mixer, "norm") else mixer.o_norm
+    return RecurrentParts(
+        linears, mixer.out_proj if hasattr(mixer, "out_proj") else mixer.o_proj, mixer.conv1d, joint, gates, steps,
+        factors, mixer.dt_bias, -mixer.A_log.float().exp(), keys // size, size, (2 * keys, keys, 0),
+        factor_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
+        norm=norm, norm_size=len(norm.weight),
+    )  # fmt: skip
+
+
+def _mamba(mixer: Any) -> RecurrentParts:
+    """Mamba-2."""
+    linears = _linears(mixer, (("in_proj",),))
+    heads, channels, mixed = len(mixer.A_log), mixer.conv1d.in_channels, mixer.out_proj.in_features
+    groups, norm = int(mixer.n_groups), getattr(mixer, "norm", None)
+    keys = (channels - mixed) // 2
+    gates, convolved, steps = torch.split(torch.arange(linears[0].out_features), [mixed, channels, heads])
+    return RecurrentParts(
+        linears, mixer.out_proj, mixer.conv1d, convolved, gates, steps, None, mixer.dt_bias,
+        -mixer.A_log.float().exp(), groups, keys // groups, (0, mixed, mixed + keys), skip=mixer.D,
+        norm=norm, norm_size=0 if norm is None else int(getattr(norm, "group_size", mixed)),
+        gates_first=norm is None or not getattr(norm, "norm_before_gate", False),
+    )  # fmt: skip
+
+
+def _short_convolution(mixer: Any) -> RecurrentParts:
+    """A convolution of products of two inputs, multiplied by a third."""
+    linears, none = _linears(mixer, (("in_proj",),)), torch.empty(0, dtype=torch.int64)
+    multipliers, gates, channels = torch.arange(linears[0].out_features).chunk(3)
+    return RecurrentParts(
+        linears, mixer.out_proj, mixer.conv, channels, gates, none, None, none, none, multipliers=multipliers
+    )
+
+
+def _linears(mixer: Any, names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
+    """The linears of a layer's input, which have one of some series of `names`; nothing unknown is beside them."""
+    children = {name for name, _ in mixer.named_children()}
+    found = next((each for each in names if set(each) == children - _BESIDE), None)
+    if found is None:
+        raise UnsupportedModelError(f"{type(mixer).__name__} has the parts {sorted(children)}")
+    return tuple(getattr(mixer, name) for name in found)

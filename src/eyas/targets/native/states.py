@@ -1,0 +1,139 @@
+"""The recurrent states of a native decoder's slots, which its kernels read, stage and fold; see `kernels/recurrent.h`.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, T its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import addressof, c_int64, c_void_p
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eyas.errors import CacheMemoryError
+from eyas.runtime import out_of_memory
+from eyas.targets.attention import RaggedLayout
+from eyas.targets.native.library import Fold, RowStates
+from eyas.targets.states import CopiesWanted, SlotStates, StateKey, StatePath, States, token_indexes
+from eyas.tree import DraftTree
+
+_ALL = StateKey(-1, "native", 0)
+"""What the vector of all states is called among copies."""
+
+
+class Given(NamedTuple):
+    """The rows of a pass as the kernels take them, and what they point to."""
+
+    states: RowStates
+    kept: Sequence[Any] = ()
+
+
+class Folds(Protocol):
+    """What repeats the steps of accepted guesses."""
+
+    row_size: int
+    """Floats that each layer keeps of a token."""
+    recurrent: int
+    """The number of recurrent layers."""
+
+    def fold(self, fold: Fold) -> None:
+        """Take staged states through accepted tokens."""
+
+
+class NativeStates(SlotStates):
+    """Of each slot one vector of its committed states, and one in which a pass stages those that may follow."""
+
+    def __init__(self, decoder: Folds, size: int, slots: int) -> None:
+        """States of `slots` empty slots, `size` floats each. Raises CacheMemoryError."""
+        super().__init__(slots)
+        self._decoder, self._size = decoder, size
+        self._held, self._staged = self._zeros(slots), self._zeros(slots)  # [size] each
+        self._inputs = torch.empty(0, 0, 0)  # [layers, T, row size] what guesses staged, or of one layer at a time
+        self._guesses = False
+
+    def nbytes(self) -> int:
+        return 4 * self._size * len(self._held)
+
+    @property
+    def slot_bytes(self) -> int:
+        return 4 * self._size
+
+    def load(self, slot: int, states: States) -> None:
+        self._held[slot].copy_(states[_ALL])
+
+    def begin(
+        self, rows: range, tokens: Sequence[int] | DraftTree, layout: RaggedLayout | None, lengths: Sequence[int]
+    ) -> None:
+        self._guesses = isinstance(tokens, DraftTree) and tokens.size > 0
+        counts = [1] * len(rows) if isinstance(tokens, DraftTree) else tokens
+        width = 1 + tokens.size if isinstance(tokens, DraftTree) else max(counts)
+        self.path = StatePath(rows, counts, token_indexes(len(rows), width, layout), ())
+        self._lengths = lengths
+        self.copies.begin(rows)
+
+    def of_pass(self, tokens: int) -> Given:
+        """What the pass that has begun, of so many `tokens`, is given."""
+        assert self.path is not None
+        layers, row = self._decoder.recurrent if self._guesses else 1, self._decoder.row_size
+        self._inputs = torch.empty(layers, tokens, row)
+        given = self._given(self.path, self.copies.wanted(self.path.counts, self._lengths))
+        sure = (c_int64 * len(self.path.rows))(*self.path.counts)
+        given.states.sure = addressof(sure)
+        return Given(given.states, [*given.kept, sure])
+
+    def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:
+        if not any(accepted):
+            return
+        given = self._given(done, copied)
+        starts = (c_int64 * (len(accepted) + 1))(*accumulate(map(len, accepted), initial=0))
+        tokens = (c_int64 * starts[-1])(*chain.from_iterable(accepted))
+        self._decoder.fold(Fold(given.states, self._inputs.shape[1], addressof(starts), addressof(tokens)))
+
+    def _given(self, path: StatePath, copied: CopiesWanted) -> Given:
+        """The rows of a pass, and copies of their states after so many of their tokens."""
+        wanted = [(row, number + 1, tokens) for number, rows in copied.items() for row, tokens in rows]
+        made = [self.copies.room(row, tokens, _ALL, self._held[path.rows[row]]) for row, _, tokens in wanted]
+        which = (c_int64 * (2 * len(wanted)))(*(part for row, after, _ in wanted for part in (row, after)))
+        committed, staged, to = (
+            (c_void_p * len(vectors))(*(vector.data_ptr() for vector in vectors))
+            for vectors in ([self._held[slot] for slot in path.rows], [self._staged[slot] for slot in path.rows], made)
+        )
+        layers, tokens, row = self._inputs.shape
+        states = RowStates(
+            len(path.rows), None, addressof(committed), addressof(staged), self._inputs.data_ptr(),
+            tokens * row if layers > 1 else 0, len(made), addressof(which), addressof(to),
+        )  # fmt: skip
+        return Given(states, [committed, staged, which, to])
+
+    def _keep(self, done: StatePath, slots: Sequence[int]) -> None:  # noqa: ARG002
+        for slot in slots:
+            self._held[slot], self._staged[slot] = self._staged[slot], self._held[slot]
+        self._inputs = torch.empty(0, 0, 0)
+
+    def reshape(self, slots: int) -> None:
+        self.copies.reshape(slots)
+        more = max(0, slots - len(self._held))
+        made = self._zeros(2 * more)
+        self._held, self._staged = self._held[:slots] + made[:more], self._staged[:slots] + made[more:]
+
+    def clear(self, slot: int) -> None:
+        self._held[slot].zero_()
+        self.copies.clear(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._held[target], self._held[source] = self._held[source], self._held[target]
+        self.copies.move(source, target)
+        self.clear(source)
+
+    def _zeros(self, slots: int) -> list[Tensor]:
+        try:
+            return [torch.zeros(self._size) for _ in range(slots)]
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            raise CacheMemoryError(
+                f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
+            ) from error
