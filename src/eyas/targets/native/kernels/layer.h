@@ -46,7 +46,7 @@ struct Latent {                          // multi-head latent attention, see lat
 
 struct Recurrent {                       // what mixes tokens in the place of attention, see recurrent.h
     const Linear* inputs;                // of the layer's input; their outputs are a token's row [width]
-    int64_t count;                 // 0 = the layer attends
+    int64_t count;                       // 0 = the layer attends
     const int64_t* places;               // [panels of `inputs`] where in the row each 16 outputs go
     int64_t width, channels, kernel;     // C: the first features of the row go through a convolution over K tokens
     int64_t multiplier;                  // where in the row what the channels are multiplied by before begins; 0 = nothing

@@ -89,10 +89,10 @@ void step(const float* from, float* to, const float* key, const float* query, co
     for (int n = 0; n < N; n++) store(out + n * LANES, read[n]);
 }
 
-using Step = void (*)(const float*, float*, const float*, const float*, const float*, float, float, int64_t, float*);
+using HeadStep = void (*)(const float*, float*, const float*, const float*, const float*, float, float, int64_t, float*);
 
-inline Step step_of(bool delta, int64_t columns) {
-    static constexpr Step steps[2][4] = {{step<1, false>, step<2, false>, step<3, false>, step<4, false>},
+inline HeadStep step_of(bool delta, int64_t columns) {
+    static constexpr HeadStep steps[2][4] = {{step<1, false>, step<2, false>, step<3, false>, step<4, false>},
                                          {step<1, true>, step<2, true>, step<3, true>, step<4, true>}};
     return steps[delta][columns / LANES - 1];
 }
@@ -287,7 +287,7 @@ class Recurrence {
                 if (number == COMMITTED) return const_cast<float*>(states_.committed[r]) + at;
                 return number == STAGED ? states_.staged[r] + at : room.data() + number * size;
             };
-            const Step step = step_of(layer.delta, columns);
+            const HeadStep step = step_of(layer.delta, columns);
             const int64_t of_keys = h / (layer.heads / layer.key_heads) * layer.key_size;
             const WithoutSubnormals mode;
             float unread[COLUMNS];
