@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
@@ -240,9 +240,11 @@ def logits(network: DraftNetwork) -> Tensor:
         return grouped_attention(q, k, v, mask)
 
     if isinstance(network, BlockNetwork):
-        network.read(network.fuse(taps), torch.arange(7)[None], lambda *_: None)
-        states = network.block(tokens, torch.arange(7)[None], attend)
-        return network.joined_logits(network.joined(states, tokens))
+        context = network.fuse(taps)
+        network.read(context, torch.arange(7)[None], lambda *_: None)
+        states = network.states(network.embed(tokens), torch.arange(7)[None], attend)
+        block = network.begin(Block(states, tokens[:, :2], context[:, -1], 0))
+        return network.joined_logits(network.joined(block, tokens))
     fed, one = network.step(tokens, network.fuse(taps), torch.arange(7)[None], attend)
     _, two = network.step(tokens.flip(1), fed, 400 + torch.arange(7)[None], attend)
     return torch.stack((network.logits(one), network.logits(two)))

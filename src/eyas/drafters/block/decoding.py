@@ -2,8 +2,8 @@
 
 What the target has committed lies in the slot cache as keys and values, made of its states alone. A block is run in
 staging columns and forgotten. Slot i's guesses are the children of all nodes at depth i: best-first growth makes trees
-of them by their summed log-probability, corrected for each parent where the network can do that (DSpark). Where trees
-are sized by what their nodes turned out to be worth, a network's confidence weighs the probabilities of its guesses.
+of them by their summed log-probability, corrected for each path where the network can do that. Where trees are sized by
+what their nodes turned out to be worth, a network's confidence weighs the probabilities of its guesses.
 
 On a CPU a block, and the reading of pairs, are native passes where those compute what the modules do.
 
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.decoding import NetworkDrafter, Stage, best_children
+from eyas.drafters.block.network import Block, BlockNetwork
+from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Stage, best_children
 from eyas.drafters.levels import Levels
 from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
@@ -67,22 +67,39 @@ class BlockDrafter(NetworkDrafter):
         shape, device = (2, pairs, config.tap_count, config.target_hidden_size), self._ids.device
         taps = torch.linspace(-3.0, 5.0, math.prod(shape), device=device).cos().to(self.network.dtype).view(shape)
         self._read(rows, self._ids[:1].expand(2, pairs), taps, [pairs, pairs - 1])
-        return self._run_block(rows)
+        return self._run_block(rows).states
 
     def resize(self, slots: int) -> None:
         super().resize(slots)
-        # the last token of each slot: its own state isn't known yet, and a block begins with it
-        self._anchors = torch.zeros(slots, dtype=torch.int64, device=self._ids.device)
+        # the last two tokens of each slot, -1 where they aren't known: a block begins with the very last, whose own
+        # state isn't known yet; `_normed` is the fused state before it
+        self._last = torch.full((slots, 2), -1, dtype=torch.int64, device=self._ids.device)
 
     @torch.inference_mode()
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
-        self._anchors = F.pad(self._anchors[:slots], (0, max(0, slots - len(self._anchors))))
+        self._last = F.pad(self._last[:slots], (0, 0, 0, max(0, slots - len(self._last))), value=-1)
+
+    @torch.inference_mode()
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
+        """The first pair has the prompt's second token; the one before it is known from here alone."""
+        self._last[slot, 1] = prompt[0] if prompt else -1
+
+    @torch.inference_mode()
+    def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
+        super().load(slot, saved, count)
+        self._last[slot] = -1
+
+    @torch.inference_mode()
+    def truncate(self, slot: int, length: int) -> None:
+        if length < self.length(slot):
+            self._last[slot] = -1
+        super().truncate(slot, length)
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
-        self._anchors[target] = self._anchors[source]
+        self._last[target] = self._last[source]
 
     @torch.inference_mode()
     def draft(
@@ -94,14 +111,17 @@ class BlockDrafter(NetworkDrafter):
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
         depth = min(spec.depth, self.network.config.guesses)
         network, native = self.network, self._decoder is not None
-        states = self._run_block(rows)[:, :depth]  # [R, D, H]
-        logits = network.logits(states)  # [R, D, Vd]
-        tokens, memory = self._anchors[rows.start : rows.stop].unsqueeze(1), None  # [R, W]
+        block = network.begin(self._run_block(rows))
+        logits = network.logits(block.guesses(depth))  # [R, D, Vd]
+        tokens, memory = block.known[:, 1:], None  # [R, W], [R, W, m]
         for level in range(depth):
-            slot, width = slice(level, level + 1), tokens.shape[1]
-            following, memory = network.follow(logits[:, slot], states[:, slot], tokens, memory)
+            following, width = logits[:, level : level + 1], tokens.shape[1]
+            latent, memory = network.follow(block, level, tokens, memory)
+            if latent is not None:
+                following = network.corrected(following, latent)
             score, children = best_children(following, growth.fanout, coupling, level, self._ids, native)
-            sure = network.confidence(states[:, slot].expand(-1, width, -1), tokens) if growth.calibrates else None
+            states = block.guess(level).expand(-1, width, -1)
+            sure = network.confidence(states, tokens) if growth.calibrates else None
             if sure is not None:  # the guesses are drawn from its distribution only as far as that is the target's
                 score = score + F.logsigmoid(sure.float()).unsqueeze(2)
             frontier = growth.expand(score.expand(-1, width, -1), children.expand(-1, width, -1))
@@ -112,36 +132,35 @@ class BlockDrafter(NetworkDrafter):
                 memory = memory.gather(1, frontier.parents.unsqueeze(2).expand(-1, -1, memory.shape[2]))
         return growth.tree()
 
-    def _run_block(self, rows: range) -> Tensor:
-        """The states [R, D, H] of the slots that guess, in each row's next block."""
-        config = self.network.config
-        anchors = self._anchors[rows.start : rows.stop].unsqueeze(1)
+    def _run_block(self, rows: range) -> Block:
+        """Each row's next block."""
+        config, chosen = self.network.config, slice(rows.start, rows.stop)
+        before, anchors = self._last[chosen].clamp(min=0).split(1, dim=1)
+        before = before.where(self._last[chosen, :1] >= 0, anchors)
         tokens = F.pad(anchors, (0, config.block_size - 1), value=config.mask_token_id)  # [R, B]
         self._cache.reserve(self._cache.start(rows) + config.block_size)
         if self._decoder is not None:
             staged = Staged(rows, config.block_size, None, self._cache.lengths[rows.start : rows.stop], None)
-            final = self._decoder.run(self._cache, staged, tokens, final=True, blocks=True).final
-            assert final is not None
-            return self._guessing(final.view(*tokens.shape, -1))
+            run = self._decoder.run(self._cache, staged, tokens, final=True, blocks=not config.causal)
+            assert run.final is not None
+            states = run.final.view(*tokens.shape, -1)
+        else:
+            (states,) = self.run_pass("block", rows, (tokens,), self._run_modules, config.block_size)
+        return Block(states, torch.cat((before, anchors), dim=1), self._normed[chosen], config.first)
 
-        def compute(rows: range, end: int | None, lengths: Tensor, tokens: Tensor) -> tuple[Tensor]:
-            steps = torch.arange(tokens.shape[1], device=tokens.device)
-            seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
-            attend = self.attend(rows, Stage(lengths, seen, end=end))
-            return (self.network.block(tokens, lengths.unsqueeze(1) + steps, attend),)
-
-        return self._guessing(self.run_pass("block", rows, (tokens,), compute, tokens.shape[1])[0])
-
-    def _guessing(self, states: Tensor) -> Tensor:
-        """The states [R, D, H] of the slots that guess, of those of all slots [R, B, H]."""
-        return states if self.network.config.sample_from_anchor else states[:, 1:]
+    def _run_modules(self, rows: range, end: int | None, lengths: Tensor, tokens: Tensor) -> tuple[Tensor]:
+        network, steps = self.network, torch.arange(tokens.shape[1], device=tokens.device)
+        seen = torch.ones(1, len(steps), len(steps), dtype=torch.bool, device=tokens.device)
+        seen = seen.tril() if network.config.causal else seen
+        attend = self.attend(rows, Stage(lengths, seen, end=end, window=network.config.sliding_window))
+        return (network.states(network.embed(tokens), lengths.unsqueeze(1) + steps, attend),)
 
     def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
         if not any(counts):
             return
-        width, layout, (taps,) = self._arranged(rows, counts, taps)
-        context = self.network.fuse(taps)
+        width, layout, (arranged,) = self._arranged(rows, counts, taps)
+        context = self.network.fuse(arranged)
         self._cache.reserve(self._cache.start(rows) + width)
         if self._decoder is not None:
             cells = None if layout is None else layout.cell_index
@@ -150,10 +169,11 @@ class BlockDrafter(NetworkDrafter):
         else:
             self._run_read(rows, width, context, layout)
         self._cache.commit(rows, [range(count) for count in counts])
-        last = to_device([max(0, count - 1) for count in counts], taps.device).unsqueeze(1)
-        kept = self._anchors[rows.start : rows.stop]
-        changed = to_device([count > 0 for count in counts], taps.device)
-        torch.where(changed, next_tokens.gather(1, last).squeeze(1), kept, out=kept)
+        chosen, read = slice(rows.start, rows.stop), to_device(counts, taps.device).unsqueeze(1)  # [R, 1]
+        known = torch.cat((self._last[chosen], next_tokens), dim=1)  # a row that reads nothing keeps its first two
+        self._last[chosen] = known.gather(1, read + torch.arange(2, device=taps.device))
+        ends = read.cumsum(0) if layout is not None else read + width * torch.arange(len(rows), device=taps.device)[:, None]
+        self._normed[chosen] = torch.where(read > 0, context.flatten(0, 1)[ends[:, 0] - 1], self._normed[chosen])
 
     def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:
         """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
