@@ -59,7 +59,7 @@ class Stage(NamedTuple):
     first: int = 0  # the first of a row's own pairs that is seen
     end: int | None = None  # the columns that are read, where their number is fixed
     level: int = 0  # of a draft: 0 is that of the root's children
-    window: int | None = None  # positions less than so many before its own that each sees; None = all
+    window: int | None = None  # each sees positions less than so many from its own; None = all
 
 
 class NetworkDrafter(Drafter):
@@ -308,7 +308,7 @@ class NetworkDrafter(Drafter):
             seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
         if stage.window is not None:
             own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
-            seen = seen & (columns > own.unsqueeze(2) - stage.window).unsqueeze(1)
+            seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:

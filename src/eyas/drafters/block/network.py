@@ -52,7 +52,7 @@ class BlockConfig(GroupedConfig, MaskedConfig):
     """The anchor's slot predicts as well, the token that follows it; else a slot predicts its own token."""
     qk_norm: bool = True
     sliding_window: int | None = Field(default=None, ge=2)
-    """Every layer sees the positions that are less than so many before a slot; None = all."""
+    """A slot sees only positions that are less than so many from its own; None = all."""
 
     @property
     def tap_count(self) -> int:

@@ -225,7 +225,7 @@ def _parts(
             own = own & (slot <= slot.unsqueeze(1))
         if window is not None:
             context = context & (at > (last + 1 + slot).unsqueeze(1) - window)
-            own = own & (slot > slot.unsqueeze(1) - window)
+            own = own & ((slot - slot.unsqueeze(1)).abs() < window)
         yield _Part(slice(start, end), chat, stop, torch.cat((context, own), dim=1))
         start = end
 
