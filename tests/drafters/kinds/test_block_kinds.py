@@ -136,7 +136,9 @@ def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[T
         k = turned(normed(weights, f"{at}.self_attn.k_norm", k, eps), everywhere)
         k, v = (each.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1) for each in (k, v))
         scores = (torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5).masked_fill(~seen, -torch.inf)
-        mixed = linear(weights, f"{at}.self_attn.o_proj", torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1))
+        mixed = linear(
+            weights, f"{at}.self_attn.o_proj", torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        )
         hidden = hidden + (convolved(weights, f"{at}.attention_conv", mixed, source, 1) if convolves else mixed)
         x = source = normed(weights, f"{at}.post_attention_layernorm", hidden, eps)
         if convolves:
@@ -205,9 +207,7 @@ def domino(network: BlockNetwork, state: Tensor, path: Sequence[int]) -> Tensor:
     weights, gru = network.state_dict(), network.prefix_gru
     assert isinstance(gru, torch.nn.GRU)
     read, _ = gru(weights["embed_tokens.weight"][list(path)].unsqueeze(0))
-    return linear(
-        weights, "embed_proj.2", F.silu(linear(weights, "embed_proj.0", torch.cat((state, read[0, -1]))))
-    )
+    return linear(weights, "embed_proj.2", F.silu(linear(weights, "embed_proj.0", torch.cat((state, read[0, -1])))))
 
 
 def refined(weights: Weights, states: Tensor, previous: Sequence[int]) -> Tensor:
@@ -234,7 +234,9 @@ def lattice(network: BlockNetwork, base: Tensor, states: Tensor, context: Tensor
     if "token_proj.weight" in weights:
         embedded = linear(weights, "token_proj", embedded)
     rank = torch.arange(count).float().expand(slots, -1)
-    features = torch.stack((logprobs, logprobs.exp(), logprobs - logprobs[:, :1], rank / (count - 1), 1.0 * (rank == 0)), -1)
+    features = torch.stack(
+        (logprobs, logprobs.exp(), logprobs - logprobs[:, :1], rank / (count - 1), 1.0 * (rank == 0)), -1
+    )
     read = F.layer_norm(features, (5,), weights["feature_mlp.0.weight"], weights["feature_mlp.0.bias"])
     read = linear(weights, "feature_mlp.3", F.silu(linear(weights, "feature_mlp.1", read)))
     x = embedded + linear(weights, "pass_hidden_proj", states)[:, None] + read

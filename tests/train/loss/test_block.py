@@ -29,7 +29,6 @@ BLOCK = {
     "draft_vocab_size": 60, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "num_hidden_layers": 2, "num_aux_hidden_states": 2, "block_size": 5, "mask_token_id": 1,
 }  # fmt: skip
-VARIANTS = ("dflash", "vanilla", "gated", "rnn", "jetspec", "dflash2", "window", "domino", "shifted", "xpress", "lilicorr")
 CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dflash", {}), "jetspec": ("jetspec", {}),
     "vanilla": ("dspark", {"markov_rank": 6}),
@@ -45,6 +44,7 @@ CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
         "conv_group_size": 8,
     }),
 }  # fmt: skip
+VARIANTS = tuple(CHANGES)
 
 
 def build(name: str) -> BlockNetwork:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -135,8 +136,8 @@ class BlockDrafter(NetworkDrafter):
     def _run_block(self, rows: range) -> Block:
         """Each row's next block."""
         config, chosen = self.network.config, slice(rows.start, rows.stop)
-        before, anchors = self._last[chosen].clamp(min=0).split(1, dim=1)
-        before = before.where(self._last[chosen, :1] >= 0, anchors)
+        anchors = self._last[chosen, 1:].clamp(min=0)
+        before = self._last[chosen, :1].where(self._last[chosen, :1] >= 0, anchors)
         tokens = F.pad(anchors, (0, config.block_size - 1), value=config.mask_token_id)  # [R, B]
         self._cache.reserve(self._cache.start(rows) + config.block_size)
         if self._decoder is not None:
@@ -172,7 +173,11 @@ class BlockDrafter(NetworkDrafter):
         chosen, read = slice(rows.start, rows.stop), to_device(counts, taps.device).unsqueeze(1)  # [R, 1]
         known = torch.cat((self._last[chosen], next_tokens), dim=1)  # a row that reads nothing keeps its first two
         self._last[chosen] = known.gather(1, read + torch.arange(2, device=taps.device))
-        ends = read.cumsum(0) if layout is not None else read + width * torch.arange(len(rows), device=taps.device)[:, None]
+        ends = (
+            read.cumsum(0)
+            if layout is not None
+            else read + width * torch.arange(len(rows), device=taps.device)[:, None]
+        )
         self._normed[chosen] = torch.where(read > 0, context.flatten(0, 1)[ends[:, 0] - 1], self._normed[chosen])
 
     def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:

@@ -16,7 +16,7 @@ nodes, M latent, m memory, k candidates, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -98,7 +98,6 @@ class BlockNetwork(DraftNetwork):
     """The layers of a block drafter."""
 
     config: BlockConfig
-    layer_class: ClassVar[Callable[..., DecoderLayer]] = DecoderLayer
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__(config)
@@ -106,11 +105,16 @@ class BlockNetwork(DraftNetwork):
         self.fc = nn.Linear(config.tap_count * config.target_hidden_size, size, bias=False)
         self.hidden_norm = RMSNorm(size, eps=eps)
         self.layers = nn.ModuleList(
-            self.layer_class(config, i, Attention(config, size, qk_norm=config.qk_norm))
+            self.make_layer(config, i, Attention(config, size, qk_norm=config.qk_norm))
             for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(size, eps=eps)
         self.rotary = Rotary(config)
+
+    @staticmethod
+    def make_layer(config: Any, index: int, attention: Attention) -> DecoderLayer:
+        """A decoder layer with this attention."""
+        return DecoderLayer(config, index, attention)
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
@@ -118,7 +122,7 @@ class BlockNetwork(DraftNetwork):
 
     def decoder(self) -> NativeDecoder | None:
         """The layers as a native pass: it computes `states`, and in its other form `read`."""
-        if self.layer_class is not DecoderLayer or self.config.sliding_window is not None:
+        if self.config.sliding_window is not None or any(type(layer) is not DecoderLayer for layer in self.layers):
             return None
         layers = [layer.parts() for layer in self.layers if isinstance(layer, DecoderLayer)]
         return native_decoder(self, self.config, layers, self.norm, self.rotary)
@@ -207,8 +211,7 @@ def among(logits: Tensor, candidates: Tensor, scores: Tensor) -> Tensor:
     The best of the candidates by their scores is the best of all, if they are the k best by `logits` [..., Vd]; and
     what isn't among them keeps its probability.
     """
-    shape = torch.broadcast_shapes(logits.shape[:-1], candidates.shape[:-1], scores.shape[:-1])
-    logits, candidates = (x.expand(*shape, x.shape[-1]) for x in (logits, candidates))
+    logits, candidates = (x.expand(*scores.shape[:-1], -1) for x in (logits, candidates))
     total = logits.gather(-1, candidates).logsumexp(-1, keepdim=True)
     shared = total + scores.log_softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-    return logits.scatter(-1, candidates, shared.expand(*shape, -1).to(logits.dtype))
+    return logits.scatter(-1, candidates, shared.to(logits.dtype))

@@ -38,7 +38,9 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
             raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
     if is_causal(fields.raw) is not config.causal:
         sees = "no later ones" if config.causal else "each other both ways"
-        raise ConfigError(f"{fields.where}: is_causal is {not config.causal}, but slots of this kind's blocks see {sees}")
+        raise ConfigError(
+            f"{fields.where}: is_causal is {not config.causal}, but slots of this kind's blocks see {sees}"
+        )
     for key in CAUSAL:
         nested.pop(key, None)
         fields.values.pop(key, None)

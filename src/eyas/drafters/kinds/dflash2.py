@@ -1,8 +1,8 @@
 """DFlash 2 (inco.ai and z-lab, August 2026): DFlash with convolutions within the block and a selector of candidates.
 
-Each attention and each MLP has a depthwise convolution before and after it, whose taps are a slot and the slots before it
-in the block; its kernel is a learned one plus what a projection of the input makes for each group of channels. The
-selector scores the k best candidates b of a slot t after token a: U_t(b) + <A(a) * H(h_t), B(b)>, where U are the logits.
+Each attention and each MLP has a depthwise convolution before and after it, whose taps are a slot and the slots before
+it in the block; its kernel is a learned one plus what a projection of the input makes for each group of channels. The
+selector scores the k best candidates b of slot t after token a: U_t(b) + <A(a) * H(h_t), B(b)>, where U are the logits.
 
 Shapes: T taps of a convolution, G groups of channels; see `block/network.py` for the others.
 """
@@ -10,6 +10,7 @@ Shapes: T taps of a convolution, G groups of channels; see `block/network.py` fo
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -74,11 +75,11 @@ class Convolution(nn.Module):
 
 
 def convolved(x: Tensor, kernel: Tensor) -> Tensor:
-    """x [., B, H] and kernel [., B, T, H]: the sum over t of tap t times the slot t before, nothing before the block."""
+    """x [., B, H] and kernel [., B, T, H]: the sum over t of tap t times the slot t before, zeros before the block."""
     slots = x.shape[1]
-    return torch.stack(
-        [kernel[:, :, tap] * F.pad(x, (0, 0, tap, 0))[:, :slots] for tap in range(kernel.shape[2])]
-    ).sum(0)
+    return torch.stack([kernel[:, :, tap] * F.pad(x, (0, 0, tap, 0))[:, :slots] for tap in range(kernel.shape[2])]).sum(
+        0
+    )
 
 
 class ConvolvedLayer(DecoderLayer):
@@ -94,7 +95,8 @@ class ConvolvedLayer(DecoderLayer):
         hidden = hidden + convolved(self.self_attn(convolved(x, before), rope, self.index, attend), after)
         x = self.post_attention_layernorm(hidden)
         before, after = self.mlp_conv.kernels(x)
-        return hidden + convolved(self.mlp(convolved(x, before)), after)
+        out: Tensor = hidden + convolved(self.mlp(convolved(x, before)), after)
+        return out
 
 
 class Selector(nn.Module):
@@ -108,11 +110,19 @@ class Selector(nn.Module):
         self.hidden_projection = nn.Linear(config.hidden_size, rank, bias=False)
 
 
-class DFlash2Network(BlockNetwork):
+class ConvolvedNetwork(BlockNetwork):
+    """A block drafter whose layers may have convolutions."""
+
+    @staticmethod
+    def make_layer(config: Any, index: int, attention: Attention) -> DecoderLayer:
+        layer = ConvolvedLayer if config.conv_kernel_size else DecoderLayer
+        return layer(config, index, attention)
+
+
+class DFlash2Network(ConvolvedNetwork):
     """The block's layers and the selector."""
 
     config: DFlash2Config
-    layer_class = ConvolvedLayer
 
     def __init__(self, config: DFlash2Config) -> None:
         super().__init__(config)

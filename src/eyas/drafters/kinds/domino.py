@@ -1,8 +1,8 @@
 """Domino (arXiv 2605.29707): DFlash's block, and a GRU over the tokens of the block so far that corrects its logits.
 
 The GRU reads the embeddings of the anchor and of the tokens chosen after it; its state and the slot's, side by side, go
-through a bottleneck to a bias. The first guesses can be left uncorrected. Files are SpecForge's, whose `shift_label` says
-that the anchor predicts as well.
+through a bottleneck to a bias. The first guesses can be left uncorrected. Files are SpecForge's, whose `shift_label`
+says that the anchor predicts as well.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class DominoNetwork(BlockNetwork):
         )
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
-        gru, width = self.prefix_gru, tokens.shape[1]
+        gru: Any = self.prefix_gru
         read = F.linear(self.embed(tokens), gru.weight_ih_l0)  # [R, W, 3 m]
         memory = read.new_zeros(*tokens.shape, self.config.gru_hidden_dim) if memory is None else memory
         (reset, update, new), kept = read.chunk(3, dim=-1), F.linear(memory, gru.weight_hh_l0).chunk(3, dim=-1)
         candidate = torch.tanh(new + torch.sigmoid(reset + kept[0]) * kept[2])
         memory = torch.lerp(candidate, memory.to(candidate.dtype), torch.sigmoid(update + kept[1]))
-        states = block.guess(slot).expand(-1, width, -1)
+        states = block.guess(slot).expand(-1, tokens.shape[1], -1)
         latent = self.embed_proj[:2](torch.cat((states, memory.to(states.dtype)), dim=-1))
         return latent * (slot >= self.config.pure_draft_prefix_len), memory
 

@@ -7,7 +7,6 @@ guess is accepted.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Literal
 
 import torch

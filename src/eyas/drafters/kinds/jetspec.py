@@ -1,6 +1,6 @@
 """JetSpec (arXiv 2606.18394): DFlash's tensors, with slots that see no later ones, trained on the forward KL for trees.
 
-Its files are DFlash's, with `dflash_config.causal_head` (the authors') or `dflash_config.causal` (vLLM, NeMo AutoModel).
+Its files are DFlash's with `dflash_config.causal_head` (the authors') or `dflash_config.causal` (vLLM, AutoModel).
 """
 
 from __future__ import annotations

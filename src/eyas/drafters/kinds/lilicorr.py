@@ -1,8 +1,8 @@
 """LiLiCorr (arXiv 2608.20530): DFlash's block, and a small transformer over the lattice of its candidates.
 
-The k best candidates of all slots attend to each other, with a bias for the distance of their slots. Each gets a vector of
-what may follow it and one of what it may follow; how probable a step is goes by the cosine of the two. The vector of the
-anchor is made of the target's fused state before it. Layers may have DFlash 2's convolutions.
+The k best candidates of all slots attend to each other, with a bias for the distance of their slots. Each gets a vector
+of what may follow it and one of what it may follow; how probable a step is goes by the cosine of the two. The vector of
+the anchor is made of the target's fused state before it. Layers may have DFlash 2's convolutions.
 
 Files are those of NVIDIA's Model Optimizer, which SGLang and TensorRT-LLM read: `lilicorr.*`, sizes in `dflash_config`.
 """
@@ -16,12 +16,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eyas.drafters.block.network import Block, BlockNetwork, Followed, among
+from eyas.drafters.block.network import Block, Followed, among
 from eyas.drafters.config import WIDEST
 from eyas.drafters.formats.fields import NESTED, Fields
 from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
-from eyas.drafters.kinds.dflash2 import CONVOLUTION, ConvolvedConfig, ConvolvedLayer
-from eyas.drafters.network import DecoderLayer, RMSNorm
+from eyas.drafters.kinds.dflash2 import CONVOLUTION, ConvolvedConfig, ConvolvedNetwork
+from eyas.drafters.network import RMSNorm
 
 _FEATURES = 5
 
@@ -84,10 +84,9 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """x [R, S, h], bias [heads, S, S]."""
         attn = self.attn
-        heads = F.linear(self.attn_norm(x), attn.in_proj_weight, attn.in_proj_bias).unflatten(
-            -1, (3, attn.num_heads, -1)
-        )
-        mixed = F.scaled_dot_product_attention(*heads.permute(2, 0, 3, 1, 4), bias.to(heads.dtype))  # [R, heads, S, .]
+        heads = F.linear(self.attn_norm(x), attn.in_proj_weight, attn.in_proj_bias)
+        q, k, v = heads.view(*x.shape[:2], 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4)  # [R, heads, S, .]
+        mixed = F.scaled_dot_product_attention(q, k, v, bias.to(q.dtype))
         x = x + attn.out_proj(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.mlp(self.mlp_norm(x))
         return out
@@ -128,7 +127,7 @@ class Correlator(nn.Module):
             nn.init.zeros_(head.bias)
 
     def forward(self, embedded: Tensor, logprobs: Tensor, states: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """`start` and `pairs` of a lattice: embedded [R, D, k, H], logprobs [R, D, k], states [R, D, H], context [R, H]."""
+        """`start` and `pairs`, of embedded [R, D, k, H], logprobs [R, D, k], states [R, D, H] and context [R, H]."""
         slots, count = logprobs.shape[1:]
         ranks = torch.arange(count, device=logprobs.device).to(logprobs.dtype).expand_as(logprobs)
         features = (logprobs, logprobs.exp(), logprobs - logprobs.amax(-1, keepdim=True), ranks / max(count - 1, 1),
@@ -155,13 +154,12 @@ class Correlator(nn.Module):
         return scale * start, scale * leaving[:, :-1] @ entering[:, 1:].transpose(2, 3)
 
 
-class LiLiCorrNetwork(BlockNetwork):
+class LiLiCorrNetwork(ConvolvedNetwork):
     """The block's layers and the transformer over the lattice."""
 
     config: LiLiCorrConfig
 
     def __init__(self, config: LiLiCorrConfig) -> None:
-        self.layer_class = ConvolvedLayer if config.conv_kernel_size else DecoderLayer
         super().__init__(config)
         self.lilicorr = Correlator(config)
 
@@ -172,7 +170,7 @@ class LiLiCorrNetwork(BlockNetwork):
         best, ids = logits.topk(self.config.lilicorr_candidate_topk, dim=-1)
         logprobs = best - logits.logsumexp(-1, keepdim=True)
         # the embedding isn't trained by what is read of it here
-        embedded = self.embed(self.target_ids[ids].flatten(1)).detach().unflatten(1, ids.shape[1:])
+        embedded = self.embed(self.target_ids[ids].flatten(1)).detach().view(*ids.shape, -1)
         scored = self.lilicorr(embedded.to(states.dtype), logprobs, states, block.context.to(states.dtype))
         return block._replace(hints=Lattice(ids, logprobs, *(scores.to(logprobs.dtype) for scores in scored)))
 

@@ -1,9 +1,9 @@
 """XPress (arXiv 2608.02438): DFlash's block, and a refiner that mixes what its slots know backwards.
 
-Every slot's state, the block's mean state and the token before the slot become one vector of rank r; a learned triangular
-matrix for each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The
-published engines run this some times over the whole block, from its own best guesses, because that settles the first
-guess, then the second, and so on (Jacobi). Here a slot is computed once its path is known: what the passes settle on.
+Every slot's state, the block's mean state and the token before the slot become one vector of rank r; a triangular matrix
+for each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The published
+engines run this some times over the whole block, from its own best guesses, because that settles the first guess, then
+the second, and so on (Jacobi). Here a slot is computed once its path is known: what the passes settle on.
 
 Files are those of the authors' vLLM branch: `xpress_head.*`, the mixer `mix.L` as it is trained.
 """
@@ -91,7 +91,7 @@ class XPressNetwork(BlockNetwork):
             memory = self._entering(block, 0, block.known[:, :1])
         own = self._entering(block, at, tokens)
         memory = own if memory is None else torch.cat((memory, own), dim=-1)  # [R, W, (at + 1) r]
-        slots = memory.unflatten(-1, (at + 1, -1))
+        slots = memory.view(*own.shape[:2], at + 1, -1)
         mixed = own + (slots * head.mix["L"][:, at, : at + 1].T).sum(-2)
         mlp = head.mlp
         return mixed + mlp["down_proj"](F.silu(mlp["gate_proj"](mixed)) * mlp["up_proj"](mixed)), memory

@@ -205,9 +205,7 @@ class _Part(NamedTuple):
     seen: Tensor  # [G * c * B, stop + c * B] bool; as `_parts` makes it, of one head
 
 
-def _parts(
-    anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device
-) -> Iterator[_Part]:
+def _parts(anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device) -> Iterator[_Part]:
     most, start = max(1, ROWS // slots), 0
     while start < len(anchors.chats):
         chat, end = anchors.chats[start], start
@@ -315,7 +313,9 @@ class _Group(nn.Module):
             keys, values = (None, None) if buffers is None else buffers[at : at + 2]
             attention.store(layer, context[at], context[at + 1], (keys, values))
         block = run_blocks(network, hidden[:, :-1], hidden[:, -1], blocks, attention)
-        loss = partial(TokenLoss, self._teacher, target_ids=network.target_ids, vocab_size=self._vocab_size, config=config)
+        loss = partial(
+            TokenLoss, self._teacher, target_ids=network.target_ids, vocab_size=self._vocab_size, config=config
+        )
         joined, states = network.joined(block, blocks.before), block.guesses(blocks.before.shape[1])
         scores = loss(network.joined_logits, network.joined_parameters())(list(joined.unbind(1)), rows)
         if config.base_weight:

@@ -173,7 +173,9 @@ class DraftObjective:
         if not network.config.is_block and config.anchors is not None:
             raise ConfigError("loss.anchors limits the blocks of block drafters, and this one has none: leave it out")
         if config.base_weight and not (network.config.is_block and cast("BlockNetwork", network).corrects):
-            raise ConfigError("loss.base_weight trains logits that are corrected, and this drafter's aren't: leave it out")
+            raise ConfigError(
+                "loss.base_weight trains logits that are corrected, and this drafter's aren't: leave it out"
+            )
         _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config, by_context)
