@@ -158,6 +158,8 @@ class NetworkDrafter(Drafter):
         for level in range(depth):
             native = self._decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
+            if growth.calibrates and levels.sure is not None:
+                score = score + levels.sure.unsqueeze(2)
             if score.shape[1] < width:  # the same for all nodes of a level
                 score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
             frontier = growth.expand(score, tokens)
@@ -337,6 +339,8 @@ def best_children(
 
 class ModuleLevels:
     """The levels of one draft, run by the network's modules."""
+
+    sure: Tensor | None = None
 
     def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor) -> None:
         self._drafter, self._rows = drafter, rows

@@ -20,6 +20,10 @@ from eyas.tree import Frontier
 class Levels(Protocol):
     """The levels of one draft, run one after another or all at once."""
 
+    @property
+    def sure(self) -> Tensor | None:
+        """[R, W] the logarithm of how probable it is that the last logits are the target's; None if nobody knows."""
+
     def add(self, frontier: Frontier) -> Tensor:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
 
@@ -45,6 +49,8 @@ class HeadsNetwork(DraftNetwork):
 
 class HeadLevels:
     """The levels of one draft, which come from one pass."""
+
+    sure: Tensor | None = None
 
     def __init__(self, network: HeadsNetwork, states: Tensor, depth: int) -> None:
         """Trees at most `depth` deep that follow the last states [R, H]."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockNetwork
-from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Stage, best_children
+from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Stage
 from eyas.drafters.levels import Levels
 from eyas.drafters.network import DraftNetwork
 from eyas.runtime import to_device
@@ -34,8 +34,7 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Record
 from eyas.targets.native.decoder import Staged
-from eyas.tree import DraftTree, Frontier, TreeSpec
-from eyas.verify import Coupling
+from eyas.tree import Frontier
 
 _LOG = logging.getLogger("eyas")
 _TRIAL_PAIRS = 3, 300
@@ -102,36 +101,9 @@ class BlockDrafter(NetworkDrafter):
         super().move(source, target)
         self._last[target] = self._last[source]
 
-    @torch.inference_mode()
-    def draft(
-        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
-    ) -> DraftTree:
-        grown = self._ready(rows, drafting)
-        if not any(grown):
-            return DraftTree.empty(len(rows), self._ids.device)
-        growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        depth = min(spec.depth, self.network.config.guesses)
-        network, native = self.network, self._decoder is not None
-        block = network.begin(self._run_block(rows))
-        logits = network.logits(block.guesses(depth))  # [R, D, Vd]
-        tokens, memory = block.known[:, 1:], None  # [R, W], [R, W, m]
-        for level in range(depth):
-            following, width = logits[:, level : level + 1], tokens.shape[1]
-            latent, memory = network.follow(block, level, tokens, memory)
-            if latent is not None:
-                following = network.corrected(following, latent)
-            score, children = best_children(following, growth.fanout, coupling, level, self._ids, native)
-            states = block.guess(level).expand(-1, width, -1)
-            sure = network.confidence(states, tokens) if growth.calibrates else None
-            if sure is not None:  # the guesses are drawn from its distribution only as far as that is the target's
-                score = score + F.logsigmoid(sure.float()).unsqueeze(2)
-            frontier = growth.expand(score.expand(-1, width, -1), children.expand(-1, width, -1))
-            if frontier is None:
-                break
-            tokens = frontier.tokens
-            if memory is not None:
-                memory = memory.gather(1, frontier.parents.unsqueeze(2).expand(-1, -1, memory.shape[2]))
-        return growth.tree()
+    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
+        levels = BlockLevels(self.network, self._run_block(rows), depth)
+        return levels, levels.first()
 
     def _run_block(self, rows: range) -> Block:
         """Each row's next block."""
@@ -170,15 +142,13 @@ class BlockDrafter(NetworkDrafter):
         else:
             self._run_read(rows, width, context, layout)
         self._cache.commit(rows, [range(count) for count in counts])
-        chosen, read = slice(rows.start, rows.stop), to_device(counts, taps.device).unsqueeze(1)  # [R, 1]
+        begins = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts[:-1])]
+        read, begin = to_device([list(counts), begins], taps.device).unsqueeze(2)  # [R, 1]
+        chosen = slice(rows.start, rows.stop)
         known = torch.cat((self._last[chosen], next_tokens), dim=1)  # a row that reads nothing keeps its first two
         self._last[chosen] = known.gather(1, read + torch.arange(2, device=taps.device))
-        ends = (
-            read.cumsum(0)
-            if layout is not None
-            else read + width * torch.arange(len(rows), device=taps.device)[:, None]
-        )
-        self._normed[chosen] = torch.where(read > 0, context.flatten(0, 1)[ends[:, 0] - 1], self._normed[chosen])
+        ends = context.flatten(0, 1)[(begin + read - 1).clamp(min=0).squeeze(1)]
+        self._normed[chosen] = torch.where(read > 0, ends, self._normed[chosen])
 
     def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:
         """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
@@ -196,6 +166,41 @@ class BlockDrafter(NetworkDrafter):
             return ()
 
         self.run_pass("pairs", rows, (context,), compute, width, layout)
+
+
+class BlockLevels:
+    """The levels of one draft, all of which one block guesses."""
+
+    def __init__(self, network: BlockNetwork, block: Block, depth: int) -> None:
+        self._network, self._block = network, network.begin(block)
+        self._logits = network.logits(self._block.guesses(depth))  # [R, D, Vd]
+        self._slot, self._tokens = -1, self._block.known[:, 1:]  # [R, W]
+        self._memory: Tensor | None = None  # [R, W, m]
+
+    @property
+    def sure(self) -> Tensor | None:
+        """[R, W] the logarithm of how probable it is that the last logits are the target's; None if nobody knows."""
+        states = self._block.guess(self._slot).expand(-1, self._tokens.shape[1], -1)
+        sure = self._network.confidence(states, self._tokens)
+        return None if sure is None else F.logsigmoid(sure.float())
+
+    def first(self) -> Tensor:
+        """The logits [R, 1, Vd] of what follows the roots."""
+        return self._after()
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
+        if self._memory is not None:
+            above = frontier.parents.unsqueeze(2).expand(-1, -1, self._memory.shape[2])
+            self._memory = self._memory.gather(1, above)
+        self._tokens = frontier.tokens
+        return self._after()
+
+    def _after(self) -> Tensor:
+        self._slot += 1
+        network, block, logits = self._network, self._block, self._logits[:, self._slot : self._slot + 1]
+        latent, self._memory = network.follow(block, self._slot, self._tokens, self._memory)
+        return logits if latent is None else network.corrected(logits, latent)
 
 
 class ParallelDrafter(NetworkDrafter):
@@ -225,6 +230,8 @@ class ParallelDrafter(NetworkDrafter):
 
 class _SlotLevels:
     """The levels of one draft, whose logits [R, D, Vd] are all known."""
+
+    sure: Tensor | None = None
 
     def __init__(self, logits: Tensor) -> None:
         self._logits, self._slot = logits, 0

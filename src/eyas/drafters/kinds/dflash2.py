@@ -71,15 +71,16 @@ class Convolution(nn.Module):
     def kernels(self, x: Tensor) -> Tensor:
         """The kernels [2, ., B, T, H] before and after a sublayer with input x [., B, H]."""
         more = self.kernel_projection(x).unflatten(-1, (2, self.base_kernel.shape[1], -1))  # [., B, 2, T, G]
-        return self.base_kernel[:, None, None] + more.repeat_interleave(self.group, dim=-1).movedim(2, 0)
+        out: Tensor = self.base_kernel[:, None, None] + more.repeat_interleave(self.group, dim=-1).movedim(2, 0)
+        return out
 
 
 def convolved(x: Tensor, kernel: Tensor) -> Tensor:
     """x [., B, H] and kernel [., B, T, H]: the sum over t of tap t times the slot t before, zeros before the block."""
-    slots = x.shape[1]
-    return torch.stack([kernel[:, :, tap] * F.pad(x, (0, 0, tap, 0))[:, :slots] for tap in range(kernel.shape[2])]).sum(
-        0
-    )
+    out = kernel[:, :, 0] * x
+    for tap in range(1, min(kernel.shape[2], x.shape[1])):
+        out = out + kernel[:, :, tap] * F.pad(x[:, :-tap], (0, 0, tap, 0))
+    return out
 
 
 class ConvolvedLayer(DecoderLayer):
@@ -116,7 +117,8 @@ class ConvolvedNetwork(BlockNetwork):
     @staticmethod
     def make_layer(config: Any, index: int, attention: Attention) -> DecoderLayer:
         layer = ConvolvedLayer if config.conv_kernel_size else DecoderLayer
-        return layer(config, index, attention)
+        made: DecoderLayer = layer(config, index, attention)
+        return made
 
 
 class DFlash2Network(ConvolvedNetwork):

@@ -1,7 +1,7 @@
 """XPress (arXiv 2608.02438): DFlash's block, and a refiner that mixes what its slots know backwards.
 
-Every slot's state, the block's mean state and the token before the slot become one vector of rank r; a triangular matrix
-for each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The published
+Every slot's state, the block's mean state and the token before it become one vector of rank r; a triangular matrix for
+each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The published
 engines run this some times over the whole block, from its own best guesses, because that settles the first guess, then
 the second, and so on (Jacobi). Here a slot is computed once its path is known: what the passes settle on.
 
