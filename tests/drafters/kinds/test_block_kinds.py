@@ -431,6 +431,68 @@ def test_dspark_as_published(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, opened.network().state_dict()[key]) for key, tensor in tensors.items())
 
 
+QWEN38 = {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "is_causal": False}
+PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # variant -> architecture, further keys at the top level, further keys in dflash_config
+    "jetspec": ("DFlashDraftModel", {}, {"causal_head": True}),
+    "window": ("DFlash2DraftModel", {**QWEN38, "block_size": None}, {
+        "block_size": 5, "conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9,
+    }),
+    "domino": ("DominoDraftModel", {"emb_dim": 6}, {
+        "projector_type": "domino", "pure_draft_prefix_len": 1, "emb_dim": 6, "gru_hidden_dim": 7, "shift_label": False,
+    }),
+    "shifted": ("DominoDraftModel", {}, {
+        "projector_type": "domino", "pure_draft_prefix_len": 0, "emb_dim": 6, "gru_hidden_dim": 7, "shift_label": True,
+    }),
+    "xpress": ("XPressDraftModel", {
+        "block_size": None, "xpress_block_size": 5, "xpress_rank": 6, "xpress_mlp_hidden": 9, "xpress_num_passes": 6,
+    }, {}),
+    "lilicorr": ("LiLiCorrDraftModel", {"block_size": None}, {
+        "block_size": 5, "projector_type": "lilicorr", "lilicorr_enabled": True, **LATTICE, "lilicorr_num_layers": 2,
+        "lilicorr_num_heads": 4, "lilicorr_mlp_ratio": 2.0, "lilicorr_vector_eps": 1e-6,
+    }),
+}  # fmt: skip
+PREFIX = {"jetspec": "layers.", "window": "candidate_selector.", "domino": "prefix_gru.", "shifted": "embed_proj.",
+          "xpress": "xpress_head.", "lilicorr": "lilicorr."}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_others_as_published(name: str, tmp_path: Path) -> None:
+    """Keys and tensors as their authors write them; a missing tensor, or one too many, is an error."""
+    made, (architecture, top, nested) = build(name), PUBLISHED[name]
+    tensors = {
+        k: v for k, v in made.state_dict().items() if k not in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+    }
+    config = published(made.config, architectures=[architecture], **top)
+    config["dflash_config"] |= nested
+    config = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    opened = open_checkpoint(tmp_path, layers=tiny.LAYERS)
+    assert opened.kind.name == VARIANTS[name][0]
+    assert opened.config == made.config.model_copy(update={"embedding": "shared", "head": "shared"})
+    found = opened.network(tiny.target()).state_dict()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in tensors.items())
+    lost = next(key for key in tensors if key.startswith(PREFIX[name]))
+    for wrong in ({k: v for k, v in tensors.items() if k != lost}, tensors | {f"{lost}_more": tensors[lost].clone()}):
+        save_file(wrong, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=lost):
+            open_checkpoint(tmp_path, layers=tiny.LAYERS).network(tiny.target())
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [("jetspec", "causal", False), ("domino", "causal", True)])
+def test_blocks_that_see_otherwise_are_another_kind_s(name: str, key: str, value: bool, tmp_path: Path) -> None:
+    save_network(build(name), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["dflash_config"] |= {key: value, "causal_head": value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if name == "jetspec":
+        assert open_checkpoint(tmp_path).kind.name == "dflash"
+    else:
+        with pytest.raises(ConfigError, match="see each other both ways"):
+            open_checkpoint(tmp_path)
+
+
 def test_a_block_without_its_mask_token_is_refused(tmp_path: Path) -> None:
     made = build("dflash")
     save_network(made, tmp_path)

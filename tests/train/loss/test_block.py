@@ -303,3 +303,34 @@ def test_bfloat16_autocast_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(torch.cat([p.grad.flatten().float() for p in network.parameters() if p.grad is not None]))
     exact, rough = found
     assert 0 < float((exact - rough).norm() / exact.norm()) < 0.05
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "dflash": {}, "jetspec": {"token": "kl", "decay": 1.0}, "vanilla": {"token": "l1"}, "dflash2": {"base_weight": 1.0},
+    "domino": {"base_weight": 0.5}, "xpress": {"base_weight": 0.6, "anchors": 6}, "lilicorr": {"base_weight": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_kind_learns(name: str) -> None:
+    """A target that counts upwards from a state that says where it is: blocks learn to go on counting."""
+    network, tokens = build(name), torch.arange(40).remainder(17)[None] + 3
+    network.set_vocabulary(torch.arange(60))
+    eye = torch.eye(tiny.VOCAB)[:, : tiny.HIDDEN]
+    states = eye[tokens - 3] * 4.0  # [1, 40, H]
+    head = torch.zeros(tiny.HIDDEN, tiny.VOCAB)
+    head[torch.arange(17), torch.arange(1, 18).remainder(17) + 3] = 5.0
+    given = FeatureBatch(tokens, torch.arange(40)[None] > 2, torch.stack((states, states), dim=2), states)
+    settings = {"unroll": network.config.guesses, **TASKS[name]}
+    loss = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(**settings))
+    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=3e-3)
+    lengths = []
+    for step in range(80):
+        optimizer.zero_grad()
+        found = loss(given, key=(step,))
+        (found.loss / found.weight).backward()
+        optimizer.step()
+        total, count = found.metrics["accept_length"]
+        lengths.append(total / count)
+    assert lengths[0] < 1.6
+    assert lengths[-1] > network.config.guesses - 0.6  # the last anchors of the answer have fewer to guess
