@@ -23,6 +23,8 @@ class Family(NamedTuple):
     """What engines call the way it drafts, such as `eagle3`."""
     attention: str
     """`grouped` for grouped-query attention, `latent` for multi-head latent attention."""
+    variant: str = ""
+    """What tells it from another network that drafts in the same way."""
 
 
 EAGLE = Family("eagle", "grouped")
@@ -30,8 +32,8 @@ EAGLE3 = Family("eagle3", "grouped")
 EAGLE3_MLA = Family("eagle3", "latent")
 PEAGLE = Family("peagle", "grouped")
 DFLASH = Family("dflash", "grouped")
-DFLASH2 = Family("dflash2", "grouped")
-JETSPEC = Family("jetspec", "grouped")
+DFLASH2 = Family("dflash", "grouped", "convolved")
+JETSPEC = Family("dflash", "grouped", "causal")
 DSPARK = Family("dspark", "grouped")
 
 

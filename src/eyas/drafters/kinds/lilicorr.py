@@ -55,9 +55,10 @@ class LiLiCorrConfig(ConvolvedConfig):
 def read(fields: Fields) -> LiLiCorrConfig:
     """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
     nested = dict(fields.values.get(NESTED) or {})
-    if nested.pop("lilicorr_enabled", True) and not nested.get("lilicorr_hidden_size"):
-        nested["lilicorr_hidden_size"] = fields.raw.get("hidden_size")
+    nested.pop("lilicorr_enabled", None)
     fields.values[NESTED] = nested
+    if not nested.get("lilicorr_hidden_size"):
+        fields.default("lilicorr_hidden_size", fields.raw.get("hidden_size"))
     made: LiLiCorrConfig = read_block(LiLiCorrConfig, "lilicorr", fields)
     return made
 

@@ -405,7 +405,8 @@ def _block_logits(network: BlockNetwork, taps: Tensor, tokens: Tensor) -> Tensor
 
     fused = network.fuse(taps)
     network.read(fused, positions, store)
-    states = network.states(network.embed(tokens), positions + POSITIONS, attend)
+    tokens = tokens[:, : network.config.guesses]
+    states = network.states(network.embed(tokens), (positions + POSITIONS)[:, : tokens.shape[1]], attend)
     block = network.begin(Block(states, tokens[:, :2], fused[:, -1], 0))
     return network.joined_logits(network.joined(block, tokens)).float()
 
