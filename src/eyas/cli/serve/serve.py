@@ -91,6 +91,9 @@ class ServerOptions:
     parse_special_tokens: Annotated[
         bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
     ] = False
+    per_request_spec_decode_metrics: Annotated[
+        Literal["none", "summary"], Option(help="summary: vLLM's metrics.speculative_decoding in responses.")
+    ] = "none"
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
@@ -263,6 +266,7 @@ def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOpti
         ssl_certfile=server.ssl_certfile,
         ssl_keyfile=server.ssl_keyfile,
         seed=server.seed,
+        per_request_spec_decode_metrics=server.per_request_spec_decode_metrics,
     )
 
 
