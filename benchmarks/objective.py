@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from benchmarks.harness import Output, interleave, paired, report, script, seconds_of
 from benchmarks.plain_objective import plain_block_loss, plain_loss
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.decoding import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork
 from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network

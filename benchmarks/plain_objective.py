@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.decoding import BlockNetwork
+from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.network import DraftNetwork
 from eyas.train.loss.block import sampled_anchors
 from eyas.train.loss.config import LossConfig
@@ -100,7 +100,7 @@ def plain_block_loss(
     network: BlockNetwork, head: Callable[[Tensor], Tensor], batch: FeatureBatch, config: LossConfig
 ) -> Tensor:
     """Summed loss [] of a batch, a chat at a time."""
-    drafts, size, first = network.config, network.config.block_size, 0 if network.config.sample_from_anchor else 1
+    drafts, size = network.config, network.config.block_size
     anchors = sampled_anchors(batch.loss_mask, config.anchors, (0,))
     steps, loss = config.unroll, torch.zeros(())
     for chat in range(len(batch.tokens)):
@@ -113,10 +113,11 @@ def plain_block_loss(
         network.read(context, torch.arange(batch.tokens.shape[1]).unsqueeze(0), attention.store)
         blocks = F.pad(tokens[at + 1].unsqueeze(1), (0, size - 1), value=drafts.mask_token_id)  # [n, B]
         positions = at.unsqueeze(1) + 1 + torch.arange(size)
-        states = network.block(blocks.view(1, -1), positions.view(1, -1), attention)
-        states = states.view(len(at), size, -1)[:, first : first + steps].contiguous()  # else torch multiplies slowly
+        states = network.states(network.embed(blocks.view(1, -1)), positions.view(1, -1), attention)
         ahead = at.unsqueeze(1) + 1 + torch.arange(steps)  # [n, K] the token before each guess
-        log_q = network.joined_logits(network.joined(states, tokens[ahead])).float().log_softmax(-1)  # [n, K, Vd]
+        known = torch.stack((tokens[at], tokens[at + 1]), dim=1)
+        block = network.begin(Block(states.view(len(at), size, -1), known, context[0, at], drafts.first))
+        log_q = network.joined_logits(network.joined(block, tokens[ahead])).float().log_softmax(-1)  # [n, K, Vd]
         counts = mask[ahead + 1].long().cumprod(1) * config.decay ** torch.arange(steps)
         loss = loss - ((teacher[ahead] * log_q).sum(-1) * counts).sum()
     return loss

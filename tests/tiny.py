@@ -333,7 +333,12 @@ _BLOCK: dict[str, Any] = {
 _LATENT = {"q_lora_rank": 12, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": _BLOCK,
+    "dflash2": {**_BLOCK, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 8},
+    "domino": {**_BLOCK, "gru_hidden_dim": 7, "emb_dim": 6},
     "dspark": {**_BLOCK, "markov_rank": 6},
+    "jetspec": {**_BLOCK, "is_causal": True},
+    "lilicorr": {**_BLOCK, "lilicorr_hidden_size": 16, "lilicorr_factor_dim": 6},
+    "xpress": {**_BLOCK, "xpress_rank": 6, "xpress_mlp_hidden": 9},
     "peagle": {
         **_LAYERED,
         "num_key_value_heads": 2,

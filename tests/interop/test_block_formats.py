@@ -78,8 +78,8 @@ def test_specforge(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"dflash_config": {"projector_type": "domino"}}, "projector_type"), ({"dflash_config": {"causal": True}}, "caus"),
-     ({"is_causal": True}, "is_causal"), ({"dflash_config": {"use_swa": True}}, "use_swa"),
+    [({"dflash_config": {"projector_type": "domino"}}, "projector_type"),
+     ({"dflash_config": {"use_swa": True}}, "use_swa"),
      ({"dflash_config": {"attention_value_scale": 0.5}}, "attention_value_scale"),
      ({"layer_types": ["sliding_attention", "full_attention"]}, "full_attention"), ({"logit_scale": 2.0}, "logit_sc")],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from eyas.data.features import FeatureBatch
 from eyas.data.store.layout import ShardLayout, classic_bytes
-from eyas.drafters.block.decoding import BlockNetwork
+from eyas.drafters.block.network import BlockNetwork
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.plan import devices
 from eyas.plan.costs import ModelSize, Workload, capture_hours, model_size, plain_speed, regeneration_hours, storage

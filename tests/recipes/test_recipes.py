@@ -19,7 +19,10 @@ RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
 PARTS = {RECIPES / "smollm2" / "sizes.yaml"}  # what others extend
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)
-KINDS = ("dflash", "dspark", "eagle1", "eagle3", "eagle3_1", "mla", "mlp", "medusa", "mtp", "peagle")
+KINDS = (
+    "dflash", "dflash2", "domino", "dspark", "eagle1", "eagle3", "eagle3_1", "jetspec", "lilicorr", "mla", "mlp",
+    "medusa", "mtp", "peagle", "xpress",
+)  # fmt: skip
 WHERE = ("drafter.target=MODEL", "drafter.store=STORE", "drafter.output=RUN")
 
 

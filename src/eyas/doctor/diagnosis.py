@@ -30,7 +30,7 @@ from eyas.doctor.measure import (
     measure,
 )
 from eyas.doctor.search import Adopted, Progress, ReadingSearch, SearchResult, TriedChange, needed_boundaries
-from eyas.drafters.block.decoding import BlockConfig
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint, save_network
 from eyas.drafters.config import FusedTapsConfig
 from eyas.drafters.formats.tensor_names import SHAREABLE

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.decoding import BlockConfig, BlockNetwork
+from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import Checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.kind import Kind
@@ -45,7 +45,7 @@ from eyas.errors import RequestError
 from eyas.targets import Target
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
-from eyas.train.loss.block import BlockAttention, blocks_at, guessed, read_context, sampled_anchors
+from eyas.train.loss.block import BlockAttention, blocks_at, read_context, run_blocks, sampled_anchors
 from eyas.train.loss.cpu_linear import fast_linears
 from eyas.train.loss.ttt import ChainRows, chain_rows, unrolled
 
@@ -354,9 +354,10 @@ def _block_chains(
     anchors = sampled_anchors(begun, _ANCHORS, (0,))
     steps = min(length, network.config.guesses)
     blocks = blocks_at(network.config, transcript.tokens, transcript.answers, anchors, steps)
-    attention = BlockAttention(anchors)
-    read_context(network, states, attention.store)
-    joined = network.joined(guessed(network, network.embed(blocks.masked), blocks, attention), blocks.before)
+    attention = BlockAttention(anchors, network.config.causal, network.config.sliding_window)
+    context = read_context(network, states, attention.store).flatten(0, 1)[anchors.rows]
+    block = run_blocks(network, network.embed(blocks.masked), context, blocks, attention)
+    joined = network.joined(block, blocks.before)
     return blocks.rows(), ((read, network.joined_logits) for read in joined.unbind(1))
 
 

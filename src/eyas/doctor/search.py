@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from eyas.doctor.measure import Aspect, Change, Gain, Measurement, Reading, Transcript, gain, measure
-from eyas.drafters.block.decoding import BlockConfig
+from eyas.drafters.block.network import BlockConfig
 from eyas.drafters.checkpoint import names_tokens
 from eyas.drafters.config import FusedTapsConfig, GroupedConfig, MaskedConfig, TransformerConfig
 from eyas.drafters.formats.decoder import read_rope

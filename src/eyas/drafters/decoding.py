@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.levels import HeadsNetwork, Levels, SlotLevels
+from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
 from eyas.runtime import mapped_copy, to_device
@@ -60,6 +59,7 @@ class Stage(NamedTuple):
     first: int = 0  # the first of a row's own pairs that is seen
     end: int | None = None  # the columns that are read, where their number is fixed
     level: int = 0  # of a draft: 0 is that of the root's children
+    window: int | None = None  # each sees positions less than so many from its own; None = all
 
 
 class NetworkDrafter(Drafter):
@@ -153,6 +153,8 @@ class NetworkDrafter(Drafter):
         for level in range(depth):
             native = self._decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
+            if growth.calibrates and levels.sure is not None:
+                score = score + levels.sure.unsqueeze(2)
             if score.shape[1] < width:  # the same for all nodes of a level
                 score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
             frontier = growth.expand(score, tokens)
@@ -167,8 +169,8 @@ class NetworkDrafter(Drafter):
         """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
-            levels = SlotLevels(partial(network.follow, network.block(normed, depth)))
-            return levels, levels.first()
+            block = HeadLevels(network, normed, depth)
+            return block, block.first()
         fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
@@ -301,6 +303,9 @@ class NetworkDrafter(Drafter):
         seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
         if stage.first:
             seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
+        if stage.window is not None:
+            own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
+            seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if layout is not None:
@@ -329,6 +334,8 @@ def best_children(
 
 class ModuleLevels:
     """The levels of one draft, run by the network's modules."""
+
+    sure: Tensor | None = None
 
     def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor) -> None:
         self._drafter, self._rows = drafter, rows

@@ -23,6 +23,8 @@ class Family(NamedTuple):
     """What engines call the way it drafts, such as `eagle3`."""
     attention: str
     """`grouped` for grouped-query attention, `latent` for multi-head latent attention."""
+    variant: str = ""
+    """What tells it from another network that drafts in the same way."""
 
 
 EAGLE = Family("eagle", "grouped")
@@ -30,6 +32,8 @@ EAGLE3 = Family("eagle3", "grouped")
 EAGLE3_MLA = Family("eagle3", "latent")
 PEAGLE = Family("peagle", "grouped")
 DFLASH = Family("dflash", "grouped")
+DFLASH2 = Family("dflash", "grouped", "convolved")
+JETSPEC = Family("dflash", "grouped", "causal")
 DSPARK = Family("dspark", "grouped")
 
 
@@ -50,6 +54,8 @@ class Kind:
     """The `model_type` in config.json that this kind alone has; None = its files are recognised by their family."""
     family: Family | None = None
     """The published network that this is, all fields of which its config has; None = only eyas runs it."""
+    marks: tuple[str, ...] = ()
+    """What begins the native names of tensors that this kind alone has, of all kinds with the same layers."""
     first_layer: str = FIRST_LAYER
     """What the first layer's tensors are called in the files that eyas writes."""
     full_map: bool = False

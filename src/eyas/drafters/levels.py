@@ -9,7 +9,6 @@ Shapes: R rows, H draft hidden, W frontier nodes, Vd draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -20,6 +19,10 @@ from eyas.tree import Frontier
 
 class Levels(Protocol):
     """The levels of one draft, run one after another or all at once."""
+
+    @property
+    def sure(self) -> Tensor | None:
+        """[R, W] the logarithm of how probable it is that the last logits are the target's; None if nobody knows."""
 
     def add(self, frontier: Frontier) -> Tensor:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
@@ -44,17 +47,20 @@ class HeadsNetwork(DraftNetwork):
         raise NotImplementedError
 
 
-class SlotLevels:
-    """The levels of one draft, which come from one pass; `follow` gives a slot's logits after the tokens before it."""
+class HeadLevels:
+    """The levels of one draft, which come from one pass."""
 
-    def __init__(self, follow: Callable[[int, Tensor | None], Tensor]) -> None:
-        self._follow, self._slot = follow, 0
+    sure: Tensor | None = None
+
+    def __init__(self, network: HeadsNetwork, states: Tensor, depth: int) -> None:
+        """Trees at most `depth` deep that follow the last states [R, H]."""
+        self._network, self._block, self._slot = network, network.block(states, depth), 0
 
     def first(self) -> Tensor:
         """The logits [R, 1, Vd] of what follows the roots."""
-        return self._follow(0, None)
+        return self._network.follow(self._block, 0, None)
 
     def add(self, frontier: Frontier) -> Tensor:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
         self._slot += 1
-        return self._follow(self._slot, frontier.tokens)
+        return self._network.follow(self._block, self._slot, frontier.tokens)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.formats.fields import architectures
+from eyas.drafters.formats.fields import architectures, is_causal
 from eyas.drafters.formats.medusa import is_medusa
 from eyas.drafters.formats.speculators import ALGORITHMS, MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
 from eyas.drafters.history import HistoryDrafter
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family, Kind
+from eyas.drafters.kind import EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family, Kind
 from eyas.drafters.kinds import NAMES, medusa
 from eyas.drafters.weightless import lookahead, ngram, suffix
 from eyas.errors import CheckpointError
@@ -61,6 +62,9 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
     names = {native_name(name) for name in tensors}
     made_for = [name.lower() for name in architectures(config)]
     family = _family(config, names, made_for)
+    # block drafters have EAGLE-3's fc and hidden_norm, but outside their layers
+    if "hidden_norm.weight" in names and family != PEAGLE:
+        return _block_kind(config, names)
     found = (kind.name for kind in KINDS.values() if kind.model_type is None and kind.family == family)
     return UNKNOWN if family is None else next(found, UNKNOWN)
 
@@ -70,10 +74,6 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
     parallel = config.get("parallel_drafting") or config.get(MODEL_TYPE_KEY) == "peagle"
     if parallel or "mask_hidden" in names or any("peagle" in name for name in made_for):
         return PEAGLE
-    # block drafters have EAGLE-3's fc and hidden_norm, but outside their layers
-    if "hidden_norm.weight" in names:
-        heads = any(name.startswith(("markov_head.", "confidence_head.")) for name in names)
-        return DSPARK if heads or any("dspark" in name for name in made_for) else DFLASH
     # what the tensors say is surest, then the architecture's name, then a key
     if "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names):
         third = True
@@ -87,6 +87,15 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
         return None
     latent = "kv_lora_rank" in config or any("deepseek" in name for name in made_for)
     return (EAGLE3_MLA if latent else EAGLE3) if third else EAGLE
+
+
+def _block_kind(config: Mapping[str, Any], names: Collection[str]) -> str:
+    """The kind of a block drafter: by its own tensors, else by its architecture; JetSpec has DFlash's of both."""
+    kinds = [kind for kind in KINDS.values() if kind.config.is_block]
+    by_tensors = (kind.name for kind in kinds if any(name.startswith(kind.marks) for name in names) and kind.marks)
+    by_name = (kind.name for kind in kinds if kind.architectures & {*architectures(config)} and kind.marks)
+    plain = (kind.name for kind in kinds if not kind.marks and kind.config.causal is is_causal(config))
+    return next(chain(by_tensors, by_name, plain), UNKNOWN)
 
 
 def kind_for(config: DrafterConfig) -> Kind:

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends
 from pydantic import Field, SecretStr
@@ -86,6 +86,8 @@ class ServeSettings(StrictModel):
     """The certificate's key; None = it is in the certificate's file."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """The seed of requests that have none; None = drawn for each."""
+    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
+    """`summary`: responses with one choice have vLLM's `metrics.speculative_decoding`."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""DFlash and DSpark against their published forward, restated; their trees; losslessness; their files."""
+"""Block drafters against their published forward, restated; their trees; losslessness; their files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
+from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
-from eyas.drafters.kinds.dflash import DFlashConfig
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
+from eyas.drafters.registry import KINDS
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
 from eyas.interop.inspect.report import report_drafter
@@ -37,20 +38,32 @@ SIZES: dict[str, Any] = {
     "head_dim": 8, "num_hidden_layers": 2, "num_aux_hidden_states": len(TAPS), "block_size": 5, "mask_token_id": 1,
     "taps": TAPS,
 }  # fmt: skip
-VARIANTS: dict[str, dict[str, Any]] = {
-    "dflash": {},
-    "vanilla": {"markov_rank": 6},
-    "gated": {"markov_rank": 6, "markov_head_type": "gated", "confidence_head_with_markov": False},
-    "rnn": {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": False},
+SELECTOR = {"conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9}
+LATTICE = {
+    "lilicorr_hidden_size": 16, "lilicorr_candidate_topk": 9, "lilicorr_factor_dim": 6, "lilicorr_logit_scale": 7.0,
+}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dflash": ("dflash", {}),
+    "jetspec": ("jetspec", {}),
+    "vanilla": ("dspark", {"markov_rank": 6}),
+    "gated": ("dspark", {"markov_rank": 6, "markov_head_type": "gated", "confidence_head_with_markov": False}),
+    "rnn": ("dspark", {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": False}),
+    "dflash2": ("dflash2", SELECTOR),
+    "window": ("dflash2", {**SELECTOR, "conv_kernel_size": 3, "sliding_window": 4}),
+    "domino": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "pure_draft_prefix_len": 1}),
+    "shifted": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "sample_from_anchor": True}),
+    "xpress": ("xpress", {"xpress_rank": 6, "xpress_mlp_hidden": 9}),
+    "lilicorr": ("lilicorr", LATTICE),
+    "convolved": ("lilicorr", {**LATTICE, "lilicorr_hidden_size": 32, "conv_kernel_size": 2, "conv_group_size": 8}),
 }
 
 
 def build(name: str, **changes: Any) -> BlockNetwork:
     """A random network of a variant."""
     torch.manual_seed(5)
-    values = {**SIZES, **VARIANTS[name], **changes}
-    made: BlockNetwork
-    made = BlockNetwork(DFlashConfig(**values)) if name == "dflash" else DSparkNetwork(DSparkConfig(**values))
+    kind, own = VARIANTS[name]
+    made = KINDS[kind].network(KINDS[kind].config(**{**SIZES, **own, **changes}))
+    assert isinstance(made, BlockNetwork)
     for parameter in made.parameters():
         parameter.requires_grad_(False)
         if parameter.dim() == 1:
@@ -61,59 +74,191 @@ def build(name: str, **changes: Any) -> BlockNetwork:
     return made.eval()
 
 
-def restated(network: BlockNetwork, taps: Tensor, path: Sequence[int]) -> Tensor:
-    """The logits [Vd] of what follows `path`: the anchor, then guesses; taps [n, A, Ht] of all positions before it."""
+Weights = dict[str, Tensor]
+
+
+def normed(weights: Weights, name: str, x: Tensor, eps: float) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weights[f"{name}.weight"]
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def turned(x: Tensor, positions: Tensor) -> Tensor:  # [n, heads, D]
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    left, right = x[..., :half], x[..., half:]
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+
+def convolved(weights: Weights, name: str, x: Tensor, source: Tensor, side: int) -> Tensor:
+    """DFlash 2's convolution of slots x [B, H], a channel at a time; `source` is what the kernel is made of."""
+    base = weights[f"{name}.base_kernel"][side]  # [taps, H]
+    taps, size = base.shape
+    dynamic = linear(weights, f"{name}.kernel_projection", source).view(len(x), 2, taps, -1)[:, side]
+    group = size // dynamic.shape[-1]
+    out = torch.zeros_like(x)
+    for slot in range(len(x)):
+        for tap in range(min(taps, slot + 1)):
+            for channel in range(size):
+                kernel = base[tap, channel] + dynamic[slot, tap, channel // group]
+                out[slot, channel] += kernel * x[slot - tap, channel]
+    return out
+
+
+def restated_states(network: BlockNetwork, taps: Tensor, anchor: int) -> tuple[Tensor, Tensor]:
+    """The states [B, H] of all slots, and the fused state [H] before the anchor; taps [n, A, Ht] of what is before."""
     weights, config = network.state_dict(), network.config
-
-    def norm(x: Tensor, name: str) -> Tensor:
-        return x * (x.pow(2).mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * weights[f"{name}.weight"]
-
-    def turned(x: Tensor, positions: Tensor) -> Tensor:  # [n, heads, D]
-        half = config.head_dim // 2
-        angles = positions[:, None] * 10000.0 ** (-torch.arange(half) / half)
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        left, right = x[..., :half], x[..., half:]
-        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
-
-    count, size = len(taps), config.block_size
-    context = norm(taps.flatten(1) @ weights["fc.weight"].T, "hidden_norm")
-    hidden = weights["embed_tokens.weight"][[path[0]] + [config.mask_token_id] * (size - 1)]
+    count, size, eps = len(taps), config.block_size, config.rms_norm_eps
+    context = normed(weights, "hidden_norm", linear(weights, "fc", taps.flatten(1)), eps)
+    hidden = weights["embed_tokens.weight"][[anchor] + [config.mask_token_id] * (size - 1)]
     everywhere = torch.arange(count + size)
+    apart = everywhere[count:, None] - everywhere  # how far before a slot
+    seen = torch.ones(size, count + size, dtype=torch.bool)
+    if config.causal:
+        seen &= apart >= 0
+    if config.sliding_window is not None:
+        seen &= apart.abs() < config.sliding_window
     for i in range(config.num_hidden_layers):
         at = f"layers.{i}"
-        x = norm(hidden, f"{at}.input_layernorm")
+        x = source = normed(weights, f"{at}.input_layernorm", hidden, eps)
+        convolves = f"{at}.attention_conv.base_kernel" in weights
+        if convolves:
+            x = convolved(weights, f"{at}.attention_conv", x, source, 0)
         both = torch.cat((context, x))
         q, k, v = (
-            (inputs @ weights[f"{at}.self_attn.{part}_proj.weight"].T).unflatten(1, (-1, config.head_dim))
+            linear(weights, f"{at}.self_attn.{part}_proj", inputs).unflatten(1, (-1, config.head_dim))
             for part, inputs in (("q", x), ("k", both), ("v", both))
         )
-        q = turned(norm(q, f"{at}.self_attn.q_norm"), everywhere[count:])
-        k = turned(norm(k, f"{at}.self_attn.k_norm"), everywhere)
+        q = turned(normed(weights, f"{at}.self_attn.q_norm", q, eps), everywhere[count:])
+        k = turned(normed(weights, f"{at}.self_attn.k_norm", k, eps), everywhere)
         k, v = (each.repeat_interleave(config.num_attention_heads // config.num_key_value_heads, 1) for each in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-        hidden = hidden + mixed @ weights[f"{at}.self_attn.o_proj.weight"].T
-        x = norm(hidden, f"{at}.post_attention_layernorm")
-        gate, up = (x @ weights[f"{at}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        hidden = hidden + (F.silu(gate) * up) @ weights[f"{at}.mlp.down_proj.weight"].T
-    states = norm(hidden, "norm")[0 if config.sample_from_anchor else 1 :]
-    logits = states[len(path) - 1] @ weights["lm_head.weight"].T
-    if not isinstance(config, DSparkConfig):
-        return logits
+        scores = (torch.einsum("qhd,khd->hqk", q, k) * config.head_dim**-0.5).masked_fill(~seen, -torch.inf)
+        mixed = linear(
+            weights, f"{at}.self_attn.o_proj", torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        )
+        hidden = hidden + (convolved(weights, f"{at}.attention_conv", mixed, source, 1) if convolves else mixed)
+        x = source = normed(weights, f"{at}.post_attention_layernorm", hidden, eps)
+        if convolves:
+            x = convolved(weights, f"{at}.mlp_conv", x, source, 0)
+        gate, up = (linear(weights, f"{at}.mlp.{part}_proj", x) for part in ("gate", "up"))
+        mixed = linear(weights, f"{at}.mlp.down_proj", F.silu(gate) * up)
+        hidden = hidden + (convolved(weights, f"{at}.mlp_conv", mixed, source, 1) if convolves else mixed)
+    return normed(weights, "norm", hidden, eps), context[-1]
+
+
+@torch.no_grad()
+def restated(network: BlockNetwork, taps: Tensor, path: Sequence[int], before: int) -> Tensor:
+    """The log-probabilities [Vd] of what follows `path`: the anchor, then guesses; `before` is the token before it."""
+    weights, config = network.state_dict(), network.config
+    states, context = restated_states(network, taps, path[0])
+    first, slot = config.first, len(path) - 1
+    base = linear(weights, "lm_head", states[first:])  # [D, Vd]
+    kind = type(config).__name__.removesuffix("Config").lower()
+    if kind == "dspark":
+        return (base[slot] + markov(network, states[first:], path)).log_softmax(-1)
+    if kind == "domino":
+        bias = domino(network, states[first + slot], path) if slot >= config.pure_draft_prefix_len else 0  # type: ignore[attr-defined]
+        return (base[slot] + bias).log_softmax(-1)
+    if kind == "xpress":
+        previous = path if first == 0 else [before, *path]
+        return (base[slot] + refined(weights, states, previous)[first + slot]).log_softmax(-1)
+    found = base[slot].log_softmax(-1)
+    if kind == "dflash2":
+        best, ids = base[slot].topk(config.selector_top_k)  # type: ignore[attr-defined]
+        gate = weights["candidate_selector.predecessor_codebook"][path[-1]] * linear(
+            weights, "candidate_selector.hidden_projection", states[first + slot]
+        )
+        scores = best + weights["candidate_selector.successor_codebook"][ids] @ gate
+    elif kind == "lilicorr":
+        ids, start, pairs = lattice(network, base, states[first:], context)
+        earlier = {token: at for at, token in enumerate(network.target_ids[ids[slot - 1]].tolist())} if slot else {}
+        if slot and path[-1] not in earlier:
+            return found
+        scores, ids = (pairs[slot - 1][earlier[path[-1]]] if slot else start), ids[slot]
+    else:
+        return found
+    among = found.clone()  # the head shares out what the block gives all of its candidates
+    among[ids] = found[ids].logsumexp(-1) + scores.log_softmax(-1)
+    return among
+
+
+def markov(network: BlockNetwork, states: Tensor, path: Sequence[int]) -> Tensor:
+    weights, config = network.state_dict(), network.config
+    assert isinstance(config, DSparkConfig)
     memory = torch.zeros(config.markov_rank)
     for slot, token in enumerate(path):
         embedded = weights["markov_head.markov_w1.weight"][token]
         if config.markov_head_type == "gated":
-            inputs = torch.cat((states[slot], embedded))
-            gate = weights["markov_head.gate_proj.weight"] @ inputs + weights["markov_head.gate_proj.bias"]
+            gate = linear(weights, "markov_head.gate_proj", torch.cat((states[slot], embedded)))
             embedded = gate.sigmoid() * embedded
         elif config.markov_head_type == "rnn":
-            inputs = torch.cat((memory, embedded, states[slot]))
-            joint = weights["markov_head.joint_proj.weight"] @ inputs + weights["markov_head.joint_proj.bias"]
+            joint = linear(weights, "markov_head.joint_proj", torch.cat((memory, embedded, states[slot])))
             keep, new, out = joint.chunk(3)
             memory = keep.sigmoid() * memory + (1 - keep.sigmoid()) * new.tanh()
             embedded = out.tanh()
-    return logits + weights["markov_head.markov_w2.weight"] @ embedded
+    return linear(weights, "markov_head.markov_w2", embedded)
+
+
+def domino(network: BlockNetwork, state: Tensor, path: Sequence[int]) -> Tensor:
+    """SpecForge's head: torch's own GRU over the embeddings of the path, then the bottleneck."""
+    weights, gru = network.state_dict(), network.prefix_gru
+    assert isinstance(gru, torch.nn.GRU)
+    read, _ = gru(weights["embed_tokens.weight"][list(path)].unsqueeze(0))
+    return linear(weights, "embed_proj.2", F.silu(linear(weights, "embed_proj.0", torch.cat((state, read[0, -1])))))
+
+
+def refined(weights: Weights, states: Tensor, previous: Sequence[int]) -> Tensor:
+    """XPress's biases [slots, Vd] of the first slots of a block with states [B, H], after the tokens `previous`."""
+    weights = {name.removeprefix("xpress_head."): tensor for name, tensor in weights.items()}
+    mean, entering = states.mean(0), []
+    for state, token in zip(states, previous, strict=False):
+        parts = (linear(weights, "down_h", state), linear(weights, "down_g", mean), weights["w1.weight"][token])
+        entering.append(linear(weights, "in_proj", torch.cat(parts)))
+    x = torch.stack(entering)
+    count = len(x)
+    mixed = x + torch.einsum("ckj,jc->kc", weights["mix.L"][:, :count, :count].tril(), x)
+    gate, up = (linear(weights, f"mlp.{part}_proj", mixed) for part in ("gate", "up"))
+    return linear(weights, "w2", mixed + linear(weights, "mlp.down_proj", F.silu(gate) * up))
+
+
+def lattice(network: BlockNetwork, base: Tensor, states: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """LiLiCorr's candidates [D, k], scores after the anchor [k], and scores of every step [D - 1, k, k]."""
+    config: Any = network.config
+    weights = {name.removeprefix("lilicorr."): tensor for name, tensor in network.state_dict().items()}
+    logprobs, ids = base.log_softmax(-1).topk(config.lilicorr_candidate_topk)
+    slots, count = ids.shape
+    embedded = network.state_dict()["embed_tokens.weight"][network.target_ids[ids]]
+    if "token_proj.weight" in weights:
+        embedded = linear(weights, "token_proj", embedded)
+    rank = torch.arange(count).float().expand(slots, -1)
+    features = torch.stack(
+        (logprobs, logprobs.exp(), logprobs - logprobs[:, :1], rank / (count - 1), 1.0 * (rank == 0)), -1
+    )
+    read = F.layer_norm(features, (5,), weights["feature_mlp.0.weight"], weights["feature_mlp.0.bias"])
+    read = linear(weights, "feature_mlp.3", F.silu(linear(weights, "feature_mlp.1", read)))
+    x = embedded + linear(weights, "pass_hidden_proj", states)[:, None] + read
+    x = (x + weights["slot_embedding"][0, 0] + weights["rank_embedding"][0, 0]).flatten(0, 1)
+    slot = torch.arange(slots).repeat_interleave(count)
+    bias = weights["relative_slot_bias"][:, slot[:, None] - slot + config.block_size - 1]
+    bias = bias + (slot[:, None] == slot) * weights["same_slot_bias"][:, None, None]
+    for i in range(config.lilicorr_num_layers):
+        at, heads = f"layers.{i}", config.lilicorr_num_heads
+        attention = torch.nn.MultiheadAttention(x.shape[1], heads, batch_first=True).train()
+        attention.load_state_dict({k.removeprefix(f"{at}.attn."): t for k, t in weights.items() if f"{at}.attn." in k})
+        read = normed(weights, f"{at}.attn_norm", x, config.rms_norm_eps)[None]
+        x = x + attention(read, read, read, attn_mask=bias, need_weights=False)[0][0]
+        read = normed(weights, f"{at}.mlp_norm", x, config.rms_norm_eps)
+        x = x + linear(weights, f"{at}.mlp.2", F.silu(linear(weights, f"{at}.mlp.0", read)))
+    x = normed(weights, "output_norm", x, config.rms_norm_eps).view(slots, count, -1)
+    anchor = normed(weights, "anchor_norm", linear(weights, "context_proj", context), config.rms_norm_eps)
+    factors = F.silu(linear(weights, "factor_input_proj", torch.cat((x, anchor.expand_as(x), x * anchor), -1)))
+    leaving, entering = (F.normalize(linear(weights, f"{name}_head", factors), dim=-1) for name in ("out", "in"))
+    begins = F.normalize(linear(weights, "anchor_out_head", anchor), dim=-1)
+    scale = config.lilicorr_logit_scale
+    return ids, scale * entering[0] @ begins, scale * leaving[:-1] @ entering[1:].transpose(1, 2)
 
 
 def filled(network: BlockNetwork, counts: list[int]) -> tuple[BlockDrafter, Tensor, Tensor]:
@@ -158,7 +303,8 @@ def test_every_node_s_value_is_that_of_the_published_forward(name: str, vocabula
         ):
             above, total = paths[parent] if parent >= 0 else ([int(tokens[row, count - 1])], 0.0)
             if valid:
-                step = restated(network, taps[row, :count], above).log_softmax(-1)[ids.index(token)]
+                before = int(tokens[row, count - 2]) if count > 1 else above[0]
+                step = restated(network, taps[row, :count], above, before)[ids.index(token)]
                 paths.append(([*above, token], total + float(step)))
             else:
                 paths.append((above, total))
@@ -168,6 +314,22 @@ def test_every_node_s_value_is_that_of_the_published_forward(name: str, vocabula
         assert kept.any()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_xpress_chain_is_what_jacobi_passes_settle_on(first: int) -> None:
+    """As the authors' engine runs it: the whole block again and again, from the best guesses of the pass before."""
+    network = build("xpress", sample_from_anchor=first == 0)
+    drafter, tokens, taps = filled(network, [7])
+    weights, (before, anchor) = network.state_dict(), tokens[0, 5:7].tolist()
+    states, _ = restated_states(network, taps[0], anchor)
+    base = linear(weights, "lm_head", states)
+    block = base.argmax(-1).tolist()
+    for _ in range(network.config.block_size):
+        previous = [before, anchor, *block[1:-1]] if first else [anchor, *block[:-1]]
+        block = (base + refined(weights, states, previous)).argmax(-1).tolist()
+    depth = network.config.guesses
+    assert draft(drafter, f"chain:{depth}").tokens[0].tolist() == network.target_ids[block[first:]].tolist()
+
+
 def test_a_block_is_as_deep_as_it_has_guesses() -> None:
     for name, depth in (("dflash", 4), ("vanilla", 5)):
         drafter, _, _ = filled(build(name), [4])
@@ -175,28 +337,29 @@ def test_a_block_is_as_deep_as_it_has_guesses() -> None:
         assert int(draft(drafter, "dynamic:9,2,30").depth.max()) == depth
 
 
-SLOW = (
-    ("dflash", 0.0, "chain:4"), ("dflash", 1.0, "shared:4,3,20"), ("vanilla", 0.0, "dynamic:4,3,9"),
-    ("vanilla", 0.7, "shared:4,3,20"), ("gated", 0.0, "shared:4,3,20"), ("rnn", 0.7, "dynamic:4,3,9"),
-)  # fmt: skip
+FAST = {
+    "dflash": (0.7, "dynamic:4,3,9"), "vanilla": (1.0, "chain:4"), "rnn": (0.0, "shared:4,3,20"),
+    "jetspec": (1.0, "dynamic:4,3,9"), "dflash2": (0.7, "chain:4"), "domino": (0.0, "dynamic:4,3,9"),
+    "xpress": (1.0, "shared:4,3,20"), "lilicorr": (0.7, "dynamic:4,3,9"),
+}  # fmt: skip
+CASES = [
+    pytest.param(name, temperature, tree, marks=() if FAST.get(name) == (temperature, tree) else pytest.mark.slow)
+    for name in VARIANTS
+    for temperature in (0.0, 0.7, 1.0)
+    for tree in ("chain:4", "dynamic:4,3,9", "shared:4,3,20")
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "temperature", "tree"),
-    [
-        ("dflash", 0.7, "dynamic:4,3,9"), ("vanilla", 1.0, "chain:4"), ("rnn", 0.0, "shared:4,3,20"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
     target = tiny.target()
     requests = [
         Request(prompt, SamplingParams(max_tokens=20, temperature=temperature, seed=seed, ignore_eos=True))
-        for seed, prompt in enumerate(tiny.prompts(1, 4, 5, 40, 6))
+        for seed, prompt in enumerate(tiny.prompts(1, 4, 5, 40, 6, 3, 9, 2))
     ]
     plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]
     speculation = Speculation(BlockDrafter(build(name), TAPS), parse_tree(tree))
-    for batch in (1, 4):
+    for batch in (1, 4, 8):
         engine = Engine(target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
         for _ in range(2):  # the second time with prefixes from the cache
             assert [done.token_ids for done in engine.generate(requests)] == plain
@@ -266,6 +429,68 @@ def test_dspark_as_published(tmp_path: Path) -> None:
     assert isinstance(opened.config, DSparkConfig)
     assert opened.config.sample_from_anchor
     assert all(torch.equal(tensor, opened.network().state_dict()[key]) for key, tensor in tensors.items())
+
+
+QWEN38 = {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2, "is_causal": False}
+PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # variant -> architecture, further keys at the top level, further keys in dflash_config
+    "jetspec": ("DFlashDraftModel", {}, {"causal_head": True}),
+    "window": ("DFlash2DraftModel", {**QWEN38, "block_size": None}, {
+        "block_size": 5, "conv_kernel_size": 3, "conv_group_size": 8, "selector_rank": 6, "selector_top_k": 9,
+    }),
+    "domino": ("DominoDraftModel", {"emb_dim": 6}, {
+        "projector_type": "domino", "pure_draft_prefix_len": 1, "emb_dim": 6, "gru_hidden_dim": 7, "shift_label": False,
+    }),
+    "shifted": ("DominoDraftModel", {}, {
+        "projector_type": "domino", "pure_draft_prefix_len": 0, "emb_dim": 6, "gru_hidden_dim": 7, "shift_label": True,
+    }),
+    "xpress": ("XPressDraftModel", {
+        "block_size": None, "xpress_block_size": 5, "xpress_rank": 6, "xpress_mlp_hidden": 9, "xpress_num_passes": 6,
+    }, {}),
+    "lilicorr": ("LiLiCorrDraftModel", {"block_size": None}, {
+        "block_size": 5, "projector_type": "lilicorr", "lilicorr_enabled": True, **LATTICE, "lilicorr_num_layers": 2,
+        "lilicorr_num_heads": 4, "lilicorr_mlp_ratio": 2.0, "lilicorr_vector_eps": 1e-6,
+    }),
+}  # fmt: skip
+PREFIX = {"jetspec": "layers.", "window": "candidate_selector.", "domino": "prefix_gru.", "shifted": "embed_proj.",
+          "xpress": "xpress_head.", "lilicorr": "lilicorr."}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_others_as_published(name: str, tmp_path: Path) -> None:
+    """Keys and tensors as their authors write them; a missing tensor, or one too many, is an error."""
+    made, (architecture, top, nested) = build(name), PUBLISHED[name]
+    tensors = {
+        k: v for k, v in made.state_dict().items() if k not in ("embed_tokens.weight", "lm_head.weight", "d2t", "t2d")
+    }
+    config = published(made.config, architectures=[architecture], **top)
+    config["dflash_config"] |= nested
+    config = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    opened = open_checkpoint(tmp_path, layers=tiny.LAYERS)
+    assert opened.kind.name == VARIANTS[name][0]
+    assert opened.config == made.config.model_copy(update={"embedding": "shared", "head": "shared"})
+    found = opened.network(tiny.target()).state_dict()
+    assert all(torch.equal(tensor, found[key]) for key, tensor in tensors.items())
+    lost = next(key for key in tensors if key.startswith(PREFIX[name]))
+    for wrong in ({k: v for k, v in tensors.items() if k != lost}, tensors | {f"{lost}_more": tensors[lost].clone()}):
+        save_file(wrong, tmp_path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=lost):
+            open_checkpoint(tmp_path, layers=tiny.LAYERS).network(tiny.target())
+
+
+@pytest.mark.parametrize(("name", "key", "value"), [("jetspec", "causal", False), ("domino", "causal", True)])
+def test_blocks_that_see_otherwise_are_another_kind_s(name: str, key: str, value: bool, tmp_path: Path) -> None:
+    save_network(build(name), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["dflash_config"] |= {key: value, "causal_head": value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if name == "jetspec":
+        assert open_checkpoint(tmp_path).kind.name == "dflash"
+    else:
+        with pytest.raises(ConfigError, match="see each other both ways"):
+            open_checkpoint(tmp_path)
 
 
 def test_a_block_without_its_mask_token_is_refused(tmp_path: Path) -> None:

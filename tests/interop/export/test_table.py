@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eyas.drafters.block.decoding import BlockNetwork
+from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
@@ -176,6 +176,15 @@ TABLE: dict[str, Row] = {
         {"sglang": "hidden_size embedding head", "speculators": "hidden_size", "gguf": "hidden_size"}),
     "dflash, wider heads": ("dflash", {**BLOCK, "head_dim": 16}, {}),
     "dflash, a tree": ("dflash", {**BLOCK, "default_tree": "dynamic:4,3,9"}, {}),
+    "dflash, window": ("dflash", {**BLOCK, "sliding_window": 64, "layer_types": ["sliding_attention"]},
+        dict.fromkeys((*ALL[1:4], "gguf"), "sliding_window")),
+    "jetspec": ("jetspec", {**BLOCK, "is_causal": True}, dict.fromkeys({*ALL} - {"vllm"}, "kind")),
+    "dflash2": ("dflash2", BLOCK, dict.fromkeys({*ALL} - {"sglang"}, "kind")),
+    "dflash2, window": ("dflash2", {**BLOCK, "sliding_window": 64, "layer_types": ["sliding_attention"]},
+        dict.fromkeys({*ALL} - {"sglang"}, "kind")),
+    "domino": ("domino", BLOCK, dict.fromkeys(ALL, "kind")),
+    "xpress": ("xpress", BLOCK, dict.fromkeys(ALL, "kind")),
+    "lilicorr": ("lilicorr", BLOCK, dict.fromkeys(ALL, "kind")),
     "dspark": ("dspark", BLOCK, {}),
     "dspark, all own": ("dspark", {**BLOCK, "embedding": "own", "head": "own"}, {"sglang": "embedding head"}),
     "dspark, reduced": ("dspark", {**BLOCK, "draft_vocab_size": 120}, {"sglang": "draft_vocab_size"}),
@@ -240,9 +249,13 @@ def logits(network: DraftNetwork) -> Tensor:
         return grouped_attention(q, k, v, mask)
 
     if isinstance(network, BlockNetwork):
-        network.read(network.fuse(taps), torch.arange(7)[None], lambda *_: None)
-        states = network.block(tokens, torch.arange(7)[None], attend)
-        return network.joined_logits(network.joined(states, tokens))
+        context = network.fuse(taps)
+        network.read(context, torch.arange(7)[None], lambda *_: None)
+        tokens = tokens[:, : network.config.guesses]
+        mask = mask[..., : tokens.shape[1], : tokens.shape[1]]
+        states = network.states(network.embed(tokens), torch.arange(tokens.shape[1])[None], attend)
+        block = network.begin(Block(states, tokens[:, :2], context[:, -1], 0))
+        return network.joined_logits(network.joined(block, tokens))
     fed, one = network.step(tokens, network.fuse(taps), torch.arange(7)[None], attend)
     _, two = network.step(tokens.flip(1), fed, 400 + torch.arange(7)[None], attend)
     return torch.stack((network.logits(one), network.logits(two)))

@@ -35,6 +35,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "allow_host": (["x"], REFUSED, REFUSED, REFUSED),
     "trusted_proxy": (["10.0.0.1"], REFUSED, REFUSED, REFUSED),
     "parse_special_tokens": (True, REFUSED, REFUSED, REFUSED),
+    "per_request_spec_decode_metrics": ("summary", "--per-request-spec-decode-metrics summary", REFUSED, REFUSED),
     "max_connections": (50, REFUSED, REFUSED, REFUSED),
     "idle_seconds": (7.0, REFUSED, REFUSED, REFUSED),
     "request_seconds": (3.0, REFUSED, REFUSED, REFUSED),

@@ -8,9 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
+from eyas.serve.api.generation import speculation_of
 from eyas.serve.schema.chat import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
+from eyas.types import Stats
 
 from ...data.templates import templated
 from ...pairs import tokenizer
@@ -211,3 +213,38 @@ def test_bad_words_stay_out_with_and_without_speculation(server: Live, temperatu
     banned = {token for word in words for token in ids(word.lstrip())}
     assert not banned & set(held)
     assert banned & set(free)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+def test_metrics_of_speculation_are_written_where_they_are_asked_for(path: str, stream: bool) -> None:
+    """As vLLM's #48915: of one choice alone, in the chunk with the usage if it is streamed."""
+    prompt: dict[str, Any] = {"messages": HELLO} if path == CHAT else {"prompt": "a"}
+    body = {"model": "tiny", **prompt, "stream": stream, "max_tokens": 4}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+
+    def last(level: str, n: int = 1) -> dict[str, Any]:
+        answer = run(
+            post_to(FakeEngine(ids("abcd"), stride=4), path, body | {"n": n}, per_request_spec_decode_metrics=level)
+        )
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = events(answer)[-1] if stream else answer.json()
+        return found
+
+    assert "metrics" not in last("none")
+    assert "metrics" not in last("summary", n=2)
+    assert last("summary")["metrics"] == {
+        "speculative_decoding": {  # the fake's only round accepts three of four
+            "mean_acceptance_length": 4.0, "draft_acceptance_rate": 0.75, "acceptance_histogram": [0, 0, 0, 1, 0],
+            "num_spec_steps": 1, "num_accepted_draft_tokens": 3, "num_draft_tokens": 4, "num_spec_tokens": 4,
+        }
+    }  # fmt: skip
+
+
+def test_rounds_without_drafts_are_no_steps() -> None:
+    stats = Stats()
+    for accepted, offered in ((0, 0), (2, 3), (0, 3), (0, 0)):
+        stats.record(accepted, offered, 10)
+    assert speculation_of(stats)["acceptance_histogram"] == [1, 0, 1, 0]
+    assert speculation_of(stats)["mean_acceptance_length"] == 2.0
+    assert speculation_of(Stats())["acceptance_histogram"] == [0]

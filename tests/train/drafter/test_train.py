@@ -74,10 +74,13 @@ def test_training_lowers_the_loss_and_resumes(target: Path, chats: Path, tmp_pat
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("kind", ["eagle3.1", "dflash", "dspark", "peagle"])
+@pytest.mark.parametrize("kind", ["eagle3.1", "dflash", "dspark", "lilicorr", "peagle"])
 def test_segments_and_random_starts_resume(kind: str, target: Path, chats: Path, tmp_path: Path) -> None:
     """Rows of at most 22 tokens of chats of about 40, the positions drawn anew: the same weights in two goes."""
-    sizes: dict[str, Any] = {"dflash": {"block_size": 4}, "dspark": {"block_size": 3}, "peagle": {"num_depths": 3}}
+    sizes: dict[str, Any] = {
+        "dflash": {"block_size": 4}, "dspark": {"block_size": 3}, "lilicorr": {"block_size": 4},
+        "peagle": {"num_depths": 3},
+    }  # fmt: skip
     shape = {"kind": kind, "taps": [1, 2, 3], "layers": 1, **sizes.get(kind, {})}
     loop = {"steps": 4, "log_every": 1, "validate_every": 1000, "bf16": False, "optimizer": {"lr": 0.01}}
     loop["schedule"] = {"kind": "constant", "warmup": 0.0}

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch
 from eyas.data.tokens.batches import ChatBatches, SegmentConfig
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.drafters.block.decoding import BlockDrafter, BlockNetwork
-from eyas.drafters.kinds.dflash import DFlashConfig
-from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
+from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
-from eyas.train.loss.block import Anchors, BlockAttention, blocks_at, guessed, read_context, sampled_anchors
+from eyas.train.loss.block import Anchors, BlockAttention, Blocks, blocks_at, read_context, run_blocks, sampled_anchors
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftLoss, DraftObjective
 
@@ -29,16 +29,29 @@ BLOCK = {
     "draft_vocab_size": 60, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "num_hidden_layers": 2, "num_aux_hidden_states": 2, "block_size": 5, "mask_token_id": 1,
 }  # fmt: skip
-VARIANTS = ("dflash", "vanilla", "gated", "rnn")
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "dflash": ("dflash", {}), "jetspec": ("jetspec", {}),
+    "vanilla": ("dspark", {"markov_rank": 6}),
+    "gated": ("dspark", {"markov_rank": 6, "markov_head_type": "gated"}),
+    "rnn": ("dspark", {"markov_rank": 6, "markov_head_type": "rnn"}),
+    "dflash2": ("dflash2", {"conv_group_size": 8, "selector_rank": 5, "selector_top_k": 7}),
+    "window": ("dflash2", {"conv_group_size": 8, "selector_rank": 5, "selector_top_k": 7, "sliding_window": 4}),
+    "domino": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "pure_draft_prefix_len": 1}),
+    "shifted": ("domino", {"gru_hidden_dim": 7, "emb_dim": 6, "sample_from_anchor": True}),
+    "xpress": ("xpress", {"xpress_rank": 6, "xpress_mlp_hidden": 9}),
+    "lilicorr": ("lilicorr", {
+        "lilicorr_hidden_size": 16, "lilicorr_candidate_topk": 24, "lilicorr_factor_dim": 6, "conv_kernel_size": 2,
+        "conv_group_size": 8,
+    }),
+}  # fmt: skip
+VARIANTS = tuple(CHANGES)
 
 
 def build(name: str) -> BlockNetwork:
     torch.manual_seed(2)
-    made: BlockNetwork
-    if name == "dflash":
-        made = BlockNetwork(DFlashConfig(**BLOCK))
-    else:
-        made = DSparkNetwork(DSparkConfig(**BLOCK, markov_rank=6, markov_head_type=name))
+    kind, changes = CHANGES[name]
+    made = KINDS[kind].network(KINDS[kind].config(**BLOCK, **changes))
+    assert isinstance(made, BlockNetwork)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
     made.set_vocabulary(torch.randperm(tiny.VOCAB)[:60].sort().values)
@@ -81,31 +94,38 @@ def test_attention_is_a_masked_softmax(rows: int, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(mine, theirs)
 
 
+def block_logits(network: BlockNetwork, blocks: Blocks, taps: Tensor, starts: Tensor | None = None) -> Tensor:
+    """[n, K, Vd]"""
+    attention = BlockAttention(blocks.anchors, network.config.causal, network.config.sliding_window)
+    context = read_context(network, taps, attention.store, starts).flatten(0, 1)[blocks.anchors.rows]
+    block = run_blocks(network, network.embed(blocks.masked), context, blocks, attention)
+    return network.joined_logits(network.joined(block, blocks.before))
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rows_are_what_decoding_computes(name: str) -> None:
     network, given = build(name).eval().requires_grad_(False), batch()
     steps = network.config.guesses
     anchors = sampled_anchors(given.loss_mask, None, (0,))
     blocks = blocks_at(network.config, given.tokens, given.loss_mask, anchors, steps)
-    attention = BlockAttention(anchors)
-    read_context(network, given.taps, attention.store)
-    states = guessed(network, network.embed(blocks.masked), blocks, attention)
-    logits = network.joined_logits(network.joined(states, blocks.before))  # [n, K, Vd]
+    logits = block_logits(network, blocks, given.taps)  # [n, K, Vd]
     for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
         drafter = BlockDrafter(network, (1, 2))
         drafter.resize(1)
         one = slice(chat, chat + 1)
         drafter.observe(range(1), given.tokens[one, 1:], given.taps[one], [position + 1])
-        states = drafter._run_block(range(1))
-        memory = None
-        slots = network.logits(states)
+        made = network.begin(drafter._run_block(range(1)))
+        memory, slots = None, network.logits(made.guesses(steps))
         for step in range(steps):
             at = position + 1 + step
             if at >= given.tokens.shape[1]:
                 break
             tokens, slot = given.tokens[one, at : at + 1], slice(step, step + 1)
-            following, memory = network.follow(slots[:, slot], states[:, slot], tokens, memory)
-            torch.testing.assert_close(following[0, 0], logits[block, step], rtol=1e-4, atol=1e-5)
+            following = slots[:, slot]
+            latent, memory = network.follow(made, step, tokens, memory)
+            if latent is not None:
+                following = network.corrected(following, latent)
+            torch.testing.assert_close(following[0, 0], logits[block, step], rtol=1e-4, atol=5e-5)
 
 
 def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
@@ -130,7 +150,7 @@ def test_a_guess_counts_where_all_tokens_up_to_it_are_the_answer_s() -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "window"])
 def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
     """Every anchor that has a guess within its segment, once; logits of the chat's, if the context is all of it."""
     network, steps, length = build(name).eval().requires_grad_(False), 4, 30
@@ -145,10 +165,7 @@ def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
         loss_mask = mask[:, cut] & (torch.arange(length)[cut] >= counted)
         anchors, starts = sampled_anchors(loss_mask, None, (0,)), torch.tensor([cut.start])
         blocks = blocks_at(network.config, tokens[:, cut], loss_mask, anchors, steps, starts)
-        attention = BlockAttention(anchors)
-        read_context(network, taps[:, cut], attention.store, starts)
-        states = guessed(network, network.embed(blocks.masked), blocks, attention)
-        found = network.joined_logits(network.joined(states, blocks.before))
+        found = block_logits(network, blocks, taps[:, cut], starts)
         rows = zip(anchors.positions, blocks.positions.tolist(), found, blocks.alive, strict=True)
         return {cut.start + at + 1: (positions, each, alive) for at, positions, each, alive in rows}
 
@@ -165,7 +182,7 @@ def test_blocks_of_segments_are_those_of_the_whole_chat(name: str) -> None:
                 assert positions == expected
                 assert torch.equal(alive, theirs & (anchor + 1 + torch.arange(steps) < part.stop))
                 if context == length:
-                    torch.testing.assert_close(found[alive], ours[alive])
+                    torch.testing.assert_close(found[alive], ours[alive], rtol=1e-4, atol=5e-5)
                     seen.append(anchor)
                 elif part.start:
                     assert not torch.allclose(found[alive], ours[alive])
@@ -200,6 +217,7 @@ def test_gradients_are_those_of_finite_differences(name: str, token: str, monkey
 
 def check_gradients(network: BlockNetwork, loss: DraftLoss, given: FeatureBatch, prefix: str) -> None:
     """Compare the gradients of parameters whose names begin with `prefix` with finite differences."""
+    step = 1e-7  # a longer one reorders the candidates of a lattice
     network.zero_grad()
     loss(given).loss.backward()
     draw = torch.Generator().manual_seed(4)
@@ -212,10 +230,10 @@ def check_gradients(network: BlockNetwork, loss: DraftLoss, given: FeatureBatch,
         with torch.no_grad():
             values = []
             for sign in (1, -1):
-                parameter.add_(way, alpha=sign * 1e-6)
+                parameter.add_(way, alpha=sign * step)
                 values.append(loss(given).loss.item())
-                parameter.sub_(way, alpha=sign * 1e-6)
-        slope = (values[0] - values[1]) / 2e-6
+                parameter.sub_(way, alpha=sign * step)
+        slope = (values[0] - values[1]) / (2 * step)
         assert float((parameter.grad * way).sum()) == pytest.approx(slope, rel=2e-4, abs=2e-5), name_of
 
 
@@ -285,3 +303,34 @@ def test_bfloat16_autocast_stays_close(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(torch.cat([p.grad.flatten().float() for p in network.parameters() if p.grad is not None]))
     exact, rough = found
     assert 0 < float((exact - rough).norm() / exact.norm()) < 0.05
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "dflash": {}, "jetspec": {"token": "kl", "decay": 1.0}, "vanilla": {"token": "l1"}, "dflash2": {"base_weight": 1.0},
+    "domino": {"base_weight": 0.5}, "xpress": {"base_weight": 0.6, "anchors": 6}, "lilicorr": {"base_weight": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_kind_learns(name: str) -> None:
+    """A target that counts upwards from a state that says where it is: blocks learn to go on counting."""
+    network, tokens = build(name), torch.arange(40).remainder(17)[None] + 3
+    network.set_vocabulary(torch.arange(60))
+    eye = torch.eye(tiny.VOCAB)[:, : tiny.HIDDEN]
+    states = eye[tokens - 3] * 4.0  # [1, 40, H]
+    head = torch.zeros(tiny.HIDDEN, tiny.VOCAB)
+    head[torch.arange(17), torch.arange(1, 18).remainder(17) + 3] = 5.0
+    given = FeatureBatch(tokens, torch.arange(40)[None] > 2, torch.stack((states, states), dim=2), states)
+    settings = {"unroll": network.config.guesses, **TASKS[name]}
+    loss = DraftLoss(network, lambda x: x @ head, tiny.VOCAB, LossConfig(**settings))
+    optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=3e-3)
+    lengths = []
+    for step in range(80):
+        optimizer.zero_grad()
+        found = loss(given, key=(step,))
+        (found.loss / found.weight).backward()
+        optimizer.step()
+        total, count = found.metrics["accept_length"]
+        lengths.append(total / count)
+    assert lengths[0] < 1.6
+    assert lengths[-1] > network.config.guesses - 0.6  # the last anchors of the answer have fewer to guess

@@ -91,6 +91,9 @@ class ServerOptions:
     parse_special_tokens: Annotated[
         bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
     ] = False
+    per_request_spec_decode_metrics: Annotated[
+        Literal["none", "summary"], Option(help="summary: vLLM's metrics.speculative_decoding in responses.")
+    ] = "none"
     request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
@@ -235,7 +238,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
 
 _AS_GIVEN = (
     "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
-    "ssl_keyfile seed".split()
+    "ssl_keyfile seed per_request_spec_decode_metrics".split()
 )
 """Options that are the server's settings as they are."""
 

@@ -121,6 +121,17 @@ def architectures(raw: Mapping[str, Any]) -> list[str]:
     return [name for name in written if isinstance(name, str)] if isinstance(written, list) else []
 
 
+NESTED = "dflash_config"
+"""The section in which published files keep a block drafter's settings; some of them stand at the top level instead."""
+CAUSAL = ("causal", "causal_head", "is_causal")
+
+
+def is_causal(raw: Mapping[str, Any]) -> bool:
+    """Whether a block drafter's configuration says, in any of the ways in use, that its slots see no later ones."""
+    nested = raw.get(NESTED)
+    return any(raw.get(key) or (isinstance(nested, dict) and nested.get(key)) for key in CAUSAL)
+
+
 _NAMES = {dict: "an object", list: "a list", bool: "true or false", int: "a whole number", str: "text"}
 
 

@@ -63,6 +63,10 @@ ALGORITHMS = {
     "dflash": Algorithm(
         dict.fromkeys(("llama", "qwen3"), "DFlashDraftModel"), "qwen3", _BLOCK, _BLOCK[:3], _SLIDING,
     ),
+    "dflash2": Algorithm(
+        {"qwen3": "DFlash2DraftModel"}, "qwen3",
+        (*_BLOCK, "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"), _BLOCK[:3], _SLIDING,
+    ),
     "dspark": Algorithm(
         dict.fromkeys(("llama", "qwen3"), "Qwen3DSparkModel"),
         "qwen3",

@@ -5,20 +5,20 @@ Its files are those of z-lab and SpecForge, and speculators' where they are tran
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
-from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
+from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
-from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.fields import CAUSAL, NESTED, Fields, is_causal
 from eyas.drafters.formats.taps import read_layer_outputs
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import DFLASH, Kind
 from eyas.errors import ConfigError
 
-NESTED = "dflash_config"
-"""The section in which published files keep the block's settings; some of them stand at the top level instead."""
-
-_FIXED: dict[str, Any] = {"attention_mode": "gqa", "causal": False, "use_swa": False, "use_aux_hidden_state": True}
+_FIXED: dict[str, Any] = {"attention_mode": "gqa", "use_swa": False, "use_aux_hidden_state": True}
 """Keys of the section with the only value that is the network here: with another one it would be another network."""
 _TRAINING = ("num_anchors", "confidence_head_alpha")
 
@@ -27,17 +27,23 @@ class DFlashConfig(BlockConfig):
     """DFlash as published: the anchor predicts nothing."""
 
 
-def read_block(fields: Fields, projector: str) -> None:
-    """Read what configurations of block drafters share; `projector` is SpecForge's name for the kind.
+def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any:
+    """The configuration of a block drafter; `projector` is SpecForge's name for its kind.
 
-    Raises ConfigError.
+    Raises ConfigError, also for keys of unknown meaning.
     """
     nested = dict(fields.take(NESTED, dict, default={}))
     for key, only in (_FIXED | {"projector_type": projector}).items():
         if nested.pop(key, only) != only:
             raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
-    if fields.take("is_causal", bool, default=False):
-        raise ConfigError(f"{fields.where}: is_causal is true, but slots of a block attend to each other both ways")
+    if is_causal(fields.raw) is not config.causal:
+        sees = "no later ones" if config.causal else "each other both ways"
+        raise ConfigError(
+            f"{fields.where}: is_causal is {not config.causal}, but slots of this kind's blocks see {sees}"
+        )
+    for key in CAUSAL:
+        nested.pop(key, None)
+        fields.values.pop(key, None)
     for key in _TRAINING:
         nested.pop(key, None)
         fields.ignore(key, "about training")
@@ -48,49 +54,58 @@ def read_block(fields: Fields, projector: str) -> None:
     layers = fields.take("num_target_layers", int, default=fields.layers)
     if fields.names is not None and not {EMBEDDING, HEAD} & set(fields.names):
         fields.ignore("tie_word_embeddings", "the target's: the file has neither embedding nor head")
+    window = _window(fields)
     read_decoder(fields)
+    fields.values |= {} if window is None else {"sliding_window": window}
     read_grouped_heads(fields)
-    if taps is not None:
-        fields.default("num_aux_hidden_states", len(taps))
-    else:
-        fields.default("num_aux_hidden_states", fields.values.get("num_hidden_layers"))
+    fields.default("num_aux_hidden_states", fields.values.get("num_hidden_layers") if taps is None else len(taps))
     if layers is not None and fields.layers not in (None, layers):
         raise ConfigError(f"{fields.where}: made for a target of {layers} layers, this one has {fields.layers}")
+    return fields.finish(config)
 
 
-def read(fields: Fields) -> DFlashConfig:
-    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
-    read_block(fields, "dflash")
-    return fields.finish(DFlashConfig)
+def _window(fields: Fields) -> int | None:
+    """The sliding window of all layers, whose keys are taken; None = they say that there is none, or are left."""
+    if set(fields.raw.get("layer_types") or []) != {"sliding_attention"}:
+        return None
+    del fields.values["layer_types"]
+    fields.values.pop("use_sliding_window", None)
+    window: int | None = fields.take("sliding_window", int)
+    return window
 
 
-def block_dict(config: BlockConfig, architecture: str) -> dict[str, Any]:
-    """The config.json of a block drafter as z-lab's and SGLang's readers take it, and `taps`, which is eyas's own."""
+def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -> dict[str, Any]:
+    """The config.json of a block drafter as z-lab's and SGLang's readers take it, and `taps`, which is eyas's own.
+
+    Their settings in the section are the mask token, the taps, and those that `nest` names.
+    """
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
-    nested = {"mask_token_id": values.pop("mask_token_id")}
+    if config.sliding_window is not None:
+        values |= {"layer_types": ["sliding_attention"] * config.num_hidden_layers, "use_sliding_window": True}
+    nested = {key: values.pop(key) for key in ("mask_token_id", *nest)}
     del values["num_aux_hidden_states"]
     for key, usual in (("qk_norm", True), ("sample_from_anchor", False)):
         if values[key] is usual:
             del values[key]
+    if config.causal:
+        nested |= {"causal": True, "causal_head": True}
     if config.taps is not None:
         values["taps"] = list(config.taps)
         nested["target_layer_ids"] = [tap - 1 for tap in config.taps]
     return values | {NESTED: nested}
 
 
-def write(config: DFlashConfig) -> dict[str, Any]:
-    """The config.json that z-lab's code, SGLang, vLLM and eyas read."""
-    return block_dict(config, "DFlashDraftModel")
+def block_kind(
+    name: str, config: type[BlockConfig], network: type[BlockNetwork], architectures: Collection[str], **more: Any
+) -> Kind:
+    """A kind of block drafters; unless `more` says otherwise its files name their settings as its config does.
+
+    The first of the architectures is the one that is written.
+    """
+    read, write = partial(read_block, config, name), partial(write_block, next(iter(architectures)), ())
+    given = {"read": read, "write": write, "drafter": BlockDrafter, **more}
+    return Kind(name, config, network, architectures=frozenset(architectures), **given)
 
 
-KIND = Kind(
-    "dflash",
-    DFlashConfig,
-    BlockNetwork,
-    read,
-    write,
-    architectures=frozenset({"DFlashDraftModel", "DFlashSpeculator"}),
-    family=DFLASH,
-    drafter=BlockDrafter,
-)
+KIND = block_kind("dflash", DFlashConfig, BlockNetwork, ("DFlashDraftModel", "DFlashSpeculator"), family=DFLASH)

@@ -3,8 +3,6 @@
 The Markov head adds a bias of low rank to a slot's logits that depends on the token chosen before; so the guesses of a
 block hang together, at the cost of one small product a level. The confidence head says how probable it is that a slot's
 guess is accepted.
-
-Shapes: R rows, W frontier nodes, H draft hidden, M rank of the Markov head, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -15,11 +13,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from eyas.drafters.block.decoding import BlockConfig, BlockDrafter, BlockNetwork
+from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
 from eyas.drafters.config import WIDEST
-from eyas.drafters.formats.fields import Fields
-from eyas.drafters.kind import DSPARK, Kind
-from eyas.drafters.kinds.dflash import NESTED, block_dict, read_block
+from eyas.drafters.formats.fields import NESTED
+from eyas.drafters.kind import DSPARK
+from eyas.drafters.kinds.dflash import block_kind, write_block
 
 
 class DSparkConfig(BlockConfig):
@@ -41,15 +39,9 @@ class DSparkConfig(BlockConfig):
         return self
 
 
-def read(fields: Fields) -> DSparkConfig:
-    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
-    read_block(fields, "dspark")
-    return fields.finish(DSparkConfig)
-
-
 def write(config: DSparkConfig) -> dict[str, Any]:
     """The config.json that DeepSpec's readers and eyas read: all settings at the top level."""
-    values = block_dict(config, "Qwen3DSparkModel")
+    values = write_block("Qwen3DSparkModel", (), config)
     return {**values, **values.pop(NESTED), "sample_from_anchor": config.sample_from_anchor}
 
 
@@ -67,15 +59,9 @@ class MarkovHead(nn.Module):
         elif self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + size, 3 * rank)
 
-    def forward(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The bias [..., Vd] after tokens [...] in slots with states [..., H], and the new memory [..., M]."""
-        latent, memory = self.latent(states, tokens, memory)
-        out: Tensor = self.markov_w2(latent)
-        return out, memory
-
-    def latent(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What `markov_w2` makes the bias of [..., M], and the new memory [..., M]."""
-        embedded = self.markov_w1(tokens)  # [..., M]
+    def forward(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> Followed:
+        """What `markov_w2` makes the bias of, after tokens [R, W] in slots with states [R, W, H]; the new memory."""
+        embedded = self.markov_w1(tokens)  # [R, W, M]
         if self.kind == "gated":
             embedded = torch.sigmoid(self.gate_proj(torch.cat((states, embedded), dim=-1))) * embedded
         elif self.kind == "rnn":
@@ -84,19 +70,6 @@ class MarkovHead(nn.Module):
             memory = torch.lerp(torch.tanh(candidate), memory, torch.sigmoid(gate))
             embedded = torch.tanh(output)
         return embedded, memory
-
-
-class ConfidenceHead(nn.Module):
-    """How probable it is that a slot's guess is accepted."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Logits [...] of features [..., H (+ M)]."""
-        out: Tensor = self.proj(features).squeeze(-1)
-        return out
 
 
 class DSparkNetwork(BlockNetwork):
@@ -110,50 +83,27 @@ class DSparkNetwork(BlockNetwork):
             self.markov_head = MarkovHead(config)
         if config.enable_confidence_head:
             more = config.markov_rank if config.confidence_head_with_markov else 0
-            self.confidence_head = ConfidenceHead(config.hidden_size + more)
+            self.confidence_head = nn.ModuleDict({"proj": nn.Linear(config.hidden_size + more, 1)})
 
-    def follow(
-        self, logits: Tensor, states: Tensor, tokens: Tensor, memory: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
         if not self.config.markov_rank:
-            return super().follow(logits, states, tokens, memory)
-        bias, memory = self.markov_head(states.expand(-1, tokens.shape[1], -1), tokens, memory)
-        return logits + bias, memory
+            return None, memory
+        out: Followed = self.markov_head(block.guess(slot).expand(-1, tokens.shape[1], -1), tokens, memory)
+        return out
 
-    def joined(self, states: Tensor, tokens: Tensor) -> Tensor:
-        if not self.config.markov_rank:
-            return states
-        memory, latents = None, []
-        for slot in range(states.shape[1]):
-            latent, memory = self.markov_head.latent(states[:, slot], tokens[:, slot], memory)
-            latents.append(latent)
-        return torch.cat((states, torch.stack(latents, dim=1).to(states.dtype)), dim=-1)
-
-    def joined_logits(self, joined: Tensor) -> Tensor:
-        size = self.config.hidden_size
-        logits = self.logits(joined[..., :size])
-        return logits + self.markov_head.markov_w2(joined[..., size:]) if self.config.markov_rank else logits
-
-    def joined_parameters(self) -> tuple[nn.Parameter, ...]:
-        more = tuple(self.markov_head.markov_w2.parameters()) if self.config.markov_rank else ()
-        return super().joined_parameters() + more
+    def readout(self) -> Any:
+        return self.markov_head.markov_w2 if self.config.markov_rank else None
 
     def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:
         if not self.config.enable_confidence_head:
             return None
         if self.config.confidence_head_with_markov:
             states = torch.cat((states, self.markov_head.markov_w1(tokens).to(states.dtype)), dim=-1)
-        out: Tensor = self.confidence_head(states)
+        out: Tensor = self.confidence_head["proj"](states).squeeze(-1)
         return out
 
 
-KIND = Kind(
-    "dspark",
-    DSparkConfig,
-    DSparkNetwork,
-    read,
-    write,
-    architectures=frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"}),
-    family=DSPARK,
-    drafter=BlockDrafter,
-)
+KIND = block_kind(
+    "dspark", DSparkConfig, DSparkNetwork, ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"),
+    marks=("markov_head.", "confidence_head."), family=DSPARK, write=write,
+)  # fmt: skip

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
-from eyas.drafters.kind import DFLASH, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE
+from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, JETSPEC, PEAGLE
 from eyas.interop.export import forms
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.forms import (
     BLOCK,
     EAGLES,
-    EVERY,
     FUSED,
     GROUPED,
     NEEDS_OWN_EMBEDDING,
@@ -69,7 +68,7 @@ class Consumer:
         return drafter, broken + unmet
 
 
-_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH,), (DSPARK,)
+_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH, DFLASH2, JETSPEC), (DSPARK,)
 _THIRD = (EAGLE3, PEAGLE)
 """The families with EAGLE-3's layers and grouped-query attention."""
 _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
@@ -127,6 +126,7 @@ _BLOCKS = (
     *off("mlp_bias", why="its block drafters have no", families=BLOCK),
     Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
     only("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
+    only("sliding_window", None, why="it has windows in DFlash 2 only", families=(DFLASH, JETSPEC, DSPARK)),
     Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
 )
@@ -156,7 +156,7 @@ _ALL = (
         "fixed boundaries 2, n // 2, n - 3", forms.safeailab,
     ),
     Consumer(
-        "sglang", "SGLang", "main, 2026-09", (*EAGLES, *BLOCK),
+        "sglang", "SGLang", "main, 2026-09", (*EAGLES, DFLASH, DFLASH2, DSPARK),
         (
             _ONE_LAYER, _FULL_E1, replace(_FULL, families=BLOCK), identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=GROUPED), _YARN,
@@ -173,7 +173,7 @@ _ALL = (
         OUTPUTS, forms.sglang,
     ),
     Consumer(
-        "vllm", "vLLM", "0.32.0", EVERY,
+        "vllm", "vLLM", "0.32.0", (*EAGLES, PEAGLE, DFLASH, JETSPEC, DSPARK),
         (
             only("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=(*GROUPED, PEAGLE)), _YARN,
@@ -185,7 +185,7 @@ _ALL = (
         BOUNDARIES, forms.vllm,
     ),
     Consumer(
-        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_THIRD, *BLOCK),
+        "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_THIRD, DFLASH, DSPARK),
         (
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
             *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _VANILLA,
@@ -239,7 +239,7 @@ _ALL = (
         "boundaries, in the converted model's rt_info", forms.openvino,
     ),
     Consumer(
-        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", (*_E3, *BLOCK),
+        "gguf", "llama.cpp", "as in llama-cpp-python 0.3.36", (*_E3, DFLASH, DSPARK),
         (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,

@@ -44,7 +44,7 @@ from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, ten
 from eyas.targets.attention import grouped_attention
 
 if TYPE_CHECKING:
-    from eyas.drafters.block.decoding import BlockNetwork
+    from eyas.drafters.block.network import BlockNetwork
 
 LAYOUTS: dict[Family, GgufLayout] = {
     EAGLE3: EAGLE3_LAYOUT,
@@ -393,6 +393,8 @@ def some_logits(network: DraftNetwork) -> Tensor:
 
 
 def _block_logits(network: BlockNetwork, taps: Tensor, tokens: Tensor) -> Tensor:
+    from eyas.drafters.block.network import Block
+
     context: dict[int, tuple[Tensor, Tensor]] = {}
     positions = torch.arange(POSITIONS).unsqueeze(0)
 
@@ -403,9 +405,12 @@ def _block_logits(network: BlockNetwork, taps: Tensor, tokens: Tensor) -> Tensor
         keys, values = (torch.cat(pair, dim=2) for pair in zip(context[layer], (k, v), strict=True))
         return grouped_attention(q, keys, values, torch.ones(1, 1, q.shape[2], keys.shape[2], dtype=torch.bool))
 
-    network.read(network.fuse(taps), positions, store)
-    states = network.block(tokens, positions + POSITIONS, attend)
-    return network.joined_logits(network.joined(states, tokens)).float()
+    fused = network.fuse(taps)
+    network.read(fused, positions, store)
+    tokens = tokens[:, : network.config.guesses]
+    states = network.states(network.embed(tokens), (positions + POSITIONS)[:, : tokens.shape[1]], attend)
+    block = network.begin(Block(states, tokens[:, :2], fused[:, -1], 0))
+    return network.joined_logits(network.joined(block, tokens)).float()
 
 
 def _causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from eyas.drafters.formats.gguf_layout import GGUF_LAYOUTS
 from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, MIDLAYER, SHAREABLE, VOCABULARY_MAP, is_computed
-from eyas.drafters.kind import DFLASH, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
+from eyas.drafters.kind import DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
 from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
 from eyas.gguf import GGUF_SUFFIX, Gguf, SkippedArray
@@ -80,7 +80,7 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
     found = _architecture(consumer, drafter, written, config)
     if drafter.kind.family in BLOCK:
         found += _config_keys(consumer, written.config, config, _ABSENT_IN_BLOCKS[consumer])
-        found += _outputs(consumer, drafter, config)
+        found += _outputs(consumer, drafter, written.config, config)
     else:
         absent = _ABSENT[consumer] | (_TOGGLES if drafter.kind.family == PEAGLE else {})  # by its own defaults
         found += _config_keys(consumer, _TOGGLES | written.config, config, absent)
@@ -139,14 +139,17 @@ def _layers(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) 
     return [] if read == wanted else [f"{IDS}: read as {_boundaries(read)}, but the drafter has {_boundaries(wanted)}"]
 
 
-def _outputs(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) -> list[str]:
-    """Compare the layer outputs and the mask token that the consumer would read with those of a block drafter."""
+def _outputs(
+    consumer: str, drafter: DrafterToExport, written: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Compare what the consumer would read of a block drafter's section, or in its place, with what it should be."""
     if consumer == "speculators":  # they have keys of their own there
         return []
-    nested = drafter.kind.family == DFLASH
+    nested = drafter.kind.family != DSPARK
     section = (config.get("dflash_config") or {}) if nested else config
     wanted = {"target_layer_ids": [tap - 1 for tap in drafter.config.taps or ()]}
-    wanted["mask_token_id"] = drafter.get("mask_token_id")
+    wanted |= written["dflash_config"] if nested else {"mask_token_id": drafter.get("mask_token_id")}
+    wanted.pop("causal_head", None)  # of the authors' own code
     where = "dflash_config." if nested else ""
     return [
         f"{key}: {where}{key} is read as {section.get(key)}, but the drafter has {value}"

@@ -316,6 +316,25 @@ class Generation:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+def speculation_of(stats: Stats) -> dict[str, object]:
+    """A sequence's `metrics.speculative_decoding`, as vLLM's #48915 has it: of the rounds that drafted.
+
+    Draft tokens are counted along the path that a tree offers, as in `usage.eyas`.
+    """
+    rounds, most = (stats.offered_by_depth or [0])[0], len(stats.offered_by_depth)
+    by_accepted = (stats.accepted_histogram + [0] * (most + 1))[: most + 1]
+    by_accepted[0] -= stats.target_passes - rounds
+    return {
+        "mean_acceptance_length": 1.0 + stats.walked / rounds if rounds else 1.0,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": by_accepted,
+        "num_spec_steps": rounds,
+        "num_accepted_draft_tokens": stats.walked,
+        "num_draft_tokens": stats.drafted_depth,
+        "num_spec_tokens": most,
+    }
+
+
 def _failure(output: ChoiceOutput) -> ApiError | None:
     """The error to answer with if the sequence was ended by something other than the model, a limit or a stop."""
     if output.finish_reason == "deadline":

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from functools import cached_property
 from typing import Any
 
-from eyas.serve.api.generation import Generation, ScoredToken
+from eyas.serve.api.generation import Generation, ScoredToken, speculation_of
 from eyas.serve.api.logprobs import (
     Echo,
     TokenTexts,
@@ -23,7 +23,7 @@ from eyas.serve.schema.request import GenerationRequest
 from eyas.serve.tools.calling import Calling
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
 from eyas.text.detokenizer import Detokenizer
-from eyas.types import Chunk, DraftRound
+from eyas.types import Chunk, DraftRound, Stats
 
 _LEAST_LOGPROB = -100.0
 """Written instead of smaller log-probabilities: JSON has no infinity."""
@@ -92,6 +92,7 @@ class ResponseWriter(ABC):
         self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # then there is no text
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
         self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
+        self._reports_speculation = context.settings.per_request_spec_decode_metrics == "summary"
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
@@ -168,7 +169,15 @@ class ResponseWriter(ABC):
             | {"object": self.object_name}
             | fields
             | {"usage": self.generation.usage(), "eyas": {"seed": request.seed}}
+            | self._metrics()
         )
+
+    def _metrics(self) -> Json:
+        """The field `metrics`, if the server writes it: as vLLM, for one choice only."""
+        outputs = self.generation.outputs
+        if not self._reports_speculation or len(outputs) > 1:
+            return {}
+        return {"metrics": {"speculative_decoding": speculation_of(outputs[0].stats or Stats())}}
 
     def common_fields(self) -> Json:
         """Fields beside the choices that only one of the APIs has."""
@@ -205,7 +214,7 @@ class ResponseWriter(ABC):
                     yield self._chunk(index, fields) | seed
                     seed = {}
             if self._usage_at_the_end:
-                yield self._chunk_with([]) | {"usage": self.generation.usage()}
+                yield self._chunk_with([]) | {"usage": self.generation.usage()} | self._metrics()
         finally:
             self.generation.close()
 

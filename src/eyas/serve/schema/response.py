@@ -113,11 +113,18 @@ class ResponseHead(ResponseModel):
     system_fingerprint: str
 
 
+class SpeculationMetrics(ResponseModel):
+    """What vLLM reports of speculation, if the server was started to."""
+
+    speculative_decoding: dict[str, float | int | list[int]]
+
+
 class FullResponse(ResponseHead):
     """A response that isn't streamed: all choices, their usage and the seed."""
 
     usage: Usage
     eyas: EyasResponse
+    metrics: SpeculationMetrics | None = None
 
 
 class StreamChunk(ResponseHead):
@@ -125,6 +132,7 @@ class StreamChunk(ResponseHead):
 
     usage: Usage | ChoiceUsage | None = None
     eyas: EyasResponse | None = None
+    metrics: SpeculationMetrics | None = None
 
 
 def error_responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[int | str, dict[str, Any]]:

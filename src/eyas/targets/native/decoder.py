@@ -427,6 +427,8 @@ def _integers(values: Sequence[int]) -> Array[c_int64]:
 class NativeLevels:
     """The levels of one draft below the pairs in a slot cache, each run by one call of the decoder."""
 
+    sure: Tensor | None = None
+
     def __init__(
         self, decoder: NativeDecoder, cache: SlotCache, rows: range, fed: Tensor, head: Callable[[Tensor], Tensor]
     ) -> None:

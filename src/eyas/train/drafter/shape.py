@@ -97,9 +97,10 @@ class DrafterShape(StrictModel):
     v_head_dim: int | None = Field(default=None, ge=1)
     # medusa, whose `layers` are those of each head
     medusa_heads: int | None = Field(default=None, ge=1)
-    # dflash and dspark
+    # block drafters; what their fields mean is said in `drafters/kinds/`
     block_size: int | None = Field(default=None, ge=2)
     sample_from_anchor: bool | None = None
+    sliding_window: int | None = None
     # those and peagle
     mask_token_id: int | None = Field(default=None, ge=0)
     # peagle
@@ -109,6 +110,26 @@ class DrafterShape(StrictModel):
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
     enable_confidence_head: bool | None = None
     confidence_head_with_markov: bool | None = None
+    # dflash2; the convolutions lilicorr, too
+    conv_kernel_size: int | None = None
+    conv_group_size: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
+    # domino
+    gru_hidden_dim: int | None = None
+    emb_dim: int | None = None
+    pure_draft_prefix_len: int | None = None
+    # xpress
+    xpress_rank: int | None = None
+    xpress_mlp_hidden: int | None = None
+    # lilicorr; lilicorr_hidden_size None = the drafter's
+    lilicorr_hidden_size: int | None = None
+    lilicorr_num_layers: int | None = None
+    lilicorr_num_heads: int | None = None
+    lilicorr_mlp_ratio: float | None = None
+    lilicorr_candidate_topk: int | None = None
+    lilicorr_factor_dim: int | None = None
+    lilicorr_logit_scale: float | None = None
     # mlp
     depth: int | None = Field(default=None, ge=1)
     gate: bool | None = None
@@ -218,6 +239,8 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
         values["num_aux_hidden_states"] = len(taps)
     if cls.is_block:
         values.setdefault("block_size", 7 + (not cls.model_fields["sample_from_anchor"].default))
+    if "lilicorr_hidden_size" in cls.model_fields:
+        values.setdefault("lilicorr_hidden_size", width)
     if issubclass(cls, MaskedConfig):
         values.setdefault("mask_token_id", _spare_token(own, target.vocab_size))
     if "norm" in cls.model_fields:  # features from before the target's final norm need a norm in the drafter

@@ -2,35 +2,29 @@
 
 Row i of a batch is the pair (state at i, token i + 1), as in the training-time test; its block begins with token
 i + 1, the anchor, and sees the states up to i. Guess j of the block predicts token i + 2 + j. A guess counts only if
-all tokens from the anchor's successor up to its own are answer tokens, as DSpark's trainer has it.
+all tokens from the anchor's successor up to its own are answer tokens, as DSpark's trainer has it. Corrections follow
+the true tokens.
 
-Attention of blocks: each block sees the target's states before its anchor, and its own slots in both directions.
+Attention: each block sees the target's states before its anchor, and its own slots. Neighbouring blocks of a chat are
+computed together, as many as `ROWS` queries hold: one product with the context that the last of them sees and with all
+of their own slots, under a mask of that size. So there is no mask of all blocks, no copy of the context for each of
+them, and few products are made of what is hidden. The context's gradients are added to one buffer a layer, since slices
+of it that autograd adds up would cost a whole context each.
 
-Neighbouring blocks of a chat are computed together, as many as `ROWS` queries hold: one product with the context that
-the last of them sees and with all of their own slots, under a mask of that size. So there is no mask of all blocks, no
-copy of the context for each of them, and few products are made of what is hidden. The context's gradients are added to
-one buffer a layer, since slices of it that autograd adds up would cost a whole context each.
+Loss: blocks depend on each other only through the context's keys and values. These are made once; then groups of blocks
+run through layers, head and loss, and back, before the next group begins. So the memory of states and logits doesn't
+grow with the number of blocks, and nothing is computed twice. Gradients are added to one buffer for each parameter and
+each layer's context; the backward pass only scales them, as in `draft_loss`.
 
-The loss of block drafters, forward and backward for some blocks at a time.
-
-Blocks depend on each other only through the context's keys and values. These are made once; then groups of blocks run
-through layers, head and loss, and back, before the next group begins. So the memory of states and logits doesn't grow
-with the number of blocks, and nothing is computed twice. Gradients are added to one buffer for each parameter and each
-layer's context; the backward pass only scales them, as in `draft_loss`.
-
-Shapes: C chats, S positions, A taps, Ht target hidden, H draft hidden, n anchors, B slots, K guesses of a block, M
-answer tokens.
-
-Shapes: n blocks of B slots, C chats, S positions, D / Dv head size of keys / values, heads = kv * G; c blocks that are
-computed together, stop = the positions that the last of them sees.
-
-Shapes: n blocks of B slots, K guesses of a block, C chats, S positions, A taps, Ht target hidden, H draft hidden, M
-answer tokens, g blocks of a group.
+Shapes: C chats, S positions, A taps, Ht target hidden, H draft hidden, M answer tokens; n blocks of B slots with K
+guesses, g of them a group, c of them computed together up to position `stop`; D / Dv head size of keys / values, heads
+= kv * G.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +35,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.decoding import BlockConfig, BlockNetwork, Store
+from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Store
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, teacher_of
+from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, head_parameters, teacher_of
 from eyas.train.loss.ttt import ChainRows
 
 
@@ -54,6 +48,7 @@ class Blocks(NamedTuple):
     masked: Tensor  # [n, B] the anchor, then mask tokens
     positions: Tensor  # [n, B]
     before: Tensor  # [n, K] the true token before each guess's own
+    known: Tensor  # [n, 2] the token before the anchor, and the anchor
     alive: Tensor  # [n, K] bool: which guesses count
     loss_mask: Tensor  # [C, S] of the whole batch
 
@@ -64,6 +59,7 @@ class Blocks(NamedTuple):
             masked=self.masked[chosen],
             positions=self.positions[chosen],
             before=self.before[chosen],
+            known=self.known[chosen],
             alive=self.alive[chosen],
         )
 
@@ -99,18 +95,24 @@ def blocks_at(
     `starts` [C]: the position of each chat's first token; None = 0.
     """
     width = tokens.shape[1]
-    ahead = F.pad(tokens, (0, steps + 1)).unfold(1, steps + 1, 1)  # [C, S + 1, K + 1] the tokens from each position on
-    following = ahead[:, 1 : width + 1].flatten(0, 1)[anchors.rows]  # [n, K + 1]: the anchor and what it is to guess
-    masked = F.pad(following[:, :1], (0, config.block_size - 1), value=config.mask_token_id)
+    ahead = F.pad(tokens, (0, steps)).unfold(1, steps + 1, 1)  # [C, S, K + 1] the tokens from each position on
+    following = ahead.flatten(0, 1)[anchors.rows]  # [n, K + 1]: the token before the anchor, the anchor, true guesses
+    masked = F.pad(following[:, 1:2], (0, config.block_size - 1), value=config.mask_token_id)
     start = (_positions(tokens, starts).flatten()[anchors.rows] + 1).unsqueeze(1)
     alive = F.pad(loss_mask, (0, steps + 2)).unfold(1, steps, 1)[:, 2 : width + 2].flatten(0, 1)[anchors.rows]
     positions = start + torch.arange(config.block_size, device=tokens.device)
-    return Blocks(anchors, masked, positions, following[:, :steps], alive.long().cumprod(1).bool(), loss_mask)
+    alive = alive.long().cumprod(1).bool()
+    return Blocks(anchors, masked, positions, following[:, 1:], following[:, :2], alive, loss_mask)
 
 
-def read_context(network: BlockNetwork, taps: Tensor, store: Store, starts: Tensor | None = None) -> None:
-    """Make every layer's keys and values of the taps [C, S, A, Ht] of chats, which begin at `starts` [C]; None = 0."""
-    network.read(network.fuse(taps).to(taps.dtype), _positions(taps, starts), store)
+def read_context(network: BlockNetwork, taps: Tensor, store: Store, starts: Tensor | None = None) -> Tensor:
+    """Make every layer's keys and values of the taps [C, S, A, Ht] of chats, which begin at `starts` [C]; None = 0.
+
+    Returns what they are made of, the fused states [C, S, H].
+    """
+    context = network.fuse(taps).to(taps.dtype)
+    network.read(context, _positions(taps, starts), store)
+    return context
 
 
 def _positions(like: Tensor, starts: Tensor | None) -> Tensor:
@@ -119,10 +121,10 @@ def _positions(like: Tensor, starts: Tensor | None) -> Tensor:
     return steps.expand(like.shape[:2]) if starts is None else starts.unsqueeze(1) + steps
 
 
-def guessed(network: BlockNetwork, hidden: Tensor, blocks: Blocks, attention: BlockAttention) -> Tensor:
-    """The states [n, K, H] of the guesses of blocks with embeddings `hidden` [n, B, H]."""
-    first, steps = 0 if network.config.sample_from_anchor else 1, blocks.before.shape[1]
-    return network.states(hidden, blocks.positions, attention)[:, first : first + steps]
+def run_blocks(network: BlockNetwork, hidden: Tensor, context: Tensor, blocks: Blocks, attend: BlockAttention) -> Block:
+    """The passes of blocks with embeddings `hidden` [n, B, H], behind fused states `context` [n, H]."""
+    states = network.states(hidden, blocks.positions, attend)
+    return network.begin(Block(states, blocks.known, context, network.config.first))
 
 
 def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
@@ -159,8 +161,8 @@ class Anchors(NamedTuple):
 class BlockAttention:
     """The `attend` function of a pass over blocks, and the `store` function of the context before it."""
 
-    def __init__(self, anchors: Anchors) -> None:
-        self._anchors = anchors
+    def __init__(self, anchors: Anchors, causal: bool = False, window: int | None = None) -> None:
+        self._anchors, self._causal, self._window = anchors, causal, window
         self._context: dict[int, tuple[tuple[Tensor, Tensor | None], ...]] = {}
         self._parts: list[_Part] | None = None
 
@@ -178,7 +180,9 @@ class BlockAttention:
         kind, count = q.device.type, q.shape[2]
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
         if self._parts is None:  # the same in all layers
-            self._parts = list(_parts(self._anchors, count, q.shape[1] // k.shape[1], q.device))
+            parts = _parts(self._anchors, count, self._causal, self._window, q.device)
+            groups = q.shape[1] // k.shape[1]
+            self._parts = [part._replace(seen=part.seen.repeat(groups, 1)) for part in parts]
         mixed = [v.new_empty(0, count, q.shape[1], v.shape[-1], dtype=dtype)]  # [., B, heads, Dv]
         for part in self._parts:
             keys, values = (
@@ -198,10 +202,10 @@ class _Part(NamedTuple):
     blocks: slice
     chat: int
     stop: int
-    seen: Tensor  # [G * c * B, stop + c * B] bool
+    seen: Tensor  # [G * c * B, stop + c * B] bool; as `_parts` makes it, of one head
 
 
-def _parts(anchors: Anchors, slots: int, groups: int, device: torch.device) -> Iterator[_Part]:
+def _parts(anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device) -> Iterator[_Part]:
     most, start = max(1, ROWS // slots), 0
     while start < len(anchors.chats):
         chat, end = anchors.chats[start], start
@@ -212,9 +216,15 @@ def _parts(anchors: Anchors, slots: int, groups: int, device: torch.device) -> I
             torch.tensor(each, device=device).repeat_interleave(slots)
             for each in (anchors.positions[start:end], range(end - start))
         )
-        context = torch.arange(stop, device=device) <= last.unsqueeze(1)
-        seen = torch.cat((context, block.unsqueeze(1) == block), dim=1)
-        yield _Part(slice(start, end), chat, stop, seen.repeat(groups, 1))
+        slot = torch.arange(slots, device=device).repeat(end - start)
+        at, own = torch.arange(stop, device=device), block.unsqueeze(1) == block
+        context = at <= last.unsqueeze(1)
+        if causal:
+            own = own & (slot <= slot.unsqueeze(1))
+        if window is not None:
+            context = context & (at > (last + 1 + slot).unsqueeze(1) - window)
+            own = own & ((slot - slot.unsqueeze(1)).abs() < window)
+        yield _Part(slice(start, end), chat, stop, torch.cat((context, own), dim=1))
         start = end
 
 
@@ -262,9 +272,10 @@ def block_loss(
     """
     blocks = blocks_at(network.config, batch.tokens, batch.loss_mask, anchors, config.unroll, starts)
     context: list[Tensor] = []  # the keys and the values of each layer in turn
-    read_context(network, taps, lambda _, keys, values: context.extend((keys, values)), starts)
+    fused = read_context(network, taps, lambda _, keys, values: context.extend((keys, values)), starts)
     group = _Group(network, teacher_of(batch, head, network.target_ids, vocab_size), vocab_size, config)
-    hidden, trained = network.embed(blocks.masked), {n: p for n, p in group.named_parameters() if p.requires_grad}
+    hidden = torch.cat((network.embed(blocks.masked), fused.flatten(0, 1)[anchors.rows].unsqueeze(1)), dim=1)
+    trained = {n: p for n, p in group.named_parameters() if p.requires_grad}
     tensors = (hidden, *context, *trained.values())
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         scores = TokenScores(*_Grouped.apply(group, blocks, list(trained), *tensors))  # type: ignore[no-untyped-call]
@@ -292,18 +303,24 @@ class _Group(nn.Module):
     def forward(
         self, blocks: Blocks, hidden: Tensor, context: list[Tensor], buffers: list[Tensor | None] | None = None
     ) -> TokenScores:
-        """Scores over all answer tokens of the batch; hidden [g, B, H], and `buffers` for the context's gradients."""
+        """Scores over all answer tokens of the batch; `buffers` are for the context's gradients.
+
+        hidden [g, B + 1, H] are the embeddings of the slots, and the fused states before the blocks.
+        """
         network, config, rows = self.network, self._config, blocks.rows()
-        attention = BlockAttention(blocks.anchors)
+        attention = BlockAttention(blocks.anchors, network.config.causal, network.config.sliding_window)
         for layer, at in enumerate(range(0, len(context), 2)):
             keys, values = (None, None) if buffers is None else buffers[at : at + 2]
             attention.store(layer, context[at], context[at + 1], (keys, values))
-        states = guessed(network, hidden, blocks, attention)
-        token_loss = TokenLoss(
-            self._teacher, network.joined_logits, network.joined_parameters(), network.target_ids, self._vocab_size,
-            config,
-        )  # fmt: skip
-        scores = token_loss(list(network.joined(states, blocks.before).unbind(1)), rows)
+        block = run_blocks(network, hidden[:, :-1], hidden[:, -1], blocks, attention)
+        loss = partial(
+            TokenLoss, self._teacher, target_ids=network.target_ids, vocab_size=self._vocab_size, config=config
+        )
+        joined, states = network.joined(block, blocks.before), block.guesses(blocks.before.shape[1])
+        scores = loss(network.joined_logits, network.joined_parameters())(list(joined.unbind(1)), rows)
+        if config.base_weight:
+            base = loss(network.logits, head_parameters(network))(list(states.unbind(1)), rows)
+            scores = scores._replace(loss=scores.loss + config.base_weight * base.loss)
         confidence = network.confidence(states, blocks.before)  # [g, K], None without such a head
         weight = 1.0 if config.confidence_weight is None else config.confidence_weight
         if confidence is None or not weight:
@@ -312,7 +329,7 @@ class _Group(nn.Module):
 
 
 class _Grouped(torch.autograd.Function):
-    """Runs each group forward and backward; hidden [n, B, H], the context, and the trained parameters by name."""
+    """Runs each group forward and backward; hidden [n, B + 1, H], the context, and the trained parameters by name."""
 
     @staticmethod
     def forward(

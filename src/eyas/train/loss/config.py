@@ -51,6 +51,9 @@ class LossConfig(StrictModel):
     confidence_weight: float | None = Field(default=None, ge=0)
     """Weight of the binary cross entropy that trains a confidence head, if the drafter has one; None = 1."""
 
+    base_weight: float = Field(default=0.0, ge=0)
+    """Weight of the token loss of a block drafter's logits without their correction, beside that of the corrected."""
+
     random_start: int | None = Field(default=None, ge=1)
     """Training rows begin at a position drawn anew each time from 0 to this, so that the drafter learns positions
     beyond the rows' length; None = at their true ones."""
@@ -73,9 +76,15 @@ class LossConfig(StrictModel):
         return _OF_PAPERS.get(kind, cls())
 
 
+_BLOCK = LossConfig(unroll=7, decay=0.7788, anchors=512)
 _OF_PAPERS = {
-    "dflash": LossConfig(unroll=7, decay=0.7788, anchors=512),
-    "dspark": LossConfig(token="l1", unroll=7, decay=0.7788, anchors=512),
+    "dflash": _BLOCK,
+    "dflash2": _BLOCK.model_copy(update={"base_weight": 1.0}),
+    "domino": _BLOCK.model_copy(update={"base_weight": 0.5}),
+    "dspark": _BLOCK.model_copy(update={"token": "l1"}),
+    "jetspec": _BLOCK.model_copy(update={"token": "kl", "decay": 1.0}),
+    "lilicorr": _BLOCK.model_copy(update={"base_weight": 1.0}),
+    "xpress": _BLOCK.model_copy(update={"base_weight": 0.6}),
     "eagle1": LossConfig(token_weight=0.1, feature="smooth_l1", feature_weight=1.0, unroll=1, noise=0.2),
     "medusa": LossConfig(unroll=5),
     "peagle": LossConfig(unroll=8, decay=1.0, down_sample_ratio=0.7, down_sample_ratio_min=0.2),

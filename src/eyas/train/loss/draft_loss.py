@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from eyas.data.features import FeatureBatch
+from eyas.drafters.network import DraftNetwork
 from eyas.errors import DataError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.ttt import ChainRows
@@ -248,6 +249,11 @@ class TokenLoss:
             with torch.autocast(device.type, enabled=False):
                 judged = score_guesses(logits.detach(), lesson, self.target_ids, self.config, kl_share, grad)
             yield _Chunk(of_chunk, of_steps, at, stacked, logits, judged)
+
+
+def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
+    """The trained parameters of `network.logits`; empty if the head is the target's."""
+    return tuple(p for head in network.heads for p in head.parameters() if p.requires_grad)
 
 
 class _Chunk(NamedTuple):

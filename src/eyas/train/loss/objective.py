@@ -22,11 +22,19 @@ from eyas.errors import ConfigError
 from eyas.train.loop.log import MicroBatchLoss
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.cpu_linear import fast_linears
-from eyas.train.loss.draft_loss import Sums, TokenLoss, TokenScores, context_metrics, draft_metrics, teacher_of
+from eyas.train.loss.draft_loss import (
+    Sums,
+    TokenLoss,
+    TokenScores,
+    context_metrics,
+    draft_metrics,
+    head_parameters,
+    teacher_of,
+)
 from eyas.train.loss.ttt import ChainRows, PositionSampling, chain_rows, unrolled
 
 if TYPE_CHECKING:
-    from eyas.drafters.block.decoding import BlockNetwork
+    from eyas.drafters.block.network import BlockNetwork
 
 
 class LossOutput(NamedTuple):
@@ -119,11 +127,6 @@ class DraftLoss(nn.Module):
         return total
 
 
-def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
-    """The trained parameters of `network.logits`; empty if the head is the target's."""
-    return tuple(p for head in network.heads for p in head.parameters() if p.requires_grad)
-
-
 def _check_confidence(has_head: bool, weight: float | None) -> None:
     """Raise ConfigError for a weight without a head, and for a head that would stay as it was drawn."""
     if weight is not None and not has_head:
@@ -169,6 +172,10 @@ class DraftObjective:
             raise ConfigError("loss.random_start draws positions, and this drafter knows none: remove it")
         if not network.config.is_block and config.anchors is not None:
             raise ConfigError("loss.anchors limits the blocks of block drafters, and this one has none: leave it out")
+        if config.base_weight and not (network.config.is_block and cast("BlockNetwork", network).corrects):
+            raise ConfigError(
+                "loss.base_weight trains logits that are corrected, and this drafter's aren't: leave it out"
+            )
         _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network
         self.core = DraftLoss(network, head, vocab_size, config, by_context)

@@ -1,0 +1,106 @@
+"""XPress (arXiv 2608.02438): DFlash's block, and a refiner that mixes what its slots know backwards.
+
+Every slot's state, the block's mean state and the token before it become one vector of rank r; a triangular matrix for
+each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The published
+engines run this some times over the whole block, from its own best guesses, because that settles the first guess, then
+the second, and so on (Jacobi). Here a slot is computed once its path is known: what the passes settle on.
+
+Files are those of the authors' vLLM branch: `xpress_head.*`, the mixer `mix.L` as it is trained.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Followed
+from eyas.drafters.config import WIDEST
+from eyas.drafters.formats.fields import Fields
+from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
+from eyas.errors import ConfigError
+
+
+class XPressConfig(BlockConfig):
+    """The block of DFlash and the refiner's sizes."""
+
+    xpress_rank: int = Field(default=256, ge=1, le=WIDEST)
+    xpress_mlp_hidden: int = Field(default=512, ge=1, le=WIDEST)
+
+
+def read(fields: Fields) -> XPressConfig:
+    """The configuration in a checkpoint's config.json. Raises ConfigError, also for keys of unknown meaning."""
+    size = fields.take("xpress_block_size", int)
+    fields.ignore("xpress_num_passes", "here a slot is computed once its path is known")
+    fields.ignore("xpress_topc", "of the target's tokens, all are scored")
+    if fields.values.setdefault("block_size", size) != size and size is not None:
+        raise ConfigError(f"{fields.where}: block_size is {fields.values['block_size']} and xpress_block_size {size}")
+    made: XPressConfig = read_block(XPressConfig, "xpress", fields)
+    return made
+
+
+def write(config: XPressConfig) -> dict[str, Any]:
+    """The config.json that the authors' branch of vLLM and eyas read."""
+    return write_block("XPressDraftModel", (), config) | {"xpress_block_size": config.block_size}
+
+
+class Refiner(nn.Module):
+    """The tensors of the refiner."""
+
+    def __init__(self, config: XPressConfig) -> None:
+        super().__init__()
+        size, rank, width = config.hidden_size, config.xpress_rank, config.xpress_mlp_hidden
+        linear = partial(nn.Linear, bias=False)
+        self.w1, self.w2 = nn.Embedding(config.vocab_size, rank), linear(rank, config.draft_vocab_size)
+        self.down_h, self.down_g, self.in_proj = linear(size, rank), linear(size, rank), linear(3 * rank, rank)
+        self.mix = nn.ParameterDict({"L": nn.Parameter(torch.zeros(rank, config.block_size, config.block_size))})
+        self.mlp = nn.ModuleDict(
+            {"gate_proj": linear(rank, width), "up_proj": linear(rank, width), "down_proj": linear(width, rank)}
+        )
+
+
+class XPressNetwork(BlockNetwork):
+    """The block's layers and the refiner."""
+
+    config: XPressConfig
+
+    def __init__(self, config: XPressConfig) -> None:
+        super().__init__(config)
+        self.xpress_head = Refiner(config)
+
+    def begin(self, block: Block) -> Block:
+        """With what goes into `in_proj` beside the token before [R, B, 2 r]."""
+        head, mean = self.xpress_head, block.states.mean(1, keepdim=True)
+        known = torch.cat((head.down_h(block.states), head.down_g(mean).expand(-1, block.states.shape[1], -1)), dim=-1)
+        return block._replace(hints=(known,))
+
+    def _entering(self, block: Block, at: int, tokens: Tensor) -> Tensor:
+        """The vectors [R, W, r] of slot `at` after `tokens` [R, W], before anything is mixed into them."""
+        known = block.hints[0][:, at].unsqueeze(1).expand(-1, tokens.shape[1], -1)
+        out: Tensor = self.xpress_head.in_proj(torch.cat((known, self.xpress_head.w1(tokens).to(known.dtype)), dim=-1))
+        return out
+
+    def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
+        """The memory is the vectors of all slots so far; where the anchor's guesses nothing, the first is its own."""
+        at, head = block.first + slot, self.xpress_head
+        if memory is None and at:
+            memory = self._entering(block, 0, block.known[:, :1])
+        own = self._entering(block, at, tokens)
+        memory = own if memory is None else torch.cat((memory, own), dim=-1)  # [R, W, (at + 1) r]
+        slots = memory.view(*own.shape[:2], at + 1, -1)
+        mixed = own + (slots * head.mix["L"][:, at, : at + 1].T).sum(-2)
+        mlp = head.mlp
+        return mixed + mlp["down_proj"](F.silu(mlp["gate_proj"](mixed)) * mlp["up_proj"](mixed)), memory
+
+    def readout(self) -> Any:
+        return self.xpress_head.w2
+
+
+KIND = block_kind(
+    "xpress", XPressConfig, XPressNetwork, ("XPressDraftModel", "Qwen3XPressModel"), marks=("xpress_head.",), read=read,
+    write=write,
+)  # fmt: skip
