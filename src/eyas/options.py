@@ -78,10 +78,10 @@ class EngineOptions:
     batch_size: int | None = None
     """Sequences that run at once; not together with `limits`."""
     limits: Limits | None = None
-    around: Callable[[Target, Drafter], Drafter] | None = None
-    """What is put around the drafter that decodes, once costs were measured with it."""
     costs: Path | CostTable | None = None
     """For `auto`: costs that were measured, or the file that keeps them; None = a file in the user's cache."""
+    around: Callable[[Target, Drafter], Drafter] | None = None
+    """What is put around the drafter that decodes, once costs were measured with it."""
 
     def check(self, drafts: bool) -> None:
         """Refuse what contradicts itself, or needs a drafter where none `drafts`. Raises UsageError."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -230,11 +230,14 @@ def new_settings(
     )  # fmt: skip
 
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
 def _write(path: Path, model: BaseModel) -> None:
     write_text(path, model.model_dump_json(indent=2) + "\n")
 
 
-def _read(path: Path, model: type[Any]) -> Any:
+def _read(path: Path, model: type[ModelT]) -> ModelT:
     try:
         return model.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -226,7 +226,8 @@ def stored_rows(store: FeatureStore, split: str, layout: ShardLayout, count: int
 
 def _numbers(store: FeatureStore, split: str) -> list[int]:
     """The numbers of a split's rows, which are counted through all splits."""
-    found, first = [], 0
+    found: list[int] = []
+    first = 0
     for shard in store.manifest.shards:
         if shard.split == split:
             found += range(first, first + shard.rows)

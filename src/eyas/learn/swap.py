@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from eyas.drafters.base import Drafter, SavedPairs
+from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine.prefix_cache import BLOCK
 from eyas.runtime import to_device
@@ -59,11 +59,13 @@ class GenerationPairs(NamedTuple):
     """Pairs that one generation has read or deferred, copied out of a slot."""
 
     generation: int
-    pairs: SavedPairs
+    pairs: Any
+    """As its drafter saved them."""
 
     @property
     def unread(self) -> int:
-        return self.pairs.unread
+        count: int = self.pairs.unread
+        return count
 
 
 @dataclass
@@ -104,7 +106,8 @@ class SwapDrafter(Drafter):
         self._lock = threading.Lock()
         self._offered: dict[int, NetworkDrafter] = {}
         self._chooser: Chooser = _Always(generation)
-        self._live, self._current, self._choosing = {generation: drafter}, generation, self._chooser
+        self._choosing: Chooser = self._chooser
+        self._live, self._current = {generation: drafter}, generation
         self.resize(0)
 
     def fresh(self) -> Self:
@@ -241,10 +244,10 @@ class SwapDrafter(Drafter):
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         drafted, self._drafted = self._drafted, None
-        for at, slot in enumerate(rows) if drafted is not None else ():
-            if drafted[at] and counts[at]:
+        for slot, drafts, count in zip(rows, drafted or (), counts, strict=False):
+            if drafts and count:
                 row = self._rows[slot]
-                row.tokens, row.rounds = row.tokens + counts[at], row.rounds + 1
+                row.tokens, row.rounds = row.tokens + count, row.rounds + 1
         self._give(rows, next_tokens, taps, counts, deferring=False)
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
