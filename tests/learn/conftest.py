@@ -87,7 +87,7 @@ class World(NamedTuple):
         rng = random.Random(seed)
         half = self.session.target.vocab_size // 2
         first, stop = (_SPECIAL, half) if domain == 0 else (half, 2 * half)
-        params = {"max_tokens": 40, "temperature": temperature, "ignore_eos": True}
+        params = {"max_tokens": 24, "temperature": temperature, "ignore_eos": True}
         return [
             Request(
                 tuple(rng.randrange(first, stop) for _ in range(6)), SamplingParams(seed=seed * 1000 + at, **params)

@@ -154,7 +154,8 @@ def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: Cycl
     made = recipe_for(
         open_checkpoint(parent, layers=folder.settings.target.layers), parent, folder, config, plan["parent"]
     )
-    write_text(recipe, yaml.safe_dump({"drafter": made.model_dump(mode="json", exclude_none=True)}, sort_keys=False))
+    given = made.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    write_text(recipe, yaml.safe_dump({"drafter": given}, sort_keys=False))
     run_recipe(recipe)
 
 
