@@ -58,6 +58,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "doctor": ABOVE | {"text", "data", "train"},
     "sweep": ABOVE | {"text", "data", "train", "bench", "cluster"},
     "serve": ABOVE | {"text"},
+    "learn": ABOVE | {"data", "train", "serve"},
     "other_engines": ABOVE | {"data", "bench", "interop"},
     "interop": frozenset({"assets", "gguf", "drafters", "targets", "config", "errors", "files", "hub"}),
 }
