@@ -19,8 +19,8 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.learn.collect import Collector, LearnRule
-from eyas.learn.live import LiveRow, LiveStore, write_store
 from eyas.learn.swap import SwapDrafter
+from eyas.learn.traffic import TrafficRow, TrafficStore, write_store
 from eyas.options import TargetOptions
 from eyas.session import Session
 from eyas.train.drafter.config import DrafterTrainConfig
@@ -50,15 +50,15 @@ def learning_engine(
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> LiveStore:
-    folder = tmp_path / "live"
+def traffic(tmp_path: Path) -> TrafficStore:
+    folder = tmp_path / "traffic"
     folder.mkdir()
-    return LiveStore(folder, LAYOUT, 1 << 30)
+    return TrafficStore(folder, LAYOUT, 1 << 30)
 
 
-def collector_of(live: LiveStore, rule: LearnRule | None = None, **settings: Any) -> Collector:
+def collector_of(traffic: TrafficStore, rule: LearnRule | None = None, **settings: Any) -> Collector:
     """One that ends no answer early, as tiny targets have no end token."""
-    return Collector(live, rule or LearnRule(), (), seed=0, **settings)
+    return Collector(traffic, rule or LearnRule(), (), seed=0, **settings)
 
 
 class World(NamedTuple):
@@ -69,7 +69,7 @@ class World(NamedTuple):
     session: Session
     layout: ShardLayout
 
-    def rows(self, seed: int, count: int, domain: int = 0, temperature: float = 1.0) -> list[LiveRow]:
+    def rows(self, seed: int, count: int, domain: int = 0, temperature: float = 1.0) -> list[TrafficRow]:
         """Traffic: what the target answers to prompts of a domain, with its states."""
         requests = self.requests(seed, count, domain, temperature)
         found = []
@@ -79,7 +79,7 @@ class World(NamedTuple):
             row = TokenRow(tokens[0].numpy(), mask)
             batch = padded([row])
             (states,) = traced_rows(self.session.target, batch, self.layout)
-            found.append(LiveRow(row, states))
+            found.append(TrafficRow(row, states))
         return found
 
     def requests(self, seed: int, count: int, domain: int = 0, temperature: float = 1.0) -> list[Request]:
@@ -95,7 +95,7 @@ class World(NamedTuple):
             for at in range(count)
         ]
 
-    def store(self, folder: Path, splits: dict[str, list[LiveRow]]) -> FeatureStore:
+    def store(self, folder: Path, splits: dict[str, list[TrafficRow]]) -> FeatureStore:
         """A store of such rows."""
         return write_store(folder, captured_target(self.session.target, "tiny"), self.layout, splits, "traffic")
 

@@ -18,7 +18,7 @@ from eyas.engine.fair_queue import private
 from eyas.errors import StoreError
 from eyas.learn import collect
 from eyas.learn.collect import Collector, LearnRule
-from eyas.learn.live import LiveRow, LiveStore
+from eyas.learn.traffic import TrafficRow, TrafficStore
 from eyas.types import Request, SamplingParams
 
 from .. import tiny
@@ -37,9 +37,11 @@ def asked(count: int, seed: int = 0, shared: int = 0, temperature: float = 0.0) 
     ]
 
 
-def serve(live: LiveStore, requests: list[Request], keys: list[str], collector: Collector | None = None) -> Collector:
+def serve(
+    traffic: TrafficStore, requests: list[Request], keys: list[str], collector: Collector | None = None
+) -> Collector:
     """Serve requests of clients and write what was collected."""
-    collector = collector or collector_of(live)
+    collector = collector or collector_of(traffic)
     engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
     for request, key in zip(requests, keys, strict=True):
         engine.submit(request, queue_key=key)
@@ -49,16 +51,16 @@ def serve(live: LiveStore, requests: list[Request], keys: list[str], collector: 
     return collector
 
 
-def collected(live: LiveStore) -> list[LiveRow]:
-    return [row for shard in live.shards() for row in shard.rows(live.layout)]
+def collected(traffic: TrafficStore) -> list[TrafficRow]:
+    return [row for shard in traffic.shards() for row in shard.rows(traffic.layout)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shared", [0, 70])
-def test_states_are_those_that_the_target_computes(live: LiveStore, shared: int, temperature: float) -> None:
+def test_states_are_those_that_the_target_computes(traffic: TrafficStore, shared: int, temperature: float) -> None:
     target, requests = tiny.target("llama"), asked(9, shared=shared, temperature=temperature)
-    serve(live, requests, ["c/"] * 9)
-    rows = collected(live)
+    serve(traffic, requests, ["c/"] * 9)
+    rows = collected(traffic)
     assert len(rows) == 9
     longer = [  # a last round may accept more than was asked for, which is as good a lesson
         replace(one, params=one.params.model_copy(update={"max_tokens": one.params.max_tokens + 4})) for one in requests
@@ -98,42 +100,42 @@ def _holds(prompt: tuple[int, ...], answer: list[int], part: np.ndarray) -> bool
     )
 
 
-def test_answers_end_at_their_end_token(live: LiveStore) -> None:
+def test_answers_end_at_their_end_token(traffic: TrafficStore) -> None:
     requests = asked(6)
-    everything = collector_of(live)
-    serve(live, requests, ["c/"] * 6, everything)
-    before = collected(live)
+    everything = collector_of(traffic)
+    serve(traffic, requests, ["c/"] * 6, everything)
+    before = collected(traffic)
     answer = before[0].tokens.tokens[before[0].tokens.loss_mask]
     end = int(answer[12])
-    for shard in live.shards():
+    for shard in traffic.shards():
         shard.path.unlink()
-    serve(live, requests, ["c/"] * 6, Collector(live, LearnRule(), (end,)))
-    for tokens, states in collected(live):
+    serve(traffic, requests, ["c/"] * 6, Collector(traffic, LearnRule(), (end,)))
+    for tokens, states in collected(traffic):
         assert end not in tokens.tokens[tokens.loss_mask][:-1]
         assert states.taps is not None
         assert len(states.taps.values) == len(tokens.tokens)
-    assert any(tokens.tokens[-1] == end for tokens, _ in collected(live))
+    assert any(tokens.tokens[-1] == end for tokens, _ in collected(traffic))
 
 
-def test_nothing_is_written_of_those_who_opted_out(live: LiveStore, tmp_path: Path) -> None:
+def test_nothing_is_written_of_those_who_opted_out(traffic: TrafficStore, tmp_path: Path) -> None:
     """Not a token sequence of theirs is in any byte of the folder, not even for a moment."""
     keys = ["mallory/", "alice/", private("alice/"), private("bob/x"), "carol/"]
     requests = asked(20, seed=4)
     owners = [keys[at % 5] for at in range(20)]
     written: list[bytes] = []
-    write = live.write
+    write = traffic.write
 
-    def spy(client: str, split: object, rows: list[LiveRow]) -> None:
+    def spy(client: str, split: object, rows: list[TrafficRow]) -> None:
         write(client, split, rows)  # type: ignore[arg-type]
         written.extend(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
-    live.write = spy  # type: ignore[method-assign]
-    serve(live, requests, owners, collector_of(live, LearnRule(excluded=frozenset({"mallory"}))))
+    traffic.write = spy  # type: ignore[method-assign]
+    serve(traffic, requests, owners, collector_of(traffic, LearnRule(excluded=frozenset({"mallory"}))))
     for request, owner in zip(requests, owners, strict=True):
         needle = np.array(request.prompt, dtype="<i4").tobytes()
         found = any(needle in data for data in written)
         assert found == (owner in ("alice/", "carol/")), owner
-    assert {shard.client for shard in live.shards()} == {_digest("alice"), _digest("carol")}
+    assert {shard.client for shard in traffic.shards()} == {_digest("alice"), _digest("carol")}
 
 
 def _digest(client: str) -> str:
@@ -150,15 +152,15 @@ def test_rules() -> None:
 
 
 def test_a_full_disk_ends_collecting_and_nothing_else(
-    live: LiveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    traffic: TrafficStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
         raise StoreError("can't write: no space left on device")
 
-    monkeypatch.setattr(live, "write", full)
+    monkeypatch.setattr(traffic, "write", full)
     monkeypatch.setattr(collect, "_TOGETHER", 1)
     requests = asked(12)
-    collector = collector_of(live)
+    collector = collector_of(traffic)
     engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
     with caplog.at_level(logging.WARNING):
         answers = [list(done.token_ids) for done in engine.generate(requests)]
@@ -166,23 +168,23 @@ def test_a_full_disk_ends_collecting_and_nothing_else(
     assert answers == _plain(requests)
     assert collector.stopped == "can't write: no space left on device"
     assert len([one for one in caplog.records if "nothing is collected" in one.message]) == 1
-    assert not live.shards()
+    assert not traffic.shards()
 
 
 def test_a_slow_disk_loses_rows_and_keeps_nobody_waiting(
-    live: LiveStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    traffic: TrafficStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(collect, "_WAITING", 3000)
-    collector = collector_of(live)
+    collector = collector_of(traffic)
     with caplog.at_level(logging.WARNING):
-        serve(live, asked(12), ["c/"] * 12, collector)
+        serve(traffic, asked(12), ["c/"] * 12, collector)
     assert collector.counts["dropped"] >= 6
     assert collector.counts["rows"] + collector.counts["dropped"] <= 12
     assert len([one for one in caplog.records if "slower than the traffic" in one.message]) == 1
 
 
-def test_cancelled_and_preempted_rows_leave_nothing_half(live: LiveStore) -> None:
-    collector = collector_of(live)
+def test_cancelled_and_preempted_rows_leave_nothing_half(traffic: TrafficStore) -> None:
+    collector = collector_of(traffic)
     engine, _ = learning_engine(tiny.target("llama"), tiny.eagle3_drafter(TAPS), collector)
     requests = asked(4)
     indices = [engine.submit(request) for request in requests]
@@ -192,11 +194,11 @@ def test_cancelled_and_preempted_rows_leave_nothing_half(live: LiveStore) -> Non
     while not engine.idle:
         engine.step()
     collector.close()
-    rows = collected(live)
+    rows = collected(traffic)
     assert len(rows) == 3
     assert not any(_holds(requests[0].prompt, [], tokens.tokens[~tokens.loss_mask]) for tokens, _ in rows)
 
 
-def test_long_rows_are_cut(live: LiveStore) -> None:
-    serve(live, asked(5), ["c/"] * 5, collector_of(live, longest=40))
-    assert max(len(tokens.tokens) for tokens, _ in collected(live)) == 40
+def test_long_rows_are_cut(traffic: TrafficStore) -> None:
+    serve(traffic, asked(5), ["c/"] * 5, collector_of(traffic, longest=40))
+    assert max(len(tokens.tokens) for tokens, _ in collected(traffic)) == 40

@@ -102,7 +102,7 @@ def test_a_shift_is_learnt_tested_and_served(world: World, tmp_path: Path, monke
     assert not due(folder, config)
     card = folder.card(1)
     assert card.parent == 0
-    assert card.live_rows > 40
+    assert card.traffic_rows > 40
     assert card.store_rows > 40
     assert card.gate["recent_candidate"] > 1.25 * card.gate["recent_incumbent"]
     assert card.gate["reference_lower"] >= 0.98
@@ -250,7 +250,7 @@ def test_a_cycle_killed_at_random_moments_goes_on(world: World, tmp_path: Path) 
     began = time.monotonic()
     subprocess.run(cycle_command(tmp_path / "whole", store), check=True, env=environment, capture_output=True)
     seconds = time.monotonic() - began
-    live = {path.name: path.read_bytes() for path in folder.live.iterdir()}
+    live = {path.name: path.read_bytes() for path in folder.traffic.iterdir()}
     rng, kills = random.Random(0), 0
     while kills < 20:
         child = subprocess.Popen(
@@ -268,7 +268,7 @@ def test_a_cycle_killed_at_random_moments_goes_on(world: World, tmp_path: Path) 
     assert kills
     made = folder.generation(1) / "model.safetensors"
     assert made.read_bytes() == (tmp_path / "whole" / "generations" / "0001" / "model.safetensors").read_bytes()
-    assert {path.name: path.read_bytes() for path in folder.live.iterdir()} == live
+    assert {path.name: path.read_bytes() for path in folder.traffic.iterdir()} == live
 
 
 _WORKS = """

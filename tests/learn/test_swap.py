@@ -10,7 +10,7 @@ import pytest
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.learn.swap import SwapDrafter
-from eyas.learn.trial import Trial
+from eyas.learn.trial import Canary
 from eyas.tree import parse_tree
 from eyas.types import Limits, Request, SamplingParams
 
@@ -80,7 +80,7 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
             nonlocal newest
             if rng.random() < 0.25 and newest < 4:
                 newest += 1
-                chooser = Trial(swapping.generations[-1], newest, share=0.5) if rng.random() < 0.5 else None
+                chooser = Canary(swapping.generations[-1], newest, share=0.5) if rng.random() < 0.5 else None
                 swapping.offer(newest, made[newest], chooser)
             elif rng.random() < 0.1:
                 swapping.serve_only(rng.choice(swapping.generations))
@@ -97,7 +97,7 @@ def test_rows_of_several_generations_share_a_round() -> None:
 
     def between() -> None:
         if not met:
-            swapping.offer(1, made[1], Trial(0, 1, share=0.5, seed=1))
+            swapping.offer(1, made[1], Canary(0, 1, share=0.5, seed=1))
         met.update({len({swapping._rows[slot].generation for slot in range(swapping.slots)})})
 
     assert served(engine, asked, between) == plain(target, asked)
@@ -148,7 +148,7 @@ def test_a_prefix_that_another_generation_read_is_read_again() -> None:
 def test_live_accept_lengths_are_counted_by_generation() -> None:
     target, made = tiny.target("llama"), drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
-    trial = Trial(0, 1, share=0.5)
+    trial = Canary(0, 1, share=0.5)
     swapping.offer(1, made[1], trial)
     done = engine.generate(requests(5, 20, 0.0))
     assert sum(arm.requests for arm in trial.arms.values()) <= 20

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from eyas.learn.trial import STAGE, Arm, Trial
+from eyas.learn.trial import STAGE, Arm, Canary
 
 
-def run(trial: Trial, lengths: dict[int, float], requests: int, seed: int = 0) -> int:
+def run(trial: Canary, lengths: dict[int, float], requests: int, seed: int = 0) -> int:
     """Requests whose rounds accept geometrically, with these mean accept lengths; returns after how many it ended."""
     rng = random.Random(seed)
     for count in range(1, requests + 1):
@@ -32,7 +32,7 @@ def _accepted(rng: random.Random, more: float) -> int:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bad_one_is_taken_back_within_200_requests(seed: int) -> None:
-    trial = Trial(0, 1, seed=seed)
+    trial = Canary(0, 1, seed=seed)
     assert run(trial, {0: 2.5, 1: 1.02}, 200, seed) <= 200
     assert trial.report is not None
     assert trial.report.verdict == "revert"
@@ -42,7 +42,7 @@ def test_a_bad_one_is_taken_back_within_200_requests(seed: int) -> None:
 def test_equal_ones_are_hardly_ever_told_apart() -> None:
     verdicts = []
     for seed in range(100):
-        trial = Trial(0, 1, seed=seed)
+        trial = Canary(0, 1, seed=seed)
         run(trial, {0: 2.5, 1: 2.5}, 3000, seed)
         verdicts.append(trial.report and trial.report.verdict)
     assert verdicts.count("revert") <= 3
@@ -50,7 +50,7 @@ def test_equal_ones_are_hardly_ever_told_apart() -> None:
 
 
 def test_a_better_one_stays_and_gets_all_rows() -> None:
-    trial = Trial(3, 4)
+    trial = Canary(3, 4)
     run(trial, {3: 2.0, 4: 2.6}, 3000)
     assert trial.report is not None
     assert trial.report.verdict == "settle"
@@ -58,7 +58,7 @@ def test_a_better_one_stays_and_gets_all_rows() -> None:
 
 
 def test_shares() -> None:
-    trial = Trial(0, 1, share=0.1)
+    trial = Canary(0, 1, share=0.1)
     first = [trial.choose() for _ in range(2000)]
     assert 0.05 < sum(first) / 2000 < 0.15
     for generation in (0, 1):
@@ -70,7 +70,7 @@ def test_shares() -> None:
 
 
 def test_requests_without_a_draft_and_of_others_say_nothing() -> None:
-    trial = Trial(0, 1)
+    trial = Canary(0, 1)
     trial.finished(0, 0, 0)
     trial.finished(7, 10, 5)
     assert [arm.requests for arm in trial.arms.values()] == [0, 0]

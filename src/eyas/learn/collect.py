@@ -1,4 +1,4 @@
-"""Collecting: what rounds produced anyway goes to the live store, without the engine ever waiting for it.
+"""Collecting: what rounds produced anyway goes to the traffic store, without the engine ever waiting for it.
 
 The engine's thread notes which tensors hold a row's pairs, and hands them over in pieces; a thread of the collector's
 own encodes and writes them. What waits for it is bounded: a row that would exceed the bound is given up. A disk that
@@ -30,7 +30,7 @@ from eyas.data.tokens.batches import learnable
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.engine.fair_queue import client_of, is_private
 from eyas.errors import EyasError
-from eyas.learn.live import LiveRow, LiveStore, Split, split_of
+from eyas.learn.traffic import Split, TrafficRow, TrafficStore, split_of
 
 _PIECE = 64
 """Pairs of a row that are handed over together."""
@@ -64,7 +64,7 @@ class LearnRule:
 
 
 @dataclass
-class _Piece:
+class _BatchPairs:
     """Pairs of one row in tensors of a whole batch."""
 
     tokens: Tensor  # [R, Q] the tokens that follow
@@ -81,7 +81,7 @@ class _Sequence:
     prompt: Sequence[int]
     first: int = 0
     """The position of its first pair whose states are known."""
-    pieces: list[_Piece] = field(default_factory=list)
+    pieces: list[_BatchPairs] = field(default_factory=list)
     held: int = 0
     pairs: int = 0
     tokens: list[Tensor] = field(default_factory=list)
@@ -93,16 +93,16 @@ class Collector:
     """Records the rows that the rule allows. `close` writes what is complete."""
 
     def __init__(
-        self, store: LiveStore, rule: LearnRule, ends: Collection[int], *, longest: int = 4096, salt: bytes = b"",
+        self, store: TrafficStore, rule: LearnRule, end_ids: Collection[int], *, longest: int = 4096, salt: bytes = b"",
         seed: int | None = None,
     ) -> None:  # fmt: skip
-        """`ends`: tokens that end an answer. Rows have at most `longest` tokens; `salt` goes into clients' digests."""
-        self._store, self._rule, self._ends = store, rule, np.array(sorted(ends), dtype=np.int64)
+        """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests."""
+        self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
         self._longest, self._salt, self._random = longest, salt, random.Random(seed)
         self._open: dict[int, _Sequence] = {}  # by slot
-        self._queue: queue.SimpleQueue[tuple[_Sequence, list[_Piece], bool] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[_Sequence, list[_BatchPairs], bool] | None] = queue.SimpleQueue()
         self._waiting, self._waiting_lock = 0, threading.Lock()
-        self._pending: dict[tuple[str, Split], list[LiveRow]] = defaultdict(list)
+        self._pending: dict[tuple[str, Split], list[TrafficRow]] = defaultdict(list)
         self._flushed = time.monotonic()
         self.counts: Counter[str] = Counter()
         """`rows` and `tokens` written, rows `dropped` because too much waited."""
@@ -126,7 +126,7 @@ class Collector:
             one = self._open.get(slot)
             if one is None or not counts[row]:
                 continue
-            one.pieces.append(_Piece(next_tokens, states, row, counts[row]))
+            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row]))
             one.held, one.pairs = one.held + counts[row], one.pairs + counts[row]
             if one.held >= _PIECE and not self._hand_over(one, last=False):
                 del self._open[slot]
@@ -190,7 +190,7 @@ class Collector:
             log.warning("learning: nothing is collected any more until the server is started again: %s", why)
         self._pending.clear()
 
-    def _take(self, one: _Sequence, pieces: list[_Piece], last: bool) -> None:
+    def _take(self, one: _Sequence, pieces: list[_BatchPairs], last: bool) -> None:
         with self._waiting_lock:
             self._waiting -= sum(piece.count * piece.states[0, 0].nbytes for piece in pieces)
         if self.stopped is not None:
@@ -207,7 +207,7 @@ class Collector:
             if len(self._pending[key]) >= _TOGETHER:
                 self._write(*key, self._pending.pop(key))
 
-    def _row(self, one: _Sequence) -> LiveRow | None:
+    def _row(self, one: _Sequence) -> TrafficRow | None:
         """A complete sequence as a row from its first pair on; None if there is too little to learn from.
 
         The last token that was emitted has no state, and so isn't part of it; nor is what the last round accepted
@@ -217,8 +217,8 @@ class Collector:
             return None
         tokens = np.array([one.prompt[one.first], *torch.cat(one.tokens).tolist()][:-1], dtype=np.int64)
         answer = len(one.prompt) - one.first
-        ends = np.flatnonzero(np.isin(tokens[answer:], self._ends))
-        tokens = tokens[: min(self._longest, answer + int(ends[0]) + 1 if len(ends) else len(tokens))]
+        found = np.flatnonzero(np.isin(tokens[answer:], self._end_ids))
+        tokens = tokens[: min(self._longest, answer + int(found[0]) + 1 if len(found) else len(tokens))]
         mask = np.arange(len(tokens)) >= answer
         row = TokenRow(tokens, mask)
         if mask.sum() < _LEAST or not learnable(row):
@@ -228,7 +228,7 @@ class Collector:
         taught = slice(0, len(tokens)) if whole else slice(max(answer - 1, 0), len(tokens) - 1)
         stored = torch.from_numpy(tokens).to(torch.int32)
         kept = _cut(taps, slice(0, len(tokens))) if self._store.layout.taps else None
-        return LiveRow(row, StoredRow(stored, kept, _cut(finals, taught), None))
+        return TrafficRow(row, StoredRow(stored, kept, _cut(finals, taught), None))
 
     def _flush(self) -> None:
         """Write what waits for more rows of its client."""
@@ -237,7 +237,7 @@ class Collector:
         for (client, split), rows in pending.items():
             self._write(client, split, rows)
 
-    def _write(self, client: str, split: Split, rows: list[LiveRow]) -> None:
+    def _write(self, client: str, split: Split, rows: list[TrafficRow]) -> None:
         self._store.write(client, split, rows)
         self.counts["rows"] += len(rows)
         self.counts["tokens"] += sum(len(row.tokens.tokens) for row in rows)

@@ -24,7 +24,7 @@ from eyas.errors import EyasError, UsageError
 from eyas.files import write_json, write_text
 from eyas.learn.folder import Card, LearnFolder, LearnState
 from eyas.learn.gate import GateConfig, judge
-from eyas.learn.live import LiveRow, LiveStore, stored_rows, write_store
+from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
 from eyas.targets.loading import load_embedding_and_head
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import shape_of
@@ -56,17 +56,17 @@ class CycleConfig:
 
 def due(folder: LearnFolder, config: CycleConfig) -> bool:
     """Whether a cycle is to go on or may begin: there is enough that is new."""
-    live = _live(folder)
-    return (folder.run / "store" / MANIFEST).is_file() or live.count("train", folder.state.learnt) >= config.least
+    traffic = _traffic(folder)
+    return (folder.run / "store" / MANIFEST).is_file() or traffic.count("train", folder.state.learnt) >= config.least
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
     """Run or finish a cycle; returns the generation that was made, or None. Raises UsageError if nothing is due."""
     if not due(folder, config):
-        raise UsageError(f"{folder.path}/live has fewer than {config.least} new rows: wait for more traffic")
+        raise UsageError(f"{folder.path}/traffic has fewer than {config.least} new rows: wait for more traffic")
     plan, store = _snapshot(folder, config)
     parent = folder.generation(plan["parent"])
-    say(f"generation {plan['parent']} learns from {plan['live_rows']} rows of traffic and {plan['store_rows']} others")
+    say(f"generation {plan['parent']} learns from {plan['traffic_rows']} requests and {plan['store_rows']} stored rows")
     if not (folder.run / "run" / "drafter" / "config.json").is_file():
         _train(folder, parent, plan, config)
     candidate = folder.run / "run" / "best"
@@ -99,14 +99,14 @@ def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reaso
 def _card(candidate: Path, plan: dict[str, Any], figures: dict[str, float]) -> Card:
     origin = open_checkpoint(candidate).provenance
     return Card(
-        number=0, parent=plan["parent"], made=time.time(), live_rows=plan["live_rows"],
-        live_tokens=plan["live_tokens"], store_rows=plan["store_rows"], steps=int(origin.get("steps", 0)),
+        number=0, parent=plan["parent"], made=time.time(), traffic_rows=plan["traffic_rows"],
+        traffic_tokens=plan["traffic_tokens"], store_rows=plan["store_rows"], steps=int(origin.get("steps", 0)),
         seconds=float(origin.get("seconds", 0.0)), gate={name: round(value, 4) for name, value in figures.items()},
     )  # fmt: skip
 
 
-def _live(folder: LearnFolder) -> LiveStore:
-    return LiveStore(folder.live, folder.settings.layout, sys.maxsize)
+def _traffic(folder: LearnFolder) -> TrafficStore:
+    return TrafficStore(folder.traffic, folder.settings.layout, sys.maxsize)
 
 
 def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any], FeatureStore]:
@@ -115,11 +115,11 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     if (path / MANIFEST).is_file():
         return yaml.safe_load(plan.read_text(encoding="utf-8")), FeatureStore.open(path)
     shutil.rmtree(folder.run, ignore_errors=True)
-    settings, live = folder.settings, _live(folder)
-    newest = max(one.path.name for one in live.shards())
-    learnt, held = live.newest("train", config.most), live.newest("held", config.most // 4)
+    settings, traffic = folder.settings, _traffic(folder)
+    newest = max(one.path.name for one in traffic.shards())
+    learnt, held = traffic.newest("train", config.most), traffic.newest("held", config.most // 4)
     if not held:
-        raise UsageError(f"{folder.live} has no held-out row yet: wait for more traffic")
+        raise UsageError(f"{folder.traffic} has no held-out row yet: wait for more traffic")
     original = None if config.store is None else FeatureStore.open(config.store)
     mixed = (
         []
@@ -135,16 +135,16 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     validation = rows[::_VALIDATED]
     train = [row for index, row in enumerate(rows) if index % _VALIDATED]
     facts = {
-        "parent": folder.state.settled, "newest": newest, "live_rows": len(learnt), "store_rows": len(mixed),
-        "live_tokens": _tokens(learnt),
+        "parent": folder.state.settled, "newest": newest, "traffic_rows": len(learnt), "store_rows": len(mixed),
+        "traffic_tokens": _tokens(learnt),
     }  # fmt: skip
     folder.run.mkdir(parents=True, exist_ok=True)
     write_json(plan, facts)
     splits = {"train": train, "validation": validation, "held": held}
-    return facts, write_store(path, settings.target, settings.layout, splits, "live traffic")
+    return facts, write_store(path, settings.target, settings.layout, splits, "traffic")
 
 
-def _tokens(rows: list[LiveRow]) -> int:
+def _tokens(rows: list[TrafficRow]) -> int:
     return sum(len(row.tokens.tokens) for row in rows)
 
 

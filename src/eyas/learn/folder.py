@@ -4,7 +4,7 @@
 - `state.json`: which generation is to be served, by whoever decides; changed under a lock
 - `events.jsonl`: what happened, a line each
 - `generations/NNNN/`: drafters, each with `card.json`: what it saw, in counts
-- `live/`: rows of traffic; `reference/`: rows that never change, to notice what is forgotten
+- `traffic/`: rows of traffic; `reference/`: rows that never change, to notice what is forgotten
 - `run/`: the learner's work in progress
 - `busy`: touched by the server while it works
 """
@@ -49,7 +49,7 @@ class LearnSettings(StrictModel):
 
 
 class LearnState(StrictModel):
-    """Which generation serves."""
+    """Which generation serves, and what the learner may do about it."""
 
     wanted: int = 0
     """The one that is to be served."""
@@ -60,7 +60,7 @@ class LearnState(StrictModel):
     refused: dict[int, str] = Field(default_factory=dict)
     """Generations that were reverted, and why."""
     learnt: str = ""
-    """The newest live shard that the learner has tried to learn from."""
+    """The newest shard of traffic that the learner has tried to learn from."""
 
 
 class Card(StrictModel):
@@ -70,8 +70,8 @@ class Card(StrictModel):
     parent: int | None = None
     made: float
     """Seconds since the epoch."""
-    live_rows: int = 0
-    live_tokens: int = 0
+    traffic_rows: int = 0
+    traffic_tokens: int = 0
     store_rows: int = 0
     """Rows of the original store that were mixed in."""
     steps: int = 0
@@ -85,7 +85,7 @@ class LearnFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.live, self.reference, self.run = path / "live", path / "reference", path / "run"
+        self.traffic, self.reference, self.run = path / "traffic", path / "reference", path / "run"
         self._state, self._events, self._busy = path / "state.json", path / "events.jsonl", path / "busy"
 
     @classmethod
@@ -97,7 +97,7 @@ class LearnFolder:
             if not (path / "learn.json").is_file():
                 copy_folder(drafter, made.generation(0))
                 _write(made.generation(0) / "card.json", Card(number=0, made=time.time()))
-                made.live.mkdir(exist_ok=True)
+                made.traffic.mkdir(exist_ok=True)
                 _write(path / "learn.json", wanted)
         found = made.settings
         for name in ("drafter", "target", "layout"):
@@ -140,7 +140,7 @@ class LearnFolder:
             yield
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line to the events."""
+        """Add a line to the events, in one write."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n"
         descriptor = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -159,7 +159,7 @@ class LearnFolder:
     # Generations
 
     def generation(self, number: int) -> Path:
-        """Where a generation lies."""
+        """The folder where a generation lies, or will."""
         return self.path / "generations" / f"{number:04}"
 
     def numbers(self) -> list[int]:

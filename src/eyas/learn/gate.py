@@ -33,7 +33,7 @@ DEPTH = 6
 
 @dataclass(frozen=True)
 class GateConfig:
-    """What a candidate must show."""
+    """What a candidate must show to be promoted."""
 
     confidence: float = 0.99
     tolerance: float = 0.02

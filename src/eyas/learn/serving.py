@@ -25,9 +25,9 @@ from eyas.drafters.options import DrafterOptions
 from eyas.errors import EyasError, UsageError
 from eyas.learn.collect import Collector, LearnRule
 from eyas.learn.folder import LearnFolder, LearnState, new_settings
-from eyas.learn.live import LiveStore
 from eyas.learn.swap import SwapDrafter
-from eyas.learn.trial import Trial
+from eyas.learn.traffic import TrafficStore
+from eyas.learn.trial import Canary
 from eyas.serve.observe.observer import Observer
 from eyas.targets import Target
 from eyas.targets.tokenizers import eos_token_ids, load_tokenizer, turn_end_ids
@@ -54,7 +54,7 @@ class LearnConfig:
     folder: Path
     rule: LearnRule = field(default_factory=LearnRule)
     limit: int = 4 << 30
-    """Most bytes of live rows on disk."""
+    """Most bytes of traffic on disk."""
     canary: float = 0.1
     """The share of rows that a new generation gets first."""
 
@@ -74,7 +74,7 @@ class Learning(Observer):
         self.folder: LearnFolder | None = None
         self.collector: Collector | None = None
         self.drafter: SwapDrafter | None = None
-        self.trial: Trial | None = None
+        self.trial: Canary | None = None
         self.serving = 0
         """The generation that rows get which aren't on trial."""
         self.swaps = 0
@@ -95,9 +95,9 @@ class Learning(Observer):
             wanted = new_settings(model, source, facts, drafter.taps, sizes)
             self.folder = folder = LearnFolder.prepare(self.config.folder, source, wanted)
             found, state = folder.settings, folder.state
-            store = LiveStore(folder.live, found.layout, self.config.limit)
-            ends = {*eos_token_ids(target.model), *turn_end_ids(load_tokenizer(model))}
-            self.collector = Collector(store, self.config.rule, ends, salt=bytes.fromhex(found.salt))
+            store = TrafficStore(folder.traffic, found.layout, self.config.limit)
+            end_ids = {*eos_token_ids(target.model), *turn_end_ids(load_tokenizer(model))}
+            self.collector = Collector(store, self.config.rule, end_ids, salt=bytes.fromhex(found.salt))
             self._load = _loader(options, target, model, drafter)
             first = drafter
             if state.settled:
@@ -164,12 +164,12 @@ class Learning(Observer):
             self.drafter.offer(wanted, drafter)
             log.info("learning: generation %d serves", wanted)
             return
-        self.trial = Trial(self.serving, wanted, self.config.canary)
+        self.trial = Canary(self.serving, wanted, self.config.canary)
         self.drafter.offer(wanted, drafter, self.trial)
         self.folder.note("trial", generation=wanted, beside=self.serving)
         log.info("learning: generation %d is tried on %.0f %% of rows", wanted, 100 * self.config.canary)
 
-    def _conclude(self, trial: Trial) -> None:
+    def _conclude(self, trial: Canary) -> None:
         assert self.folder is not None
         assert self.drafter is not None
         assert trial.report is not None

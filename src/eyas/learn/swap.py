@@ -69,7 +69,7 @@ class GenerationPairs(NamedTuple):
 
 
 @dataclass
-class _Row:
+class _SlotState:
     """What is known of the sequence in a slot."""
 
     generation: int
@@ -79,7 +79,7 @@ class _Row:
 
 
 class Chooser(Protocol):
-    """Says which generation a row gets, and is told how it did: a `Trial`."""
+    """Says which generation a row gets, and is told how it did: a `Canary`."""
 
     def choose(self) -> int:
         """The generation of a row that begins."""
@@ -107,7 +107,7 @@ class SwapDrafter(Drafter):
         self._offered: dict[int, NetworkDrafter] = {}
         self._chooser: Chooser = _Always(generation)
         self._choosing: Chooser = self._chooser
-        self._live, self._current = {generation: drafter}, generation
+        self._drafters, self._current = {generation: drafter}, generation
         self.resize(0)
 
     def fresh(self) -> Self:
@@ -121,7 +121,7 @@ class SwapDrafter(Drafter):
     @property
     def generations(self) -> list[int]:
         """Those that have slots here, the one that rows get by default last."""
-        return [*(number for number in self._live if number != self._current), self._current]
+        return [*(number for number in self._drafters if number != self._current), self._current]
 
     def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None) -> None:
         """From the next row on serve this generation, too: to the rows for which `chooser` chooses it, or to all.
@@ -141,21 +141,21 @@ class SwapDrafter(Drafter):
         """Make slots for what was offered, and let go of generations that no row has and no row will get."""
         with self._lock:
             offered, self._offered, chooser = self._offered, {}, self._chooser
-        if not offered and chooser is self._choosing and len(self._live) == 1:
+        if not offered and chooser is self._choosing and len(self._drafters) == 1:
             return
         for number, drafter in offered.items():
-            if number in self._live:  # rows that are finishing with it are there still, or again
+            if number in self._drafters:  # rows that are finishing with it are there still, or again
                 continue
-            self._live[number] = drafter.fresh()
-            self._live[number].reshape(*self._shape)
+            self._drafters[number] = drafter.fresh()
+            self._drafters[number].reshape(*self._shape)
         self._choosing = chooser
-        if isinstance(chooser, _Always) and chooser.generation in self._live:
+        if isinstance(chooser, _Always) and chooser.generation in self._drafters:
             self._current = chooser.generation
             used = {row.generation for slot, row in enumerate(self._rows) if self.length(slot)}
-            self._live = {k: one for k, one in self._live.items() if k in used | {self._current}}
+            self._drafters = {k: one for k, one in self._drafters.items() if k in used | {self._current}}
             for slot, row in enumerate(self._rows):
-                if row.generation not in self._live:
-                    self._rows[slot] = _Row(self._current)
+                if row.generation not in self._drafters:
+                    self._rows[slot] = _SlotState(self._current)
 
     # Slots
 
@@ -165,24 +165,24 @@ class SwapDrafter(Drafter):
 
     def resize(self, slots: int) -> None:
         """Start over with `slots` empty slots; the generation in service stays."""
-        self._live = {number: one.fresh() for number, one in self._live.items()}
-        for one in self._live.values():
+        self._drafters = {number: one.fresh() for number, one in self._drafters.items()}
+        for one in self._drafters.values():
             one.resize(slots)
         self._shape = (slots, 0)
-        self._rows = [_Row(self._current) for _ in range(slots)]
+        self._rows = [_SlotState(self._current) for _ in range(slots)]
         self._drafted: Sequence[bool] | None = None
         """Which rows were drafted for in the round whose pairs come next."""
 
     def reshape(self, slots: int, columns: int) -> None:
-        for one in self._live.values():
+        for one in self._drafters.values():
             one.reshape(slots, columns)
         self._shape = (slots, columns)
-        self._rows = self._rows[:slots] + [_Row(self._current) for _ in range(slots - len(self._rows))]
+        self._rows = self._rows[:slots] + [_SlotState(self._current) for _ in range(slots - len(self._rows))]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         self._take_over()
         chosen = self._choosing.choose()
-        self._rows[slot] = self._begun = _Row(chosen if chosen in self._live else self._current)
+        self._rows[slot] = self._begun = _SlotState(chosen if chosen in self._drafters else self._current)
         self._of(slot).begin(slot, prompt, owner)
         if self._recorder is not None:
             self._recorder.begin(slot, prompt, owner)
@@ -212,7 +212,7 @@ class SwapDrafter(Drafter):
 
     def whole(self, saved: GenerationPairs) -> bool:
         """Whether pairs are as good as new: those of a generation that no row gets any more are to be replaced."""
-        drafter = self._live.get(saved.generation)
+        drafter = self._drafters.get(saved.generation)
         return drafter is not None and drafter.whole(saved.pairs)
 
     def reusable(self, saved: Sequence[GenerationPairs], count: int) -> int:
@@ -224,7 +224,7 @@ class SwapDrafter(Drafter):
             mine += 1
         if mine < len(saved):
             count = min(count, _pairs_in(mine))
-        return self._live[own].reusable([one.pairs for one in saved[:mine]], count) if count > 0 else count
+        return self._drafters[own].reusable([one.pairs for one in saved[:mine]], count) if count > 0 else count
 
     def truncate(self, slot: int, length: int) -> None:
         self._of(slot).truncate(slot, length)
@@ -233,12 +233,12 @@ class SwapDrafter(Drafter):
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)
-        self._rows[target], self._rows[source] = self._rows[source], _Row(self._current)
+        self._rows[target], self._rows[source] = self._rows[source], _SlotState(self._current)
         if self._recorder is not None:
             self._recorder.move(source, target)
 
     def _of(self, slot: int) -> NetworkDrafter:
-        return self._live[self._rows[slot].generation]
+        return self._drafters[self._rows[slot].generation]
 
     # Rounds
 
@@ -260,12 +260,12 @@ class SwapDrafter(Drafter):
         states = taps[:, :, : len(self._reads)]
         for number, mine in self._by_generation(rows):
             given = [count * own for count, own in zip(counts, mine, strict=True)]
-            drafter = self._live[number]
+            drafter = self._drafters[number]
             (drafter.defer if deferring else drafter.observe)(rows, next_tokens, states, given)
 
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
         for number, mine in self._by_generation(rows):
-            self._live[number].catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
+            self._drafters[number].catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
@@ -276,7 +276,7 @@ class SwapDrafter(Drafter):
             for number, mine in self._by_generation(rows)
             if any(part := [want and own for want, own in zip(wanted, mine, strict=True)])
         ] or [(self._current, wanted)]
-        trees = [(self._live[number].draft(rows, spec, coupling, part), part) for number, part in parts]
+        trees = [(self._drafters[number].draft(rows, spec, coupling, part), part) for number, part in parts]
         return trees[0][0] if len(trees) == 1 else side_by_side(trees)
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
@@ -299,7 +299,7 @@ class _Always:
         return self.generation
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
-        """Nothing is compared."""
+        """Nothing is compared, so nothing is counted."""
 
 
 def _pairs_in(blocks: int) -> int:

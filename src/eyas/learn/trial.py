@@ -22,8 +22,8 @@ _SURE = 3.3
 Verdict = Literal["settle", "revert"]
 
 
-class Report(NamedTuple):
-    """How a trial ended."""
+class CanaryReport(NamedTuple):
+    """How a trial ended, with its figures."""
 
     verdict: Verdict
     reason: str
@@ -64,7 +64,7 @@ class Arm:
 
 
 @dataclass
-class Trial:
+class Canary:
     """Which generation each row gets while two are compared, and the verdict once there is one."""
 
     old: int
@@ -74,7 +74,7 @@ class Trial:
     seed: int = 0
     arms: dict[int, Arm] = field(default_factory=dict)
     stage: int = 1
-    report: Report | None = None
+    report: CanaryReport | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -98,12 +98,12 @@ class Trial:
             return
         behind = old.accept_length - new.accept_length
         if behind > 0.0 and behind >= _SURE * math.sqrt(old.variance + new.variance):
-            self.report = Report("revert", f"{self._figures()}: behind beyond noise")
+            self.report = CanaryReport("revert", f"{self._figures()}: behind beyond noise")
         elif fewest >= STAGE * self.stage:
             if self.stage == 1:
                 self.stage = 2
             else:
-                self.report = Report("settle", f"{self._figures()}: not behind")
+                self.report = CanaryReport("settle", f"{self._figures()}: not behind")
 
     def _figures(self) -> str:
         old, new = self.arms[self.old], self.arms[self.new]

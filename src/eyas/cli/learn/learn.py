@@ -129,23 +129,25 @@ def status(folder: Folder, json: Json = False) -> int:
     opened.settings  # noqa: B018  # raises
     state, events = opened.state, opened.events()
     cards = {number: opened.card(number) for number in opened.numbers()}
-    shards = list(opened.live.glob("*.safetensors"))
+    shards = list(opened.traffic.glob("*.safetensors"))
     if json:
         found = {
             "state": state.model_dump(),
             "generations": [card.model_dump() for card in cards.values()],
-            "live_bytes": sum(path.stat().st_size for path in shards),
+            "traffic_bytes": sum(path.stat().st_size for path in shards),
             "events": events,
         }
         typer.echo(jsonlib.dumps(found))
         return 0
     from rich.table import Table
 
-    table = Table("generation", "from", "made", "live rows", "others", "steps", "recent", "before", "state", box=None)
+    table = Table(
+        "generation", "from", "made", "requests", "stored rows", "steps", "recent", "before", "state", box=None
+    )
     for number, card in cards.items():
         gate = card.gate
         table.add_row(
-            str(number), "" if card.parent is None else str(card.parent), _when(card.made), str(card.live_rows),
+            str(number), "" if card.parent is None else str(card.parent), _when(card.made), str(card.traffic_rows),
             str(card.store_rows), str(card.steps), _figure(gate, "recent_candidate"), _figure(gate, "recent_incumbent"),
             _standing(number, opened),
         )  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from eyas.data.store.layout import encode_states
 from eyas.data.store.manifest import CapturedTarget, StoredRow
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.learn.live import LiveRow, LiveStore, split_of, stored_rows, write_store
+from eyas.learn.traffic import TrafficRow, TrafficStore, split_of, stored_rows, write_store
 
 from .. import tiny
 from .conftest import LAYOUT
@@ -20,19 +20,19 @@ from .conftest import LAYOUT
 TARGET = CapturedTarget(name="tiny", fingerprint="f", ends="e", dtype="float32", layers=tiny.LAYERS)
 
 
-def row(seed: int, length: int = 40) -> LiveRow:
+def row(seed: int, length: int = 40) -> TrafficRow:
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(2, tiny.VOCAB, (length,), generator=generator).numpy()
     mask = np.arange(length) >= length // 2
     taps = encode_states(torch.randn(length, 3, tiny.HIDDEN, generator=generator), "fp8")
     final = encode_states(torch.randn(int(mask[1:].sum()), tiny.HIDDEN, generator=generator), "fp8")
-    return LiveRow(TokenRow(tokens, mask), StoredRow(torch.from_numpy(tokens).int(), taps, final, None))
+    return TrafficRow(TokenRow(tokens, mask), StoredRow(torch.from_numpy(tokens).int(), taps, final, None))
 
 
-def test_what_is_written_is_read(live: LiveStore) -> None:
+def test_what_is_written_is_read(traffic: TrafficStore) -> None:
     rows = [row(seed, 20 + seed) for seed in range(5)]
-    live.write("a", "train", rows)
-    (shard,) = live.shards()
+    traffic.write("a", "train", rows)
+    (shard,) = traffic.shards()
     assert (shard.client, shard.split) == ("a", "train")
     for (tokens, states), (wanted, held) in zip(shard.rows(LAYOUT), rows, strict=True):
         assert tokens.tokens.tolist() == wanted.tokens.tolist()
@@ -41,41 +41,41 @@ def test_what_is_written_is_read(live: LiveStore) -> None:
             assert one is not None
             assert other is not None
             assert torch.equal(one.values.view(torch.uint8), other.values.view(torch.uint8))
-    assert live.count("train") == 5
-    assert live.count("held") == 0
-    assert live.count("train", after=shard.path.name) == 0
+    assert traffic.count("train") == 5
+    assert traffic.count("held") == 0
+    assert traffic.count("train", after=shard.path.name) == 0
 
 
-def test_one_client_does_not_push_others_out(live: LiveStore) -> None:
-    live.write("quiet", "train", [row(0)])
-    size = live.shards()[0].path.stat().st_size
-    live.limit = 10 * size
+def test_one_client_does_not_push_others_out(traffic: TrafficStore) -> None:
+    traffic.write("quiet", "train", [row(0)])
+    size = traffic.shards()[0].path.stat().st_size
+    traffic.limit = 10 * size
     for seed in range(1, 60):
-        live.write("loud", "train", [row(seed)])
-    held = [shard.client for shard in live.shards()]
-    assert sum(shard.path.stat().st_size for shard in live.shards()) <= live.limit
+        traffic.write("loud", "train", [row(seed)])
+    held = [shard.client for shard in traffic.shards()]
+    assert sum(shard.path.stat().st_size for shard in traffic.shards()) <= traffic.limit
     assert held.count("quiet") == 1
-    newest = {tuple(one.tokens.tokens) for one in live.newest("train", 9) if one}
+    newest = {tuple(one.tokens.tokens) for one in traffic.newest("train", 9) if one}
     assert newest == {tuple(row(seed).tokens.tokens) for seed in range(51, 60)}, "the newest are kept"
 
 
-def test_rows_dropped_while_they_are_read_are_left_out(live: LiveStore) -> None:
-    live.write("a", "train", [row(0)])
-    live.write("a", "train", [row(1)])
-    gone, kept = live.shards()
+def test_rows_dropped_while_they_are_read_are_left_out(traffic: TrafficStore) -> None:
+    traffic.write("a", "train", [row(0)])
+    traffic.write("a", "train", [row(1)])
+    gone, kept = traffic.shards()
     gone.path.unlink()
     assert gone.rows(LAYOUT) == []
     assert len(kept.rows(LAYOUT)) == 1
 
 
-def test_leftovers_of_a_killed_writer_are_no_shards(live: LiveStore) -> None:
-    live.write("a", "train", [row(0)])
-    name = live.shards()[0].path.name
-    folder = live.folder / f".{name}.tmp"
+def test_leftovers_of_a_killed_writer_are_no_shards(traffic: TrafficStore) -> None:
+    traffic.write("a", "train", [row(0)])
+    name = traffic.shards()[0].path.name
+    folder = traffic.folder / f".{name}.tmp"
     folder.mkdir()
     (folder / name).write_bytes(b"half")
-    assert len(live.shards()) == 1
-    assert len(live.newest("train", 10)) == 1
+    assert len(traffic.shards()) == 1
+    assert len(traffic.newest("train", 10)) == 1
 
 
 def test_a_question_asked_again_stays_on_its_side() -> None:
@@ -94,7 +94,7 @@ def test_stores_hold_copies_and_give_rows_back(tmp_path: Path, final: str) -> No
     rows = [row(seed, 30) for seed in range(6)]
     if final == "all":
         rows = [
-            LiveRow(one.tokens, one.states._replace(final=encode_states(torch.randn(30, tiny.HIDDEN), "fp8")))
+            TrafficRow(one.tokens, one.states._replace(final=encode_states(torch.randn(30, tiny.HIDDEN), "fp8")))
             for one in rows
         ]
     layout = LAYOUT.model_copy(update={"final": final})

@@ -1,4 +1,4 @@
-"""Rows of live traffic on disk: shards of the store's format, each of one client, newest kept.
+"""Rows of traffic on disk: shards of the store's format, each of one client, newest kept.
 
 What a shard is follows from its name, `TIME-CLIENT-SPLIT.safetensors`, and its header, so nothing else must agree with
 it: whatever is killed, every file that is there is whole. Where there is no room, the client that holds most bytes
@@ -46,21 +46,21 @@ from eyas.runtime import versions
 Split = Literal["train", "held"]
 _HELD = 8
 """One row in so many is held out."""
-_OWNER = "live-traffic----"
+_OWNER = "learn-traffic---"
 """What a shard's metadata has in place of a capture's identity: 16 characters."""
 _BEGINNING = 64
 """Tokens by which rows are told apart when they are split."""
 
 
-class LiveRow(NamedTuple):
+class TrafficRow(NamedTuple):
     """A row of traffic: tokens with the answer's mask, and the states that the rounds produced."""
 
     tokens: TokenRow
     states: StoredRow
 
 
-class LiveShard(NamedTuple):
-    """A file of the live store; the name is all that is known of it."""
+class TrafficShard(NamedTuple):
+    """A file of the traffic store; the name is all that is known of it."""
 
     path: Path
 
@@ -71,10 +71,10 @@ class LiveShard(NamedTuple):
 
     @property
     def split(self) -> str:
-        """`train` or `held`."""
+        """`train`, or `held` for rows that are never trained on."""
         return self.path.stem.split("-")[2]
 
-    def rows(self, layout: ShardLayout) -> list[LiveRow]:
+    def rows(self, layout: ShardLayout) -> list[TrafficRow]:
         """Its rows, copied out of the file; none if it has been dropped meanwhile. StoreError if it is damaged."""
         size = _size(self.path)
         if size is None:
@@ -85,7 +85,7 @@ class LiveShard(NamedTuple):
             if not self.path.exists():
                 return []
             raise
-        return [LiveRow(row, shard.row(i)) for i, row in enumerate(shard.token_rows())]
+        return [TrafficRow(row, shard.row(i)) for i, row in enumerate(shard.token_rows())]
 
 
 def split_of(row: TokenRow) -> Split:
@@ -94,18 +94,18 @@ def split_of(row: TokenRow) -> Split:
     return "train" if int.from_bytes(digest, "little") % _HELD else "held"
 
 
-class LiveStore:
-    """The folder of live shards, which holds at most `limit` bytes."""
+class TrafficStore:
+    """The folder of such shards, which holds at most `limit` bytes."""
 
     def __init__(self, folder: Path, layout: ShardLayout, limit: int) -> None:
         self.folder, self.layout, self.limit = folder, layout, limit
         self._last = 0
 
-    def shards(self) -> list[LiveShard]:
+    def shards(self) -> list[TrafficShard]:
         """All shards, oldest first."""
-        return [LiveShard(path) for path in sorted(self.folder.glob("*-*-*.safetensors"))]
+        return [TrafficShard(path) for path in sorted(self.folder.glob("*-*-*.safetensors"))]
 
-    def write(self, client: str, split: Split, rows: Sequence[LiveRow]) -> None:
+    def write(self, client: str, split: Split, rows: Sequence[TrafficRow]) -> None:
         """Add rows of a client, a digest without hyphens, and make room. StoreError if the disk can't take them."""
         self._last = max(self._last + 1, time.time_ns())
         path = self.folder / f"{self._last:020}-{client}-{split}.safetensors"
@@ -125,9 +125,9 @@ class LiveStore:
             size = sizes.pop(oldest)
             total, held[client] = total - size, held[client] - size
 
-    def newest(self, split: Split, count: int, after: str = "") -> list[LiveRow]:
+    def newest(self, split: Split, count: int, after: str = "") -> list[TrafficRow]:
         """At most `count` rows of a split, newest shards first; of shards later than the one named `after`."""
-        found: list[LiveRow] = []
+        found: list[TrafficRow] = []
         for shard in reversed(self.shards()):
             if len(found) >= count or shard.path.name <= after:
                 break
@@ -159,7 +159,7 @@ def _size(path: Path) -> RowTotals | None:
     return RowTotals(tensors["lengths"]["shape"][0], tensors["tokens"]["shape"][0], finals)
 
 
-def _write(path: Path, layout: ShardLayout, rows: Sequence[LiveRow], identity: str) -> RowTotals:
+def _write(path: Path, layout: ShardLayout, rows: Sequence[TrafficRow], identity: str) -> RowTotals:
     tokens = [row.tokens for row in rows]
     tensors = ShardTensors(tokens, layout)
     for index, row in enumerate(rows):
@@ -170,7 +170,7 @@ def _write(path: Path, layout: ShardLayout, rows: Sequence[LiveRow], identity: s
 
 
 def write_store(
-    folder: Path, target: CapturedTarget, layout: ShardLayout, splits: dict[str, list[LiveRow]], name: str
+    folder: Path, target: CapturedTarget, layout: ShardLayout, splits: dict[str, list[TrafficRow]], name: str
 ) -> FeatureStore:
     """Write a store of these rows, which are copied: what they came from may go. `name`: where they came from.
 
@@ -200,14 +200,16 @@ def write_store(
     return FeatureStore.open(folder)
 
 
-def stored_rows(store: FeatureStore, split: str, layout: ShardLayout, count: int, seed: int = 0) -> Iterator[LiveRow]:
-    """At most `count` rows of a captured store, drawn at random, in the `layout` of live ones.
+def stored_rows(
+    store: FeatureStore, split: str, layout: ShardLayout, count: int, seed: int = 0
+) -> Iterator[TrafficRow]:
+    """At most `count` rows of a captured store, drawn at random, in the `layout` of those of traffic.
 
     Raises StoreError if the store lacks states that the layout has, or encodes them otherwise.
     """
     if store.layout.states != layout.states or store.layout.final not in ("answers", "all"):
         raise StoreError(
-            f"{store.folder} can't be mixed with live rows: it needs --states {layout.states} and --final answers or "
+            f"{store.folder} can't be mixed with traffic: it needs --states {layout.states} and --final answers or "
             "all; capture it again"
         )
     store.check_taps([*layout.taps, *((store.settings.target.layers + 1,) if layout.final == "all" else ())])
@@ -221,7 +223,7 @@ def stored_rows(store: FeatureStore, split: str, layout: ShardLayout, count: int
         if store.layout.final == "all" and layout.final == "answers":
             final = _picked(final, np.flatnonzero(row.loss_mask[1:]).tolist())
         taps = None if found.taps is None or not columns else _columns(found.taps, columns)
-        yield LiveRow(row, StoredRow(found.tokens, taps, final, None))
+        yield TrafficRow(row, StoredRow(found.tokens, taps, final, None))
 
 
 def _numbers(store: FeatureStore, split: str) -> list[int]:
