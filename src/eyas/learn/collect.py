@@ -89,6 +89,10 @@ class _Sequence:
     finals: list[EncodedStates] = field(default_factory=list)
 
 
+_Work = tuple[_Sequence, list[_BatchPairs], bool]
+"""A sequence, more of its pairs, and whether they are its last."""
+
+
 class Collector:
     """Records the rows that the rule allows. `close` writes what is complete."""
 
@@ -100,7 +104,7 @@ class Collector:
         self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
         self._longest, self._salt, self._random = longest, salt, random.Random(seed)
         self._open: dict[int, _Sequence] = {}  # by slot
-        self._queue: queue.SimpleQueue[tuple[_Sequence, list[_BatchPairs], bool] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Work | threading.Event | None] = queue.SimpleQueue()
         self._waiting, self._waiting_lock = 0, threading.Lock()
         self._pending: dict[tuple[str, Split], list[TrafficRow]] = defaultdict(list)
         self._flushed = time.monotonic()
@@ -144,6 +148,12 @@ class Collector:
         if (one := self._open.pop(source, None)) is not None:
             self._open[target] = one
 
+    def flush(self, seconds: float = 60.0) -> None:
+        """Write all rows that are complete by now; wait for that for at most so many seconds."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait(seconds)
+
     def close(self, seconds: float = 10.0) -> None:
         """Write the rows that are complete; wait for that for at most so many seconds."""
         self._open.clear()
@@ -176,12 +186,14 @@ class Collector:
                 work = self._queue.get(timeout=_SECONDS)
                 ended = work is None
             try:
-                if work is not None:
+                if isinstance(work, tuple):
                     self._take(*work)
-                if ended or time.monotonic() - self._flushed > _SECONDS:
+                if ended or isinstance(work, threading.Event) or time.monotonic() - self._flushed > _SECONDS:
                     self._flush()
             except Exception as error:  # noqa: BLE001  # whatever it is, those who are served aren't concerned
                 self._stop(error)
+            if isinstance(work, threading.Event):
+                work.set()
 
     def _stop(self, error: Exception) -> None:
         why = str(error) if isinstance(error, EyasError) else f"{type(error).__name__}: {error}"
