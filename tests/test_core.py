@@ -14,6 +14,7 @@ LABS = (
     "eyas.doctor",
     "eyas.sweep",
     "eyas.cluster",
+    "eyas.learn",
     "eyas.drafters.block",
     "eyas.drafters.kinds.dflash",
     "eyas.drafters.kinds.dflash2",

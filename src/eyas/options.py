@@ -5,6 +5,7 @@ Nothing here needs torch. A drafter's are `eyas.drafters.options.DrafterOptions`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from re import fullmatch
@@ -18,7 +19,9 @@ from eyas.tree.spec import read_tree
 if TYPE_CHECKING:
     import torch
 
+    from eyas.drafters.base import Drafter
     from eyas.engine.controller import CostTable
+    from eyas.targets import Target
     from eyas.tree import TreeSpec
     from eyas.types import Limits
     from eyas.verify import WalkRule
@@ -77,6 +80,8 @@ class EngineOptions:
     limits: Limits | None = None
     costs: Path | CostTable | None = None
     """For `auto`: costs that were measured, or the file that keeps them; None = a file in the user's cache."""
+    around: Callable[[Target, Drafter], Drafter] | None = None
+    """What is put around the drafter that decodes, once costs were measured with it."""
 
     def check(self, drafts: bool) -> None:
         """Refuse what contradicts itself, or needs a drafter where none `drafts`. Raises UsageError."""

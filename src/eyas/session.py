@@ -67,7 +67,8 @@ class Session:
                 most = options.batch_size or 1 if options.limits is None else options.limits.max_running
                 controller = make_controller(self.target, drafter, tree, most, options.costs)
             spec = None if controller else tree_for(drafter, parse_tree(tree) if isinstance(tree, str) else tree)
-            speculation = Speculation(drafter, spec, options.coupled)
+            around = drafter if options.around is None else options.around(self.target, drafter)
+            speculation = Speculation(around, spec, options.coupled)
         return Engine(
             self.target, self.tokenizer, speculation, batch_size=options.batch_size, limits=options.limits,
             rule=options.rule, controller=controller,

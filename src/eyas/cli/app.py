@@ -29,6 +29,7 @@ from eyas.cli.drafter.doctor import doctor
 from eyas.cli.drafter.export import export
 from eyas.cli.drafter.inspect import inspect
 from eyas.cli.drafter.push import push
+from eyas.cli.learn.learn import pin, promote, revert, run, status
 from eyas.cli.serve.serve import serve
 from eyas.cli.train.pipeline import pipeline
 from eyas.cli.train.plan import plan
@@ -60,6 +61,10 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
             "regenerate": data_regenerate,
             "capture": data_capture,
         },
+    ),
+    "learn": (
+        "A drafter that learns from the traffic it serves.",
+        {"run": run, "status": status, "promote": promote, "revert": revert, "pin": pin},
     ),
     "bench": (
         "Measure drafters, methods, answers, checkpoints, trees, servers.",

@@ -45,6 +45,19 @@ def client_of(key: str) -> str:
     return key.partition("/")[0]
 
 
+_PRIVATE = "/private"
+
+
+def private(key: str) -> str:
+    """The queue key of a user's requests that nothing may be learnt from, which queue beside the user's others."""
+    return key + _PRIVATE
+
+
+def is_private(key: str) -> bool:
+    """Whether nothing may be learnt from requests of this queue key."""
+    return key.endswith(_PRIVATE)
+
+
 class FairQueue(Generic[T]):
     """Whatever waits for its turn, in the order in which it gets one."""
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 import eyas
 from eyas.config import StrictModel
-from eyas.engine.fair_queue import FairQueue, client_of
+from eyas.engine.fair_queue import FairQueue, client_of, private
 from eyas.errors import QueueFullError
 from eyas.serve.engine_thread import EngineThread, ServedEngine
 from eyas.serve.errors import ApiError, too_late, unavailable
@@ -278,10 +278,13 @@ class RequestInfo:
     """When the request arrived, by `time.monotonic`."""
     client: str
     """The digest of the client's key, or its address where no keys are needed."""
+    private: bool = False
+    """Whether the client says that nothing may be learnt from it (`X-Eyas-Learn: off`)."""
 
     def queue_key(self, user: str | None) -> str:
         """The queue that the request waits in: one for each user of a client, who share what the client gets."""
-        return f"{self.client}/{user or ''}"
+        key = f"{self.client}/{user or ''}"
+        return private(key) if self.private else key
 
 
 async def _server_context(request: Request) -> ServerContext:
@@ -291,7 +294,8 @@ async def _server_context(request: Request) -> ServerContext:
 
 async def _request_info(request: Request) -> RequestInfo:
     state = request.scope["state"]
-    return RequestInfo(state["request_id"], state["received"], client_id(request))
+    said = request.headers.get("x-eyas-learn", "").strip().lower()
+    return RequestInfo(state["request_id"], state["received"], client_id(request), said in ("off", "no", "false", "0"))
 
 
 def client_id(request: Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,8 +22,10 @@ from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
     from eyas import options
+    from eyas.drafters.base import Drafter
     from eyas.engine import Engine
     from eyas.session import Session
+    from eyas.targets import Target
     from eyas.types import Limits, SamplingParams, TypicalAcceptance
     from eyas.verify import WalkRule
 
@@ -106,15 +109,19 @@ def open_engine(
     limits: Limits | None = None,
     *,
     logged: bool = False,
+    around: Callable[[Target, Drafter], Drafter] | None = None,
 ) -> Engine:
-    """Load target, drafter and tokenizer into an engine, and say so unless it is `logged` elsewhere."""
+    """Load target, drafter and tokenizer into an engine, and say so unless it is `logged` elsewhere.
+
+    `around` as in `eyas.options.EngineOptions`.
+    """
     tree = check_engine(target, draft)
     rule = walk_rule(draft.acceptance)
     with nullcontext() if logged else loading(target.model):
         quiet()
         from eyas import session
 
-        options = draft.engine(tree, batch_size, limits, rule)
+        options = replace(draft.engine(tree, batch_size, limits, rule), around=around)
         return session.open_engine(target.of(target.model), draft.drafter, options)
 
 

@@ -26,6 +26,7 @@ from eyas.cli.common.build import check_engine, open_engine, quiet, tree_text
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
+from eyas.cli.learn.learn import LearnOptions
 from eyas.drafters.options import WITHOUT_DRAFTER
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from eyas.interop.export.drafter import ServedTarget
     from eyas.interop.serving.commands import ServedDrafter
     from eyas.interop.serving.engines import Command, ServingEngine
+    from eyas.learn.serving import Learning
     from eyas.serve.context import ServeSettings
 
 KEY_VARIABLE = "EYAS_API_KEY"
@@ -143,6 +145,7 @@ def serve(
     draft: DraftOptions,
     server: ServerOptions,
     capacity: CapacityOptions,
+    learns: LearnOptions,
     other: EnginePanel,
     given: Given,
 ) -> int:
@@ -152,7 +155,7 @@ def serve(
     been answered; a second one ends it at once.
     """
     if other.engine != OWN:
-        every = vars(server) | vars(capacity) | vars(target) | vars(draft)
+        every = vars(server) | vars(capacity) | vars(target) | vars(draft) | vars(learns)
         requested = {name: value for name, value in every.items() if name in given or name in ("host", "port")}
         key = None if server.api_key else os.environ.get(KEY_VARIABLE)
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
@@ -174,14 +177,21 @@ def serve(
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.page import Gauges
 
+    learning = learns.opened(draft)
     open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
     tls_context(settings)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
-    observer = Observers([metrics, logs, gauges])
+    observer = Observers([metrics, logs, gauges, *(() if learning is None else (learning,))])
     listener = bind(server.host, server.port, settings.write_seconds)
-    thread = EngineThread(lambda: _load(target, draft, capacity), observer=observer, backlog=settings.backlog_chunks)
+    if learning is not None:
+        from eyas.learn.serving import LearnSeries
+
+        metrics.add(LearnSeries(learning, settings.model_names[0]))
+    thread = EngineThread(
+        lambda: _load(target, draft, capacity, learning), observer=observer, backlog=settings.backlog_chunks
+    )
     host, port = listener.getsockname()[:2]
     loading = "loading" + (", then measuring costs for --tree auto" if is_auto(tree) else "")
     scheme = "http" if server.ssl_certfile is None else "https"
@@ -193,6 +203,8 @@ def serve(
         code = INTERRUPTED
     finally:
         logs.close()
+        if learning is not None:
+            learning.close()
     if thread.alive:  # to take the libraries down under it would abort the process
         os._exit(code)
     return code
@@ -206,14 +218,20 @@ def _with_default_tree(draft: DraftOptions) -> DraftOptions:
     return draft
 
 
-def _load(target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions) -> Engine:
+def _load(
+    target: TargetPanel, draft: DraftOptions, capacity: CapacityOptions, learning: Learning | None = None
+) -> Engine:
     from eyas.serve.observe.logs import log_loaded
     from eyas.types import Limits
 
     _check_context(target.model, capacity.max_model_len)
     limits = Limits(**{name: value for name, value in vars(capacity).items() if name != "max_model_len"})
     began = time.monotonic()
-    engine = open_engine(target, draft, limits=limits, logged=True)
+    around = None if learning is None or draft.drafter is None else learning.wrap(draft.drafter, target.model)
+    engine = open_engine(target, draft, limits=limits, logged=True, around=around)
+    if learning is not None:
+        assert engine.speculation is not None
+        learning.start(engine.speculation.drafter)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
     # what exists now stays: else a request of a million small lists makes the collector walk over all of it
     gc.collect()

@@ -169,24 +169,39 @@ def shard_tensors(
     source: StateSource, rows: list[TokenRow], layout: ShardLayout, budget: int
 ) -> Generator[int, None, dict[str, Tensor]]:
     """Yield the tokens of each batch done; return all tensors that `layout.tensors` names, in the order of `rows`."""
-    specs = layout.tensors(size_of(rows))
-    out = {name: torch.empty(spec.shape, dtype=_TYPES[spec.item]) for name, spec in specs.items()}
-    masks = np.concatenate([row.loss_mask for row in rows])
-    out["lengths"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int32)
-    out["tokens"] = torch.from_numpy(np.concatenate([row.tokens for row in rows])).to(torch.int32)
-    out["loss_mask"] = torch.from_numpy(pack_mask(masks))
-    token_starts = _starts([len(row.tokens) for row in rows])
-    finals = [len(row.tokens) if layout.final == "all" else int(row.loss_mask[1:].sum()) for row in rows]
-    final_starts = _starts(finals)
-    checksums = np.zeros(len(rows), dtype=np.uint32)
+    made = ShardTensors(rows, layout)
     for members in length_groups(rows, budget):
         batch = padded([rows[i] for i in members])
         for i, row in zip(members, traced_rows(source, batch, layout), strict=True):
-            _put(out, row, token_starts[i], final_starts[i])
-            checksums[i] = row_checksum(row, rows[i].loss_mask)
+            made.put(i, row)
         yield int(batch.lengths.sum())
-    out["checksums"] = torch.from_numpy(checksums)
-    return out
+    return made.finish()
+
+
+class ShardTensors:
+    """The tensors of a shard, to be filled row by row in any order."""
+
+    def __init__(self, rows: list[TokenRow], layout: ShardLayout) -> None:
+        specs = layout.tensors(size_of(rows))
+        self._rows = rows
+        self._out = {name: torch.empty(spec.shape, dtype=_TYPES[spec.item]) for name, spec in specs.items()}
+        masks = np.concatenate([row.loss_mask for row in rows])
+        self._out["lengths"] = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int32)
+        self._out["tokens"] = torch.from_numpy(np.concatenate([row.tokens for row in rows])).to(torch.int32)
+        self._out["loss_mask"] = torch.from_numpy(pack_mask(masks))
+        self._token_starts = _starts([len(row.tokens) for row in rows])
+        finals = [len(row.tokens) if layout.final == "all" else int(row.loss_mask[1:].sum()) for row in rows]
+        self._final_starts = _starts(finals)
+        self._checksums = np.zeros(len(rows), dtype=np.uint32)
+
+    def put(self, index: int, row: StoredRow) -> None:
+        """Fill in the features of the row at `index`."""
+        _put(self._out, row, self._token_starts[index], self._final_starts[index])
+        self._checksums[index] = row_checksum(row, self._rows[index].loss_mask)
+
+    def finish(self) -> dict[str, Tensor]:
+        """All tensors that the layout names, once every row was put."""
+        return self._out | {"checksums": torch.from_numpy(self._checksums)}
 
 
 def traced_rows(source: StateSource, batch: TokenBatch, layout: ShardLayout) -> Iterator[StoredRow]:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.registry import Collector
 
 from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
 from eyas.types import CONTEXT_BUCKETS, context_bucket
@@ -120,6 +121,10 @@ class Metrics(Observer):
             registry=self._registry,
         )
         self._seen = dict.fromkeys(FROM_STATE, 0)
+
+    def add(self, series: Collector) -> None:
+        """Show further series on the page."""
+        self._registry.register(series)
 
     def page(self) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`)."""

@@ -199,6 +199,23 @@ def _options(kind: Kind) -> set[str]:
     return names - fixed - ({"hidden_size"} if issubclass(kind.config, FeatureConfig) else set())
 
 
+def shape_of(config: DrafterConfig, kind: Kind, layers: int) -> DrafterShape:
+    """The shape of a drafter that exists, to train on from it; its target has so many `layers`.
+
+    `drafter_config` gives the config back, if what a shape doesn't say (RoPE, norms) is the target's.
+    """
+    values: dict[str, Any] = {
+        "kind": kind.name, "draft_vocab_size": config.draft_vocab_size, "default_tree": config.default_tree,
+        "embedding": config.embedding, "head": config.head,
+    }  # fmt: skip
+    given = {name: getattr(config, _FIELD.get(name, name)) for name in _options(kind)}
+    if "taps" in given:
+        given["taps"] = config.taps_of(layers)
+    if "q_lora_rank" in given:
+        given["q_lora_rank"] = given["q_lora_rank"] or 0
+    return DrafterShape(**values, **given)
+
+
 def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     """The drafter's config: the shape's values, completed from the target's config, with explicit taps.
 

@@ -1,0 +1,228 @@
+"""`eyas learn`: the learner beside a server, and what its generations did; also the server's options for it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+from typer import Argument, Option
+
+from eyas.cli.common.display import note, output, show_table
+from eyas.cli.common.options import Device, DraftOptions, Json
+from eyas.errors import UsageError
+
+if TYPE_CHECKING:
+    from eyas.learn.cycle import CycleConfig
+    from eyas.learn.folder import LearnFolder
+    from eyas.learn.serving import Learning
+
+Folder = Annotated[Path, Argument(metavar="DIR", file_okay=False, help="The folder of `eyas serve --learn DIR`.")]
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """Whether a server's requests are learnt from, and which."""
+
+    PANEL: ClassVar = "Learning"
+    learn: Annotated[
+        Path | None,
+        Option(metavar="DIR", file_okay=False, help="Collect requests in DIR and serve what `eyas learn` makes there."),
+    ] = None
+    learn_exclude: Annotated[
+        list[str], Option(metavar="KEY", help="An API key that is never learnt from; may be repeated.")
+    ] = field(default_factory=list)
+    learn_only: Annotated[
+        list[str], Option(metavar="KEY", help="Learn from this API key and no other; may be repeated.")
+    ] = field(default_factory=list)
+    learn_share: Annotated[float, Option(min=0.0, max=1.0, help="The share of requests that is collected.")] = 1.0
+    learn_gib: Annotated[float, Option(min=0.001, help="Most GiB of requests kept in DIR.")] = 4.0
+    learn_canary: Annotated[
+        float, Option(min=0.01, max=0.5, help="The share of rows that a new drafter serves first.")
+    ] = 0.1
+
+    def opened(self, draft: DraftOptions) -> Learning | None:
+        """What a server has beside its engine; None if it doesn't learn. Raises UsageError."""
+        if self.learn is None:
+            if self != LearnOptions():
+                raise UsageError("--learn-exclude, --learn-only, --learn-share, --learn-gib and --learn-canary say how "
+                                 "to learn: give --learn DIR, too")  # fmt: skip
+            return None
+        if draft.drafter is None or draft.draft_model is None:
+            raise UsageError("--learn is about a drafter: give --draft-model")
+        if draft.acceptance is not None:
+            raise UsageError(
+                "--learn needs the lossless walk, under which swaps change no token: leave out --acceptance"
+            )
+        from eyas.learn.collect import LearnRule
+        from eyas.learn.serving import LearnConfig, Learning
+        from eyas.serve.app import client_of_key
+
+        excluded, only = (
+            frozenset(client_of_key(key.encode()) for key in keys) for keys in (self.learn_exclude, self.learn_only)
+        )
+        rule = LearnRule(excluded, only or None, self.learn_share)
+        return Learning(LearnConfig(self.learn, rule, int(self.learn_gib * 2**30), self.learn_canary))
+
+
+def run(
+    folder: Folder,
+    store: Annotated[
+        Path | None,
+        Option(exists=True, file_okay=False, help="The drafter's original store: its rows are mixed in."),
+    ] = None,
+    once: Annotated[bool, Option("--once", help="Run one cycle now, in this process, and end.")] = False,
+    always: Annotated[bool, Option("--always", help="Go on while the server works, at the lowest priority.")] = False,
+    threads: Annotated[int | None, Option(min=1, help="Cores to train on (default: those that are idle).")] = None,
+    least_rows: Annotated[int, Option(min=1, help="New requests without which no cycle begins.")] = 200,
+    most_rows: Annotated[int, Option(min=1, help="Requests that a cycle learns from, the newest.")] = 2000,
+    epochs: Annotated[float, Option(min=0.01, help="Passes over them.")] = 2.0,
+    confidence: Annotated[float, Option(min=0.5, max=0.9999, help="That a new drafter is better.")] = 0.99,
+    tolerance: Annotated[float, Option(min=0.0, max=1.0, help="The loss that is put up with elsewhere.")] = 0.02,
+    device: Device = None,
+) -> int:  # fmt: skip
+    """Train the drafter on the requests it serves, again and again (experimental).
+
+    Each cycle copies the newest requests, trains on from the drafter in service, and compares the two on requests that
+    were held out. A winner is promoted: the server takes it up. Training stops while the server works, and a cycle that
+    was killed goes on where it was.
+    """
+    from eyas.learn.cycle import CycleConfig, due, run_cycle
+    from eyas.learn.folder import LearnFolder
+    from eyas.learn.gate import GateConfig
+    from eyas.learn.supervise import supervise
+
+    opened = LearnFolder(folder)
+    opened.settings  # noqa: B018  # raises
+    config = CycleConfig(
+        store, least_rows, most_rows, epochs, threads, device, GateConfig(confidence=confidence, tolerance=tolerance)
+    )
+    if once:
+        made = run_cycle(opened, config, note)
+        output().print("nothing was promoted" if made is None else f"generation {made} was promoted")
+        return 0
+    supervise(opened, _cycle_command(folder, config), partial(due, opened, config), yields=not always)
+    return 0
+
+
+def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
+    """The command of a child that runs one cycle."""
+    options: dict[str, Any] = {
+        "store": config.store, "threads": config.threads, "least-rows": config.least, "most-rows": config.most,
+        "epochs": config.epochs, "confidence": config.gate.confidence, "tolerance": config.gate.tolerance,
+        "device": config.device,
+    }  # fmt: skip
+    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return [sys.executable, "-m", "eyas", "learn", "run", str(folder), "--once", *given]
+
+
+def status(folder: Folder, json: Json = False) -> int:
+    """Show the generations, which one serves, and what happened last."""
+    from eyas.learn.folder import LearnFolder
+
+    opened = LearnFolder(folder)
+    opened.settings  # noqa: B018  # raises
+    state, events = opened.state, opened.events()
+    cards = {number: opened.card(number) for number in opened.numbers()}
+    shards = list(opened.traffic.glob("*.safetensors"))
+    if json:
+        found = {
+            "state": state.model_dump(),
+            "generations": [card.model_dump() for card in cards.values()],
+            "traffic_bytes": sum(path.stat().st_size for path in shards),
+            "events": events,
+        }
+        typer.echo(jsonlib.dumps(found))
+        return 0
+    from rich.table import Table
+
+    table = Table(
+        "generation", "from", "made", "requests", "stored rows", "steps", "recent", "before", "state", box=None
+    )
+    for number, card in cards.items():
+        gate = card.gate
+        table.add_row(
+            str(number), "" if card.parent is None else str(card.parent), _when(card.made), str(card.traffic_rows),
+            str(card.store_rows), str(card.steps), _figure(gate, "recent_candidate"), _figure(gate, "recent_incumbent"),
+            _standing(number, opened),
+        )  # fmt: skip
+    show_table(output(), table)
+    size = sum(path.stat().st_size for path in shards)
+    output().print(f"{len(shards)} shards of traffic, {size / 2**20:,.1f} MiB" + ("; pinned" if state.pinned else ""))
+    for event in events[-10:]:
+        rest = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("time", "event"))
+        output().print(f"{_when(event['time'])} {event['event']}: {rest}", markup=False, highlight=False)
+    return 0
+
+
+def _standing(number: int, folder: LearnFolder) -> str:
+    state = folder.state
+    if number in state.refused and number != state.settled:
+        return "taken back"
+    return "serves" if number == state.settled else "on trial" if number == state.wanted else ""
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _figure(figures: dict[str, float], name: str) -> str:
+    return f"{figures[name]:.3f}" if name in figures else ""
+
+
+def promote(
+    folder: Folder,
+    generation: Annotated[int | None, Argument(metavar="N", help="Default: the newest.")] = None,
+) -> int:
+    """Have the server try a generation, whatever it was refused for; it is taken back if it does worse."""
+    from eyas.learn.folder import LearnFolder
+
+    opened = LearnFolder(folder)
+    number = _known(opened, max(opened.numbers()) if generation is None else generation)
+    opened.change(
+        lambda state: state.model_copy(update={"wanted": number}), "promoted", generation=number, reason="by hand"
+    )
+    output().print(f"the server will try generation {number} within a second")
+    return 0
+
+
+def revert(
+    folder: Folder,
+    generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None,
+) -> int:
+    """Have the server go back to an earlier generation at once."""
+    from eyas.learn.folder import LearnFolder
+
+    opened = LearnFolder(folder)
+    state = opened.state
+    before = state.settled if state.wanted != state.settled else opened.card(state.settled).parent or 0
+    number = _known(opened, before if generation is None else generation)
+    opened.change(
+        lambda state: state.model_copy(update={"wanted": number, "settled": number}),
+        "reverted", generation=state.wanted, to=number, reason="by hand",
+    )  # fmt: skip
+    output().print(f"the server will serve generation {number} within a second")
+    return 0
+
+
+def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learner promote again.")] = False) -> int:
+    """Keep the generation in service: the learner goes on, and promotes nothing."""
+    from eyas.learn.folder import LearnFolder
+
+    opened = LearnFolder(folder)
+    opened.settings  # noqa: B018  # raises
+    opened.change(lambda state: state.model_copy(update={"pinned": not off}), "unpinned" if off else "pinned")
+    output().print("the learner promotes again" if off else "the learner promotes nothing until `eyas learn pin --off`")
+    return 0
+
+
+def _known(folder: LearnFolder, number: int) -> int:
+    """The number; UsageError if there is no such generation."""
+    if number not in folder.numbers():
+        raise UsageError(f"there is no generation {number}: {', '.join(map(str, folder.numbers()))} are kept")
+    return number

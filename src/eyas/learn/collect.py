@@ -1,0 +1,265 @@
+"""Collecting: what rounds produced anyway goes to the traffic store, without the engine ever waiting for it.
+
+The engine's thread notes which tensors hold a row's pairs, and hands them over in pieces; a thread of the collector's
+own encodes and writes them. What waits for it is bounded: a row that would exceed the bound is given up. A disk that
+can't be written to ends collecting. Both are logged once, and neither is noticed by those who are served.
+
+Shapes: R rows, Q pairs, n pairs of one row, A taps (those of the drafter, then the state after the final norm).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.data.store.layout import EncodedStates, encode_states
+from eyas.data.store.manifest import StoredRow
+from eyas.data.tokens.batches import learnable
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.engine.fair_queue import client_of, is_private
+from eyas.errors import EyasError
+from eyas.learn.traffic import Split, TrafficRow, TrafficStore, split_of
+
+_PIECE = 64
+"""Pairs of a row that are handed over together."""
+_WAITING = 256 << 20
+"""Most bytes of states that may wait to be encoded."""
+_TOGETHER, _SECONDS = 16, 10.0
+"""Rows of a client in a shard, and how long the first of them waits for others."""
+_LEAST = 8
+"""Answer tokens of a row that is worth keeping."""
+
+log = logging.getLogger("eyas.serve.learn")
+
+
+@dataclass(frozen=True)
+class LearnRule:
+    """Which requests may be learnt from. Those whose client says no (`X-Eyas-Learn: off`) never are."""
+
+    excluded: frozenset[str] = frozenset()
+    """Clients, as the server calls them: digests of API keys."""
+    only: frozenset[str] | None = None
+    """The only clients that are learnt from; None = all."""
+    share: float = 1.0
+    """Of their requests, drawn at random."""
+
+    def allows(self, owner: str, draw: float) -> bool:
+        """Whether a request with this queue key is learnt from; `draw` is uniform in [0, 1)."""
+        client = client_of(owner)
+        if is_private(owner) or client in self.excluded or (self.only is not None and client not in self.only):
+            return False
+        return draw < self.share
+
+
+@dataclass
+class _BatchPairs:
+    """Pairs of one row in tensors of a whole batch."""
+
+    tokens: Tensor  # [R, Q] the tokens that follow
+    states: Tensor  # [R, Q, A + 1, Ht]
+    row: int
+    count: int
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """A sequence that is being collected. The engine's thread has the upper half, the writer's the lower one."""
+
+    client: str
+    prompt: Sequence[int]
+    first: int = 0
+    """The position of its first pair whose states are known."""
+    pieces: list[_BatchPairs] = field(default_factory=list)
+    held: int = 0
+    pairs: int = 0
+    tokens: list[Tensor] = field(default_factory=list)
+    taps: list[EncodedStates] = field(default_factory=list)
+    finals: list[EncodedStates] = field(default_factory=list)
+
+
+_Work = tuple[_Sequence, list[_BatchPairs], bool]
+"""A sequence, more of its pairs, and whether they are its last."""
+
+
+class Collector:
+    """Records the rows that the rule allows. `close` writes what is complete."""
+
+    def __init__(
+        self, store: TrafficStore, rule: LearnRule, end_ids: Collection[int], *, longest: int = 4096, salt: bytes = b"",
+        seed: int | None = None,
+    ) -> None:  # fmt: skip
+        """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests."""
+        self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
+        self._longest, self._salt, self._random = longest, salt, random.Random(seed)
+        self._open: dict[int, _Sequence] = {}  # by slot
+        self._queue: queue.SimpleQueue[_Work | threading.Event | None] = queue.SimpleQueue()
+        self._waiting, self._waiting_lock = 0, threading.Lock()
+        self._pending: dict[tuple[str, Split], list[TrafficRow]] = defaultdict(list)
+        self._flushed = time.monotonic()
+        self.counts: Counter[str] = Counter()
+        """`rows` and `tokens` written, rows `dropped` because too much waited."""
+        self.stopped: str | None = None
+        """Why nothing is collected any more."""
+        self._thread = threading.Thread(target=self._run, name="learn-writer", daemon=True)
+        self._thread.start()
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        self._open.pop(slot, None)
+        if self.stopped is None and self._rule.allows(owner, self._random.random()):
+            digest = hashlib.blake2b(client_of(owner).encode(), digest_size=8, key=self._salt).hexdigest()
+            self._open[slot] = _Sequence(digest, prompt)
+
+    def skip(self, slot: int, count: int) -> None:
+        if slot in self._open:
+            self._open[slot].first += count
+
+    def pairs(self, rows: range, next_tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
+        for row, slot in enumerate(rows) if self._open else ():
+            one = self._open.get(slot)
+            if one is None or not counts[row]:
+                continue
+            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row]))
+            one.held, one.pairs = one.held + counts[row], one.pairs + counts[row]
+            if one.held >= _PIECE and not self._hand_over(one, last=False):
+                del self._open[slot]
+
+    def finish(self, slot: int) -> None:
+        one = self._open.pop(slot, None)
+        if one is not None:
+            self._hand_over(one, last=True)
+
+    def drop(self, slot: int) -> None:
+        self._open.pop(slot, None)
+
+    def move(self, source: int, target: int) -> None:
+        self._open.pop(target, None)
+        if (one := self._open.pop(source, None)) is not None:
+            self._open[target] = one
+
+    def flush(self, seconds: float = 60.0) -> None:
+        """Write all rows that are complete by now; wait for that for at most so many seconds."""
+        done = threading.Event()
+        self._queue.put(done)
+        done.wait(seconds)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Write the rows that are complete; wait for that for at most so many seconds."""
+        self._open.clear()
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _hand_over(self, one: _Sequence, *, last: bool) -> bool:
+        """Queue what a row has gathered; False if too much waits already, or the row is long enough."""
+        size = sum(piece.count * piece.states[0, 0].nbytes for piece in one.pieces)
+        with self._waiting_lock:
+            full = self._waiting + size > _WAITING
+            self._waiting += 0 if full else size
+        if full:
+            if not self.counts["dropped"]:
+                log.warning("learning: the disk is slower than the traffic; rows are left out (counted in the metrics)")
+            self.counts["dropped"] += 1
+            return False
+        pieces, one.pieces, one.held = one.pieces, [], 0
+        self._queue.put((one, pieces, last or one.pairs >= self._longest))
+        return one.pairs < self._longest
+
+    # The writer's thread
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            work = None
+            with suppress(queue.Empty):
+                work = self._queue.get(timeout=_SECONDS)
+                ended = work is None
+            try:
+                if isinstance(work, tuple):
+                    self._take(*work)
+                if ended or isinstance(work, threading.Event) or time.monotonic() - self._flushed > _SECONDS:
+                    self._flush()
+            except Exception as error:  # noqa: BLE001  # whatever it is, those who are served aren't concerned
+                self._stop(error)
+            if isinstance(work, threading.Event):
+                work.set()
+
+    def _stop(self, error: Exception) -> None:
+        why = str(error) if isinstance(error, EyasError) else f"{type(error).__name__}: {error}"
+        if self.stopped is None:
+            self.stopped = why
+            log.warning("learning: nothing is collected any more until the server is started again: %s", why)
+        self._pending.clear()
+
+    def _take(self, one: _Sequence, pieces: list[_BatchPairs], last: bool) -> None:
+        with self._waiting_lock:
+            self._waiting -= sum(piece.count * piece.states[0, 0].nbytes for piece in pieces)
+        if self.stopped is not None:
+            return
+        layout = self._store.layout
+        if pieces:
+            states = torch.cat([piece.states[piece.row, : piece.count] for piece in pieces]).cpu()  # [n, A (+ 1), Ht]
+            one.tokens += [piece.tokens[piece.row, : piece.count].cpu() for piece in pieces]
+            one.taps.append(encode_states(states[:, : len(layout.taps)].contiguous(), layout.states))
+            one.finals.append(encode_states(states[:, -1].contiguous(), layout.states))
+        if last and (row := self._row(one)) is not None:
+            key = one.client, split_of(row.tokens)
+            self._pending[key].append(row)
+            if len(self._pending[key]) >= _TOGETHER:
+                self._write(*key, self._pending.pop(key))
+
+    def _row(self, one: _Sequence) -> TrafficRow | None:
+        """A complete sequence as a row from its first pair on; None if there is too little to learn from.
+
+        The last token that was emitted has no state, and so isn't part of it; nor is what the last round accepted
+        beyond the answer's end.
+        """
+        if not one.tokens or one.first >= len(one.prompt):
+            return None
+        tokens = np.array([one.prompt[one.first], *torch.cat(one.tokens).tolist()][:-1], dtype=np.int64)
+        answer = len(one.prompt) - one.first
+        found = np.flatnonzero(np.isin(tokens[answer:], self._end_ids))
+        tokens = tokens[: min(self._longest, answer + int(found[0]) + 1 if len(found) else len(tokens))]
+        mask = np.arange(len(tokens)) >= answer
+        row = TokenRow(tokens, mask)
+        if mask.sum() < _LEAST or not learnable(row):
+            return None
+        taps, finals = _joined(one.taps), _joined(one.finals)
+        whole = self._store.layout.final == "all"
+        taught = slice(0, len(tokens)) if whole else slice(max(answer - 1, 0), len(tokens) - 1)
+        stored = torch.from_numpy(tokens).to(torch.int32)
+        kept = _cut(taps, slice(0, len(tokens))) if self._store.layout.taps else None
+        return TrafficRow(row, StoredRow(stored, kept, _cut(finals, taught), None))
+
+    def _flush(self) -> None:
+        """Write what waits for more rows of its client."""
+        pending, self._pending = dict(self._pending), defaultdict(list)
+        self._flushed = time.monotonic()
+        for (client, split), rows in pending.items():
+            self._write(client, split, rows)
+
+    def _write(self, client: str, split: Split, rows: list[TrafficRow]) -> None:
+        self._store.write(client, split, rows)
+        self.counts["rows"] += len(rows)
+        self.counts["tokens"] += sum(len(row.tokens.tokens) for row in rows)
+
+
+def _joined(parts: Sequence[EncodedStates]) -> EncodedStates:
+    values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(parts[0].values.dtype)
+    exponents = [part.exponents for part in parts if part.exponents is not None]
+    return EncodedStates(values, torch.cat(exponents) if exponents else None)
+
+
+def _cut(states: EncodedStates, at: slice) -> EncodedStates:
+    return EncodedStates(states.values[at], None if states.exponents is None else states.exponents[at])

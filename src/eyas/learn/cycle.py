@@ -1,0 +1,198 @@
+"""A cycle of learning: from the newest rows of traffic to a promoted generation, or to the reason why there is none.
+
+Rows are copied first, so that it doesn't matter which the server drops meanwhile. Then the project's own trainer goes
+on from the drafter in service, the gate compares, and the winner becomes a generation. A cycle that was killed goes on
+where it was: the copy is whole once its manifest is there, and the trainer has states of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eyas.data.store.manifest import MANIFEST
+from eyas.data.store.reader import FeatureStore
+from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
+from eyas.errors import EyasError, UsageError
+from eyas.files import write_json, write_text
+from eyas.learn.folder import Card, LearnFolder, LearnState
+from eyas.learn.gate import GateConfig, judge
+from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
+from eyas.targets.loading import load_embedding_and_head
+from eyas.train.drafter.config import DrafterTrainConfig
+from eyas.train.drafter.shape import shape_of
+from eyas.train.recipe import run_recipe
+
+_VALIDATED = 16
+"""One training row in so many is kept to choose among the run's checkpoints."""
+_SLOWER = 0.25
+"""The peak learning rate of a cycle, as a share of that of the drafter's own run."""
+_REFERENCE = 128
+"""Reference rows at most."""
+
+
+@dataclass(frozen=True)
+class CycleConfig:
+    """How much a cycle learns from."""
+
+    store: Path | None = None
+    """The drafter's original store; its rows are mixed in and held against, so that nothing is forgotten."""
+    least: int = 200
+    """New training rows without which no cycle begins."""
+    most: int = 2000
+    """Live rows, the newest; as many of the store are mixed in."""
+    epochs: float = 2.0
+    threads: int | None = None
+    device: str | None = None
+    gate: GateConfig = field(default_factory=GateConfig)
+
+
+def due(folder: LearnFolder, config: CycleConfig) -> bool:
+    """Whether a cycle is to go on or may begin: there is enough that is new."""
+    traffic = _traffic(folder)
+    return (folder.run / "store" / MANIFEST).is_file() or traffic.count("train", folder.state.learnt) >= config.least
+
+
+def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
+    """Run or finish a cycle; returns the generation that was made, or None. Raises UsageError if nothing is due."""
+    if not due(folder, config):
+        raise UsageError(f"{folder.path}/traffic has fewer than {config.least} new rows: wait for more traffic")
+    plan, store = _snapshot(folder, config)
+    parent = folder.generation(plan["parent"])
+    say(f"generation {plan['parent']} learns from {plan['traffic_rows']} requests and {plan['store_rows']} stored rows")
+    if not (folder.run / "run" / "drafter" / "config.json").is_file():
+        _train(folder, parent, plan, config)
+    candidate = folder.run / "run" / "best"
+    target = load_embedding_and_head(
+        folder.settings.model, dtype=folder.settings.target.dtype, device=config.device or "cpu"
+    )
+    reference = FeatureStore.open(folder.reference) if (folder.reference / MANIFEST).is_file() else None
+    found = judge(candidate, parent, target, store, "held", reference, config.gate)
+    say(found.reason)
+    number = None
+    if found.promoted and folder.state.settled == plan["parent"]:
+        number = folder.add(candidate, _card(candidate, plan, found.figures))
+    _finish(folder, plan, number, found.reason)
+    return number
+
+
+def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reason: str) -> None:
+    def after(state: LearnState) -> LearnState:
+        wanted = state.wanted if number is None or state.pinned else number
+        return state.model_copy(update={"learnt": plan["newest"], "wanted": wanted})
+
+    if number is None:
+        folder.change(after, "not promoted", parent=plan["parent"], reason=reason)
+    else:
+        folder.change(after, "promoted", generation=number, parent=plan["parent"], reason=reason)
+    (folder.run / "store" / MANIFEST).unlink(missing_ok=True)  # first: what is left of it is no cycle any more
+    shutil.rmtree(folder.run, ignore_errors=True)  # copies of traffic among it
+
+
+def _card(candidate: Path, plan: dict[str, Any], figures: dict[str, float]) -> Card:
+    origin = open_checkpoint(candidate).provenance
+    return Card(
+        number=0, parent=plan["parent"], made=time.time(), traffic_rows=plan["traffic_rows"],
+        traffic_tokens=plan["traffic_tokens"], store_rows=plan["store_rows"], steps=int(origin.get("steps", 0)),
+        seconds=float(origin.get("seconds", 0.0)), gate={name: round(value, 4) for name, value in figures.items()},
+    )  # fmt: skip
+
+
+def _traffic(folder: LearnFolder) -> TrafficStore:
+    return TrafficStore(folder.traffic, folder.settings.layout, sys.maxsize)
+
+
+def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any], FeatureStore]:
+    """Copy the rows of a cycle, unless that is done; what it is made from, and the copy."""
+    path, plan = folder.run / "store", folder.run / "plan.json"
+    if (path / MANIFEST).is_file():
+        return yaml.safe_load(plan.read_text(encoding="utf-8")), FeatureStore.open(path)
+    shutil.rmtree(folder.run, ignore_errors=True)
+    settings, traffic = folder.settings, _traffic(folder)
+    newest = max(one.path.name for one in traffic.shards())
+    learnt, held = traffic.newest("train", config.most), traffic.newest("held", config.most // 4)
+    if not held:
+        raise UsageError(f"{folder.traffic} has no held-out row yet: wait for more traffic")
+    original = None if config.store is None else FeatureStore.open(config.store)
+    mixed = (
+        []
+        if original is None
+        else list(stored_rows(original, "train", settings.layout, len(learnt), seed=int(newest[:20])))
+    )
+    if not (folder.reference / MANIFEST).is_file():
+        reference = held[-_REFERENCE:] if original is None else []
+        if original is not None:
+            reference = list(stored_rows(original, "validation", settings.layout, _REFERENCE))
+        write_store(folder.reference, settings.target, settings.layout, {"reference": reference}, "reference")
+    rows = [*learnt, *mixed]
+    validation = rows[::_VALIDATED]
+    train = [row for index, row in enumerate(rows) if index % _VALIDATED]
+    facts = {
+        "parent": folder.state.settled, "newest": newest, "traffic_rows": len(learnt), "store_rows": len(mixed),
+        "traffic_tokens": _tokens(learnt),
+    }  # fmt: skip
+    folder.run.mkdir(parents=True, exist_ok=True)
+    write_json(plan, facts)
+    splits = {"train": train, "validation": validation, "held": held}
+    return facts, write_store(path, settings.target, settings.layout, splits, "traffic")
+
+
+def _tokens(rows: list[TrafficRow]) -> int:
+    return sum(len(row.tokens.tokens) for row in rows)
+
+
+def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: CycleConfig) -> None:
+    """Train on from the parent, or go on with that; the run's folder has what came out."""
+    recipe = folder.run / "recipe.yaml"
+    made = recipe_for(
+        open_checkpoint(parent, layers=folder.settings.target.layers), parent, folder, config, plan["parent"]
+    )
+    given = made.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+    write_text(recipe, yaml.safe_dump({"drafter": given}, sort_keys=False))
+    run_recipe(recipe)
+
+
+def recipe_for(
+    opened: Checkpoint, parent: Path, folder: LearnFolder, config: CycleConfig, seed: int
+) -> DrafterTrainConfig:
+    """The trainer's settings for a cycle: the parent's form, its own run's loss and optimizer, at a lower rate."""
+    settings, origin = folder.settings, open_checkpoint(folder.generation(0)).provenance
+    optimizer: dict[str, Any] = dict(origin.get("loop", {}).get("optimizer", {"kind": "adamw", "lr": 4e-4}))
+    for rate in ("lr", "matrix_lr"):
+        if rate in optimizer:
+            optimizer[rate] *= _SLOWER
+    try:
+        return DrafterTrainConfig.model_validate(
+            {
+                "target": settings.model,
+                "target_dtype": settings.target.dtype,
+                "device": config.device,
+                "source": "offline",
+                "store": folder.run / "store",
+                "output": folder.run / "run",
+                "shape": shape_of(opened.config, opened.kind, settings.target.layers),
+                "warm_start": str(parent),
+                "keep_checkpoints": 1,
+                "validation": {"decode": False, "batches": 16},
+                "loop": {
+                    "epochs": config.epochs,
+                    "seed": seed,
+                    "threads": config.threads,
+                    "log_every": "auto",
+                    "validate_every": "auto",
+                    "save_seconds": 60.0,
+                    "optimizer": optimizer,
+                    "schedule": {"kind": "cosine", "warmup": 0.05},
+                },
+                **({"loss": origin["loss"]} if "loss" in origin else {}),
+            }
+        )
+    except ValueError as error:
+        raise EyasError(f"{parent} can't be trained on: {error}") from error

@@ -1,0 +1,244 @@
+"""The folder that server, learner and commands share. Each file has one meaning; all are replaced whole.
+
+- `learn.json`: which target and drafter it belongs to, written by the first server
+- `state.json`: which generation is to be served, by whoever decides; changed under a lock
+- `events.jsonl`: what happened, a line each
+- `generations/NNNN/`: drafters, each with `card.json`: what it saw, in counts
+- `traffic/`: rows of traffic; `reference/`: rows that never change, to notice what is forgotten
+- `run/`: the learner's work in progress
+- `busy`: touched by the server while it works
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from eyas.config import StrictModel
+from eyas.data.store.layout import ShardLayout
+from eyas.data.store.manifest import CapturedTarget
+from eyas.errors import DataError, UsageError
+from eyas.files import FileLock, copy_folder, file_hash, write_text, writing_folder
+
+KEPT = 5
+"""Generations that are kept besides those in use and the first."""
+QUIET = 1.0
+"""Seconds since the server's last step after which the machine counts as idle."""
+
+
+class LearnSettings(StrictModel):
+    """Which pair a folder belongs to. Another pair needs another folder."""
+
+    model: str
+    """The target as the server was given it."""
+    drafter: str
+    """A hash of the first drafter's files."""
+    target: CapturedTarget
+    layout: ShardLayout
+    salt: str
+    """Goes into the digests of clients, so that they mean nothing elsewhere."""
+
+
+class LearnState(StrictModel):
+    """Which generation serves, and what the learner may do about it."""
+
+    wanted: int = 0
+    """The one that is to be served."""
+    settled: int = 0
+    """The last one that has come through its trial, served while `wanted` is on trial."""
+    pinned: bool = False
+    """Whether the learner may promote nothing."""
+    refused: dict[int, str] = Field(default_factory=dict)
+    """Generations that were reverted, and why."""
+    learnt: str = ""
+    """The newest shard of traffic that the learner has tried to learn from."""
+
+
+class Card(StrictModel):
+    """What a generation was made from, in counts: no text, no names."""
+
+    number: int
+    parent: int | None = None
+    made: float
+    """Seconds since the epoch."""
+    traffic_rows: int = 0
+    traffic_tokens: int = 0
+    store_rows: int = 0
+    """Rows of the original store that were mixed in."""
+    steps: int = 0
+    seconds: float = 0.0
+    gate: dict[str, float] = Field(default_factory=dict)
+    """What the test before promotion found."""
+
+
+class LearnFolder:
+    """A folder of this kind, which exists. Raises UsageError and DataError where it isn't one, or is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.traffic, self.reference, self.run = path / "traffic", path / "reference", path / "run"
+        self._state, self._events, self._busy = path / "state.json", path / "events.jsonl", path / "busy"
+
+    @classmethod
+    def prepare(cls, path: Path, drafter: Path, wanted: LearnSettings) -> LearnFolder:
+        """The folder at `path`, made for this pair if there is none. UsageError if it belongs to another pair."""
+        made = cls(path)
+        path.mkdir(parents=True, exist_ok=True)
+        with made._locked():
+            if not (path / "learn.json").is_file():
+                copy_folder(drafter, made.generation(0))
+                _write(made.generation(0) / "card.json", Card(number=0, made=time.time()))
+                made.traffic.mkdir(exist_ok=True)
+                _write(path / "learn.json", wanted)
+        found = made.settings
+        for name in ("drafter", "target", "layout"):
+            if getattr(found, name) != getattr(wanted, name):
+                raise UsageError(f"{path} learns for another {name}: give --learn another folder, or that {name}")
+        return made
+
+    @property
+    def settings(self) -> LearnSettings:
+        """The pair that it belongs to; UsageError if no server was started with it."""
+        if not (self.path / "learn.json").is_file():
+            raise UsageError(f"{self.path} is no folder of `eyas serve --learn`: start the server with it first")
+        return _read(self.path / "learn.json", LearnSettings)
+
+    # State
+
+    @property
+    def state(self) -> LearnState:
+        """The state as it is now."""
+        return _read(self._state, LearnState) if self._state.is_file() else LearnState()
+
+    def change(self, how: Callable[[LearnState], LearnState | None], event: str, **facts: Any) -> LearnState:
+        """Replace the state by what `how` makes of it, and note the event; None from `how` changes and notes nothing.
+
+        One at a time, whatever process asks.
+        """
+        with self._locked():
+            before = self.state
+            after = how(before)
+            if after is None:
+                return before
+            if after != before:
+                _write(self._state, after)
+            self.note(event, **facts)
+            return after
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with FileLock(self.path / "lock", wait=True):
+            yield
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Add a line to the events, in one write."""
+        line = json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n"
+        descriptor = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events, oldest first; a line that a full disk cut short is left out."""
+        found = []
+        for line in self._events.read_text(encoding="utf-8").splitlines() if self._events.is_file() else ():
+            with suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    # Generations
+
+    def generation(self, number: int) -> Path:
+        """The folder where a generation lies, or will."""
+        return self.path / "generations" / f"{number:04}"
+
+    def numbers(self) -> list[int]:
+        """All generations that are there, oldest first."""
+        folder = self.path / "generations"
+        return sorted(int(one.name) for one in folder.iterdir() if one.name.isdecimal()) if folder.is_dir() else []
+
+    def card(self, number: int) -> Card:
+        """What a generation was made from."""
+        return _read(self.generation(number) / "card.json", Card)
+
+    def add(self, drafter: Path, card: Card) -> int:
+        """Copy a drafter's folder as the next generation, whose number is put into its `card`; returns the number."""
+        with self._locked():
+            number = max([*self.numbers(), *self.state.refused, 0]) + 1
+            with writing_folder(self.generation(number)) as folder:
+                shutil.copytree(drafter, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))
+                text = card.model_copy(update={"number": number}).model_dump_json(indent=2)
+                (folder / "card.json").write_text(text + "\n", encoding="utf-8")
+            state = self.state
+            used = {0, number, state.wanted, state.settled}
+            for old in [one for one in self.numbers() if one not in used][:-KEPT]:
+                shutil.rmtree(self.generation(old))
+        return number
+
+    # Load
+
+    def touch(self) -> None:
+        """Say that the server is at work; a disk that can't be written to doesn't matter."""
+        with suppress(OSError):
+            try:
+                os.utime(self._busy)
+            except FileNotFoundError:
+                self._busy.touch()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the server was at work a moment ago."""
+        try:
+            return time.time() - self._busy.stat().st_mtime < QUIET
+        except OSError:
+            return False
+
+
+def new_settings(
+    model: str, drafter: Path, target: CapturedTarget, taps: tuple[int, ...], sizes: tuple[int, int]
+) -> LearnSettings:
+    """The settings for a drafter that reads `taps` of a target of these `sizes`: its width and vocabulary.
+
+    The state after the final norm is kept where an answer token follows, or everywhere if the drafter reads it.
+    """
+    final = target.layers + 1
+    reads = final in taps
+    if reads and taps[-1] != final:
+        raise UsageError(f"a drafter that reads taps {list(taps)} can't learn here: the final state must be the last")
+    weights = sorted(drafter.glob("*.safetensors"))
+    if not weights:
+        raise UsageError(f"{drafter} holds no *.safetensors: a drafter in another form can't learn, export it first")
+    return LearnSettings(
+        model=os.path.abspath(model) if Path(model).exists() else model,
+        drafter=file_hash(*weights),
+        target=target,
+        layout=ShardLayout(
+            hidden=sizes[0], vocab=sizes[1], taps=tuple(tap for tap in taps if tap != final),
+            final="all" if reads else "answers",
+        ),
+        salt=secrets.token_hex(16),
+    )  # fmt: skip
+
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _write(path: Path, model: BaseModel) -> None:
+    write_text(path, model.model_dump_json(indent=2) + "\n")
+
+
+def _read(path: Path, model: type[ModelT]) -> ModelT:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise DataError(f"{path} can't be read: {error}") from error

@@ -1,0 +1,134 @@
+"""The gate: a candidate is promoted only if it is better than the drafter in service beyond noise, and forgets nothing.
+
+Both are replayed on rows whose states are stored, so the target isn't run: for every answer token it is known how many
+of the drafter's next guesses a greedy round would accept (`eyas.train.loss.draft_loss.accept_lengths`). The two are
+compared on the same rows, and rows, not tokens, are drawn again for the bootstrap, as tokens of a row aren't
+independent (Efron and Tibshirani 1993, chapter 16: paired).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from eyas.data.store.reader import FeatureStore, StoreSource
+from eyas.data.tokens.batches import ChatBatches
+from eyas.drafters.checkpoint import load_network
+from eyas.drafters.network import DraftNetwork
+from eyas.errors import EyasError
+from eyas.targets.target import EmbeddingAndHead
+from eyas.train.loss.config import LossConfig
+from eyas.train.loss.objective import DraftObjective
+
+_DRAWS = 4000
+"""Bootstrap samples."""
+DEPTH = 6
+"""Guesses in a row that are replayed, for drafters that guess one after another."""
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """What a candidate must show to be promoted."""
+
+    confidence: float = 0.99
+    tolerance: float = 0.02
+    """The share of the accept length on the reference rows that may be lost."""
+    least: int = 32
+    """Rows of recent traffic without which nothing is promoted."""
+
+
+class Comparison(NamedTuple):
+    """Accept lengths of the two on the same rows, and the bootstrap's lower end of their ratio."""
+
+    incumbent: float
+    candidate: float
+    lower: float
+    """candidate / incumbent is above this with the confidence asked for."""
+    rows: int
+
+
+class Judgement(NamedTuple):
+    """Whether a candidate is promoted, and why."""
+
+    promoted: bool
+    reason: str
+    figures: dict[str, float]
+
+
+def judge(
+    candidate: Path, incumbent: Path, target: EmbeddingAndHead, recent: FeatureStore, split: str,
+    reference: FeatureStore | None, config: GateConfig,
+) -> Judgement:  # fmt: skip
+    """Compare two drafter folders on the held-out `split` of `recent`, and on all of `reference`.
+
+    A candidate that can't be loaded, or is of another form than the incumbent, isn't promoted either.
+    """
+    served = load_network(incumbent, target)
+    try:
+        learnt = load_network(candidate, target)
+    except EyasError as error:
+        return Judgement(False, f"it can't be loaded: {error}", {})
+    if learnt.config != served.config:
+        return Judgement(False, "it has another form than the drafter in service (sizes, taps or vocabulary)", {})
+    now = compared(learnt, served, target, recent, split, config.confidence)
+    figures = {
+        "rows": now.rows, "recent_incumbent": now.incumbent, "recent_candidate": now.candidate,
+        "recent_lower": now.lower,
+    }  # fmt: skip
+    if now.rows < config.least:
+        return Judgement(False, f"{now.rows} held-out rows are too few, {config.least} are needed", figures)
+    if not now.lower > 1.0:
+        return Judgement(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
+    said = f"recent traffic: {_shown(now)}"
+    for name in reference.settings.splits if reference is not None else ():
+        assert reference is not None
+        then = compared(learnt, served, target, reference, name, config.confidence)
+        figures |= {"reference_incumbent": then.incumbent, "reference_candidate": then.candidate}
+        figures["reference_lower"] = then.lower
+        if then.lower < 1.0 - config.tolerance:
+            return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures)
+        said += f"; reference: {_shown(then)}"
+    return Judgement(True, said, figures)
+
+
+def _shown(found: Comparison) -> str:
+    return (
+        f"accept length {found.candidate:.3f} against {found.incumbent:.3f}, ratio above {found.lower:.3f} "
+        f"({found.rows} rows)"
+    )
+
+
+def compared(
+    candidate: DraftNetwork, incumbent: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str,
+    confidence: float,
+) -> Comparison:  # fmt: skip
+    """Replay both on all rows of a split."""
+    lengths, counts = replayed(candidate, target, store, split)
+    before, same = replayed(incumbent, target, store, split)
+    assert np.array_equal(counts, same)
+    draws = np.random.default_rng(0).integers(0, len(counts), (_DRAWS, len(counts)))  # [D, N]
+    ratios = lengths[draws].sum(1) / before[draws].sum(1)
+    total = counts.sum()
+    lower = float(np.quantile(ratios, 1.0 - confidence))
+    return Comparison(float(before.sum() / total), float(lengths.sum() / total), lower, len(counts))
+
+
+@torch.no_grad()
+def replayed(
+    network: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """[N] summed accept lengths of each row that has an answer, and [N] the positions that they are sums over."""
+    network = network.to(device=target.device, dtype=torch.float32).eval()
+    rows = store.rows(split)
+    batches = ChatBatches(rows, 1, store.settings.longest, seed=0)  # a row is a batch
+    source = StoreSource(store, batches, network.config.taps_of(target.num_layers), target.device)
+    loss = LossConfig(unroll=network.config.guesses or DEPTH)
+    objective = DraftObjective(network, target.head, target.vocab_size, source, loss, bf16=False)
+    found = [objective.score(source(number)).metrics["accept_length"] for number in range(batches.per_epoch)]
+    sums, counts = np.array(found, dtype=np.float64).T
+    return sums, counts

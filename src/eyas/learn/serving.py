@@ -1,0 +1,256 @@
+"""What a server that learns has beside its engine: the collector, and a thread that swaps generations.
+
+The thread looks at the folder's state once a second. What is wanted there and isn't served is loaded, offered to the
+engine's drafter as a trial, and the trial's verdict is written back. The engine's thread never touches the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector as SeriesCollector
+
+from eyas.data.capture.capture import captured_target
+from eyas.drafters.base import Drafter
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import local_directory, make_drafter
+from eyas.drafters.options import DrafterOptions
+from eyas.errors import EyasError, UsageError
+from eyas.learn.collect import Collector, LearnRule
+from eyas.learn.folder import LearnFolder, LearnState, new_settings
+from eyas.learn.swap import SwapDrafter
+from eyas.learn.traffic import TrafficStore
+from eyas.learn.trial import Canary
+from eyas.serve.observe.observer import Observer
+from eyas.targets import Target
+from eyas.targets.tokenizers import eos_token_ids, load_tokenizer, turn_end_ids
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+    from eyas.engine.controller import ControllerState
+    from eyas.engine.round import RoundOutput
+    from eyas.types import EngineState
+
+POLL = 1.0
+"""Seconds between two looks at the folder."""
+_TOUCH = 0.2
+"""Seconds between two signs of being busy."""
+
+log = logging.getLogger("eyas.serve.learn")
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """What a server learns from, and how it swaps."""
+
+    folder: Path
+    rule: LearnRule = field(default_factory=LearnRule)
+    limit: int = 4 << 30
+    """Most bytes of traffic on disk."""
+    canary: float = 0.1
+    """The share of rows that a new generation gets first."""
+
+
+class Learning(Observer):
+    """Wraps an engine's drafter, collects its rows, and swaps it. `start` after the engine is made, `close` at the end.
+
+    As an observer it tells the learner when the server is at work.
+    """
+
+    def __init__(self, config: LearnConfig, poll: float = POLL) -> None:
+        self.config = config
+        self._poll, self._ended = poll, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
+        self._load: Callable[[Path], NetworkDrafter] = _no_engine
+        self._touched = 0.0
+        self.folder: LearnFolder | None = None
+        self.collector: Collector | None = None
+        self.drafter: SwapDrafter | None = None
+        self.trial: Canary | None = None
+        self.serving = 0
+        """The generation that rows get which aren't on trial."""
+        self.swaps = 0
+
+    def wrap(self, options: DrafterOptions, model: str) -> Callable[[Target, Drafter], Drafter]:
+        """What is put around the drafter that these options made. UsageError for drafters that can't learn here."""
+
+        def around(target: Target, drafter: Drafter) -> Drafter:
+            if not isinstance(drafter, NetworkDrafter) or options.source is None:
+                raise UsageError("--learn is for drafters that are networks with files of their own (--draft-model)")
+            source, final = local_directory(options.source), target.num_layers + 1
+            if options.weights is not None:
+                raise UsageError("--learn reads model.safetensors of every generation: leave out --draft-weights")
+            if not source.is_dir():
+                raise UsageError(f"--learn needs the drafter as a folder, and {source} is a file: convert it first")
+            facts = captured_target(target, Path(model).name or model)
+            sizes = target.hidden_size, target.vocab_size
+            wanted = new_settings(model, source, facts, drafter.taps, sizes)
+            self.folder = folder = LearnFolder.prepare(self.config.folder, source, wanted)
+            found, state = folder.settings, folder.state
+            store = TrafficStore(folder.traffic, found.layout, self.config.limit)
+            end_ids = {*eos_token_ids(target.model), *turn_end_ids(load_tokenizer(model))}
+            self.collector = Collector(store, self.config.rule, end_ids, salt=bytes.fromhex(found.salt))
+            self._load = _loader(options, target, model, drafter)
+            first = drafter
+            if state.settled:
+                self.serving = state.settled
+                first = self._load(folder.generation(state.settled))
+            return SwapDrafter(self.serving, first, final, self.collector)
+
+        return around
+
+    def start(self, drafter: Drafter) -> None:
+        """Begin to swap the engine's drafter, which `wrap` made."""
+        assert isinstance(drafter, SwapDrafter)
+        self.drafter = drafter
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what was collected, and end the thread."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+        if self.collector is not None:
+            self.collector.close()
+
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:  # noqa: ARG002
+        if self.folder is not None and monotonic() - self._touched > _TOUCH:
+            self._touched = monotonic()
+            self.folder.touch()
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._poll):
+            try:
+                self.look()
+            except (EyasError, OSError) as error:
+                log.warning("learning: %s", error)
+
+    def look(self) -> None:
+        """Write a verdict back, then begin with what is wanted; only the thread calls it, or a test in its place."""
+        assert self.folder is not None
+        if self.trial is not None and self.trial.report is not None:
+            self._conclude(self.trial)
+        state, trial = self.folder.state, self.trial
+        if state.wanted != (self.serving if trial is None else trial.new):
+            self._begin(state.wanted, at_once=state.wanted == state.settled)
+
+    def _begin(self, wanted: int, at_once: bool) -> None:
+        """Serve a generation: at once if it is the settled one, else on trial beside the one in service."""
+        assert self.folder is not None
+        assert self.drafter is not None
+        if wanted == self.serving:  # the trial was called off
+            self.trial = None
+            self.drafter.serve_only(wanted)
+            log.info("learning: generation %d serves alone again", wanted)
+            return
+        try:
+            drafter = self._load(self.folder.generation(wanted))
+        except (EyasError, OSError) as error:
+            self._revert(wanted, f"it can't be served: {error}")
+            return
+        self.swaps += 1
+        if at_once:
+            self.trial, self.serving = None, wanted
+            self.drafter.offer(wanted, drafter)
+            log.info("learning: generation %d serves", wanted)
+            return
+        self.trial = Canary(self.serving, wanted, self.config.canary)
+        self.drafter.offer(wanted, drafter, self.trial)
+        self.folder.note("trial", generation=wanted, beside=self.serving)
+        log.info("learning: generation %d is tried on %.0f %% of rows", wanted, 100 * self.config.canary)
+
+    def _conclude(self, trial: Canary) -> None:
+        assert self.folder is not None
+        assert self.drafter is not None
+        assert trial.report is not None
+        self.trial = None
+        if trial.report.verdict == "revert":
+            self.drafter.serve_only(trial.old)
+            self._revert(trial.new, trial.report.reason)
+            return
+        self.serving = trial.new
+        self.drafter.serve_only(trial.new)
+
+        def settle(state: LearnState) -> LearnState:
+            return state.model_copy(update={"settled": trial.new})
+
+        self.folder.change(settle, "settled", generation=trial.new, reason=trial.report.reason)
+        log.info("learning: generation %d stays: %s", trial.new, trial.report.reason)
+
+    def _revert(self, number: int, reason: str) -> None:
+        assert self.folder is not None
+
+        def back(state: LearnState) -> LearnState:
+            wanted = self.serving if state.wanted == number else state.wanted
+            return state.model_copy(update={"wanted": wanted, "refused": {**state.refused, number: reason}})
+
+        self.folder.change(back, "reverted", generation=number, reason=reason)
+        log.warning("learning: generation %d is taken back: %s", number, reason)
+
+
+def _no_engine(path: Path) -> NetworkDrafter:
+    raise UsageError(f"{path} can't be loaded: there is no engine yet")
+
+
+def _loader(
+    options: DrafterOptions, target: Target, model: str, like: NetworkDrafter
+) -> Callable[[Path], NetworkDrafter]:
+    """Loads generations as the first drafter was; EyasError for one of another form."""
+
+    def load(path: Path) -> NetworkDrafter:
+        made = make_drafter(options.of(path, options.method), target, model=model)
+        if not isinstance(made, NetworkDrafter) or made.network.config != like.network.config or made.taps != like.taps:
+            raise UsageError(f"{path} has another form than the drafter in service (sizes, taps or vocabulary)")
+        return made
+
+    return load
+
+
+class LearnSeries(SeriesCollector):
+    """Prometheus' series of a server that learns."""
+
+    def __init__(self, learning: Learning, model_name: str) -> None:
+        self._learning, self._model = learning, model_name
+
+    def collect(self) -> Iterable[Metric]:
+        """The series as they are now."""
+        learning, labels = self._learning, ["model_name"]
+        collector, trial = learning.collector, learning.trial
+        counts = {} if collector is None else collector.counts
+        gauges = {
+            "learn_generation": ("The generation of the drafter in service.", learning.serving),
+            "learn_on_trial": ("The generation on trial; 0 = none.", 0 if trial is None else trial.new),
+            "learn_collecting": (
+                "Whether rows are collected.", int(collector is not None and collector.stopped is None),
+            ),
+        }  # fmt: skip
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(f"eyas:{name}", text, labels=labels)
+            family.add_metric([self._model], value)
+            yield family
+        totals = {
+            "learn_rows": ("Rows of traffic written to disk.", counts.get("rows", 0)),
+            "learn_tokens": ("Their tokens.", counts.get("tokens", 0)),
+            "learn_rows_dropped": ("Rows left out because the disk was too slow.", counts.get("dropped", 0)),
+            "learn_swaps": ("Generations that were loaded while serving.", learning.swaps),
+        }
+        for name, (text, value) in totals.items():
+            counter = CounterMetricFamily(f"eyas:{name}", text, labels=labels)
+            counter.add_metric([self._model], value)
+            yield counter
+        lengths = GaugeMetricFamily(
+            "eyas:learn_accept_length", "Accept length of drafted rounds on trial.", labels=[*labels, "generation"]
+        )
+        for generation, arm in ({} if trial is None else trial.arms).items():
+            lengths.add_metric([self._model, str(generation)], arm.accept_length)
+        yield lengths

@@ -1,0 +1,355 @@
+"""A drafter whose weights are swapped while it serves: every row keeps the generation that it began with.
+
+Why no token changes: which tokens are emitted is decided by the target's logits and the sampler's seeded noise alone
+(`docs/lossless.md`), for any tree that any drafter offers. What must hold besides is that a drafter's slot is
+consistent, and it is: a row's pairs are read, saved, loaded and drafted from by one generation, from `begin` until its
+slot is emptied. Rows of several generations in one batch are drafted for one generation after the other, and their
+trees are put side by side. Prefixes that another generation has read aren't loaded: the row reads them again.
+
+Finishing with the old generation needs no pass over what a row has read already, and no copy of its states.
+
+Shapes: R rows (a contiguous range of slots), Q pairs, A taps, N nodes.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from eyas.drafters.base import Drafter
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.engine.prefix_cache import BLOCK
+from eyas.runtime import to_device
+from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree.draft_tree import BeamCandidates
+from eyas.verify import Coupling
+
+
+class Recorder(Protocol):
+    """Is told of the pairs of rows as they are committed. Nothing here may block or raise."""
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        """A sequence starts in a slot."""
+
+    def skip(self, slot: int, count: int) -> None:
+        """Its next `count` pairs came out of the prefix cache, without states."""
+
+    def pairs(self, rows: range, next_tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
+        """The first `counts[r]` pairs of each row, with the states [R, Q, A + 1, Ht] at all boundaries."""
+
+    def finish(self, slot: int) -> None:
+        """The sequence in a slot is complete."""
+
+    def drop(self, slot: int) -> None:
+        """What a slot holds is given up."""
+
+    def move(self, source: int, target: int) -> None:
+        """A sequence moves to another slot."""
+
+
+class GenerationPairs(NamedTuple):
+    """Pairs that one generation has read or deferred, copied out of a slot."""
+
+    generation: int
+    pairs: Any
+    """As its drafter saved them."""
+
+    @property
+    def unread(self) -> int:
+        count: int = self.pairs.unread
+        return count
+
+
+@dataclass
+class _SlotState:
+    """What is known of the sequence in a slot."""
+
+    generation: int
+    tokens: int = 0
+    """Tokens of its drafted rounds."""
+    rounds: int = 0
+
+
+class Chooser(Protocol):
+    """Says which generation a row gets, and is told how it did: a `Canary`."""
+
+    def choose(self) -> int:
+        """The generation of a row that begins."""
+
+    def finished(self, generation: int, tokens: int, rounds: int) -> None:
+        """A row has ended."""
+
+
+class SwapDrafter(Drafter):
+    """One generation of a network's drafter, or several while rows of each are in slots.
+
+    Its taps are the network's and the boundary after the final norm, whose states teach the next generation.
+    """
+
+    draws = True
+
+    def __init__(self, generation: int, drafter: NetworkDrafter, final: int, recorder: Recorder | None = None) -> None:
+        """Begin with this generation; `final` is the target's boundary after the final norm."""
+        self._reads = drafter.taps
+        self.taps = drafter.taps if final in drafter.taps else (*drafter.taps, final)
+        self.max_fanout, self.max_depth = drafter.max_fanout, drafter.max_depth
+        self.default_tree, self.forgets = drafter.default_tree, drafter.forgets
+        self._recorder = recorder
+        self._lock = threading.Lock()
+        self._offered: dict[int, NetworkDrafter] = {}
+        self._chooser: Chooser = _Always(generation)
+        self._choosing: Chooser = self._chooser
+        self._drafters, self._current = {generation: drafter}, generation
+        self.resize(0)
+
+    def fresh(self) -> Self:
+        made = copy.copy(self)
+        made._lock, made._offered = threading.Lock(), {}
+        made.resize(0)
+        return made
+
+    # Generations
+
+    @property
+    def generations(self) -> list[int]:
+        """Those that have slots here, the one that rows get by default last."""
+        return [*(number for number in self._drafters if number != self._current), self._current]
+
+    def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None) -> None:
+        """From the next row on serve this generation, too: to the rows for which `chooser` chooses it, or to all.
+
+        From any thread. The drafter must be of the same kind and taps as the first.
+        """
+        with self._lock:
+            self._offered[generation] = drafter
+            self._chooser = chooser or _Always(generation)
+
+    def serve_only(self, generation: int) -> None:
+        """From the next row on serve `generation`, which was given or offered before, to all. From any thread."""
+        with self._lock:
+            self._chooser = _Always(generation)
+
+    def _take_over(self) -> None:
+        """Make slots for what was offered, and let go of generations that no row has and no row will get."""
+        with self._lock:
+            offered, self._offered, chooser = self._offered, {}, self._chooser
+        if not offered and chooser is self._choosing and len(self._drafters) == 1:
+            return
+        for number, drafter in offered.items():
+            if number in self._drafters:  # rows that are finishing with it are there still, or again
+                continue
+            self._drafters[number] = drafter.fresh()
+            self._drafters[number].reshape(*self._shape)
+        self._choosing = chooser
+        if isinstance(chooser, _Always) and chooser.generation in self._drafters:
+            self._current = chooser.generation
+            used = {row.generation for slot, row in enumerate(self._rows) if self.length(slot)}
+            self._drafters = {k: one for k, one in self._drafters.items() if k in used | {self._current}}
+            for slot, row in enumerate(self._rows):
+                if row.generation not in self._drafters:
+                    self._rows[slot] = _SlotState(self._current)
+
+    # Slots
+
+    @property
+    def slots(self) -> int:
+        return len(self._rows)
+
+    def resize(self, slots: int) -> None:
+        """Start over with `slots` empty slots; the generation in service stays."""
+        self._drafters = {number: one.fresh() for number, one in self._drafters.items()}
+        for one in self._drafters.values():
+            one.resize(slots)
+        self._shape = (slots, 0)
+        self._rows = [_SlotState(self._current) for _ in range(slots)]
+        self._drafted: Sequence[bool] | None = None
+        """Which rows were drafted for in the round whose pairs come next."""
+
+    def reshape(self, slots: int, columns: int) -> None:
+        for one in self._drafters.values():
+            one.reshape(slots, columns)
+        self._shape = (slots, columns)
+        self._rows = self._rows[:slots] + [_SlotState(self._current) for _ in range(slots - len(self._rows))]
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        self._take_over()
+        chosen = self._choosing.choose()
+        self._rows[slot] = self._begun = _SlotState(chosen if chosen in self._drafters else self._current)
+        self._of(slot).begin(slot, prompt, owner)
+        if self._recorder is not None:
+            self._recorder.begin(slot, prompt, owner)
+
+    def finish(self, slot: int) -> None:
+        row = self._rows[slot]
+        self._choosing.finished(row.generation, row.tokens, row.rounds)
+        if self._recorder is not None:
+            self._recorder.finish(slot)
+
+    def length(self, slot: int) -> int:
+        return self._of(slot).length(slot)
+
+    def unread(self, slot: int) -> int:
+        return self._of(slot).unread(slot)
+
+    def kept_from(self, slot: int) -> int:
+        return self._of(slot).kept_from(slot)
+
+    def save(self, slot: int, start: int, stop: int) -> GenerationPairs:
+        return GenerationPairs(self._rows[slot].generation, self._of(slot).save(slot, start, stop))
+
+    def load(self, slot: int, saved: GenerationPairs, count: int) -> None:
+        self._of(slot).load(slot, saved.pairs, count)
+        if self._recorder is not None:
+            self._recorder.skip(slot, count)
+
+    def whole(self, saved: GenerationPairs) -> bool:
+        """Whether pairs are as good as new: those of a generation that no row gets any more are to be replaced."""
+        drafter = self._drafters.get(saved.generation)
+        return drafter is not None and drafter.whole(saved.pairs)
+
+    def reusable(self, saved: Sequence[GenerationPairs], count: int) -> int:
+        """Those of the first pairs that the generation of the row that has just begun has read itself."""
+        own, mine = self._begun.generation, 0
+        for one in saved:
+            if one.generation != own:
+                break
+            mine += 1
+        if mine < len(saved):
+            count = min(count, _pairs_in(mine))
+        return self._drafters[own].reusable([one.pairs for one in saved[:mine]], count) if count > 0 else count
+
+    def truncate(self, slot: int, length: int) -> None:
+        self._of(slot).truncate(slot, length)
+        if not length and self._recorder is not None:
+            self._recorder.drop(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._of(source).move(source, target)
+        self._rows[target], self._rows[source] = self._rows[source], _SlotState(self._current)
+        if self._recorder is not None:
+            self._recorder.move(source, target)
+
+    def _of(self, slot: int) -> NetworkDrafter:
+        return self._drafters[self._rows[slot].generation]
+
+    # Rounds
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        drafted, self._drafted = self._drafted, None
+        for slot, drafts, count in zip(rows, drafted or (), counts, strict=False):
+            if drafts and count:
+                row = self._rows[slot]
+                row.tokens, row.rounds = row.tokens + count, row.rounds + 1
+        self._give(rows, next_tokens, taps, counts, deferring=False)
+
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        self._give(rows, next_tokens, taps, counts, deferring=True)
+
+    def _give(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int], *, deferring: bool) -> None:
+        """Give each row's pairs to its generation, to be read now or later."""
+        if self._recorder is not None and any(counts):
+            self._recorder.pairs(rows, next_tokens, taps, counts)
+        states = taps[:, :, : len(self._reads)]
+        for number, mine in self._by_generation(rows):
+            given = [count * own for count, own in zip(counts, mine, strict=True)]
+            drafter = self._drafters[number]
+            (drafter.defer if deferring else drafter.observe)(rows, next_tokens, states, given)
+
+    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
+        for number, mine in self._by_generation(rows):
+            self._drafters[number].catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
+
+    def draft(
+        self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
+    ) -> DraftTree:
+        wanted = [True] * len(rows) if drafting is None else list(drafting)
+        parts = [
+            (number, part)
+            for number, mine in self._by_generation(rows)
+            if any(part := [want and own for want, own in zip(wanted, mine, strict=True)])
+        ] or [(self._current, wanted)]
+        trees = [(self._drafters[number].draft(rows, spec, coupling, part), part) for number, part in parts]
+        return trees[0][0] if len(trees) == 1 else side_by_side(trees)
+
+    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
+        """Note which rows were drafted for: their next pairs are what was accepted."""
+        self._drafted = drafting
+
+    def _by_generation(self, rows: range) -> list[tuple[int, list[bool]]]:
+        """Each generation that rows have, and which of them [R] do."""
+        numbers = [self._rows[slot].generation for slot in rows]
+        return [(number, [own == number for own in numbers]) for number in dict.fromkeys(numbers)]
+
+
+class _Always:
+    """Chooses one generation for all rows."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+
+    def choose(self) -> int:
+        return self.generation
+
+    def finished(self, generation: int, tokens: int, rounds: int) -> None:
+        """Nothing is compared, so nothing is counted."""
+
+
+def _pairs_in(blocks: int) -> int:
+    """The pairs in the first so many blocks of a prefix: the block of tokens [a, b) holds the pairs [a - 1, b - 1)."""
+    return blocks * BLOCK - 1
+
+
+def side_by_side(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftTree:
+    """One batch of trees out of several: each row's is that of the part that says so; at most one does. R rows each."""
+    width = max(tree.size for tree, _ in parts)
+    wide = [_widened(tree, width) for tree, _ in parts]
+    device = wide[0].tokens.device
+    made = replace(wide[0], valid=wide[0].valid & to_device(list(parts[0][1]), device).unsqueeze(1))
+    for tree, (_, mine) in zip(wide[1:], parts[1:], strict=True):
+        rows = to_device(list(mine), device).unsqueeze(1)  # [R, 1]
+        made = replace(
+            made,
+            tokens=tree.tokens.where(rows, made.tokens),
+            parents=tree.parents.where(rows, made.parents),
+            logprob=tree.logprob.where(rows, made.logprob),
+            valid=tree.valid.where(rows, made.valid),
+            max_depth=max(made.max_depth, tree.max_depth),
+            candidates=_joined(made.candidates, tree.candidates, rows),
+        )
+    counts = [tree.counted for tree, _ in parts]
+    total = None if None in counts else int(made.valid.sum()) if device.type == "cpu" else None
+    return replace(made, shared_ancestors=None, counted=total)
+
+
+def _widened(tree: DraftTree, width: int) -> DraftTree:
+    """The same trees with invalid nodes up to `width`."""
+    more = (0, width - tree.size)
+    return replace(
+        tree,
+        tokens=F.pad(tree.tokens, more),
+        parents=F.pad(tree.parents, more, value=-1),
+        logprob=F.pad(tree.logprob, more),
+        valid=F.pad(tree.valid, more),
+        shared_ancestors=None,
+    )
+
+
+def _joined(one: BeamCandidates | None, other: BeamCandidates | None, rows: Tensor) -> BeamCandidates | None:
+    """The candidates of `rows` [R, 1] from `other`, the rest from `one`; None where they differ in shape."""
+    if one is None or other is None:
+        return None
+    pairs = [*zip(one.scores, other.scores, strict=False), *zip(one.beams, other.beams, strict=False)]
+    same = len(one.scores) == len(other.scores) and len(one.beams) == len(other.beams)
+    if not same or any(a.shape != b.shape for a, b in pairs):
+        return None
+    keep: Callable[[Any, Any], Tensor] = lambda a, b: torch.where(rows.to(a.device), b, a)  # noqa: E731
+    scores = tuple(keep(a, b) for a, b in zip(one.scores, other.scores, strict=True))
+    return BeamCandidates(scores, tuple(keep(a, b) for a, b in zip(one.beams, other.beams, strict=True)))

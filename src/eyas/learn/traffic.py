@@ -1,0 +1,256 @@
+"""Rows of traffic on disk: shards of the store's format, each of one client, newest kept.
+
+What a shard is follows from its name, `TIME-CLIENT-SPLIT.safetensors`, and its header, so nothing else must agree with
+it: whatever is killed, every file that is there is whole. Where there is no room, the client that holds most bytes
+loses its oldest shard: however much one client sends, others keep theirs.
+
+`held` rows are never trained on: a new generation is tested on them. Which rows these are is decided by the tokens that
+a row begins with, so that a question asked again lands on the same side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.data.capture.shard import ShardTensors
+from eyas.data.store.layout import EncodedStates, RowTotals, ShardLayout, size_of
+from eyas.data.store.manifest import (
+    MANIFEST,
+    CapturedTarget,
+    CaptureSettings,
+    Manifest,
+    Shard,
+    StoredRow,
+    StoredShard,
+    StoredSplit,
+    rows_hash,
+    shard_digest,
+    write_model,
+    write_shard,
+)
+from eyas.data.store.reader import FeatureStore
+from eyas.data.tokens.tokenize import TokenRow
+from eyas.errors import StoreError
+from eyas.runtime import versions
+
+Split = Literal["train", "held"]
+_HELD = 8
+"""One row in so many is held out."""
+_OWNER = "learn-traffic---"
+"""What a shard's metadata has in place of a capture's identity: 16 characters."""
+_BEGINNING = 64
+"""Tokens by which rows are told apart when they are split."""
+
+
+class TrafficRow(NamedTuple):
+    """A row of traffic: tokens with the answer's mask, and the states that the rounds produced."""
+
+    tokens: TokenRow
+    states: StoredRow
+
+
+class TrafficShard(NamedTuple):
+    """A file of the traffic store; the name is all that is known of it."""
+
+    path: Path
+
+    @property
+    def client(self) -> str:
+        """The digest of the client whose rows it holds."""
+        return self.path.name.split("-")[1]
+
+    @property
+    def split(self) -> str:
+        """`train`, or `held` for rows that are never trained on."""
+        return self.path.stem.split("-")[2]
+
+    def rows(self, layout: ShardLayout) -> list[TrafficRow]:
+        """Its rows, copied out of the file; none if it has been dropped meanwhile. StoreError if it is damaged."""
+        size = _size(self.path)
+        if size is None:
+            return []
+        try:
+            shard = Shard(self.path, layout, size)
+        except StoreError:
+            if not self.path.exists():
+                return []
+            raise
+        return [TrafficRow(row, shard.row(i)) for i, row in enumerate(shard.token_rows())]
+
+
+def split_of(row: TokenRow) -> Split:
+    """Whether a row is trained on or held out."""
+    digest = hashlib.blake2b(row.tokens[:_BEGINNING].astype("<i4").tobytes(), digest_size=4).digest()
+    return "train" if int.from_bytes(digest, "little") % _HELD else "held"
+
+
+class TrafficStore:
+    """The folder of such shards, which holds at most `limit` bytes."""
+
+    def __init__(self, folder: Path, layout: ShardLayout, limit: int) -> None:
+        self.folder, self.layout, self.limit = folder, layout, limit
+        self._last = 0
+
+    def shards(self) -> list[TrafficShard]:
+        """All shards, oldest first."""
+        return [TrafficShard(path) for path in sorted(self.folder.glob("*-*-*.safetensors"))]
+
+    def write(self, client: str, split: Split, rows: Sequence[TrafficRow]) -> None:
+        """Add rows of a client, a digest without hyphens, and make room. StoreError if the disk can't take them."""
+        self._last = max(self._last + 1, time.time_ns())
+        path = self.folder / f"{self._last:020}-{client}-{split}.safetensors"
+        _write(path, self.layout, rows, _OWNER)
+        self.make_room()
+
+    def make_room(self) -> None:
+        """Drop shards until the rest fits: again and again the oldest of the client that holds most bytes."""
+        sizes = {shard: _bytes(shard.path) for shard in self.shards()}
+        total, held = sum(sizes.values()), Counter[str]()
+        for shard, size in sizes.items():
+            held[shard.client] += size
+        while total > self.limit and sizes:
+            client = held.most_common(1)[0][0]
+            oldest = next(shard for shard in sizes if shard.client == client)
+            oldest.path.unlink(missing_ok=True)
+            size = sizes.pop(oldest)
+            total, held[client] = total - size, held[client] - size
+
+    def newest(self, split: Split, count: int, after: str = "") -> list[TrafficRow]:
+        """At most `count` rows of a split, newest shards first; of shards later than the one named `after`."""
+        found: list[TrafficRow] = []
+        for shard in reversed(self.shards()):
+            if len(found) >= count or shard.path.name <= after:
+                break
+            if shard.split == split:
+                found += shard.rows(self.layout)
+        return found[:count]
+
+    def count(self, split: Split, after: str = "") -> int:
+        """Rows of a split in shards later than `after`; headers alone are read."""
+        sizes = (_size(one.path) for one in self.shards() if one.split == split and one.path.name > after)
+        return sum(size.rows for size in sizes if size is not None)
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _size(path: Path) -> RowTotals | None:
+    """The totals of a shard by its header; None if the file is gone."""
+    try:
+        with path.open("rb") as file:
+            tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    except FileNotFoundError:
+        return None
+    finals = tensors["final"]["shape"][0] if "final" in tensors else 0
+    return RowTotals(tensors["lengths"]["shape"][0], tensors["tokens"]["shape"][0], finals)
+
+
+def _write(path: Path, layout: ShardLayout, rows: Sequence[TrafficRow], identity: str) -> RowTotals:
+    tokens = [row.tokens for row in rows]
+    tensors = ShardTensors(tokens, layout)
+    for index, row in enumerate(rows):
+        tensors.put(index, row.states)
+    size = size_of(tokens)
+    write_shard(path, layout, size, tensors.finish(), identity)
+    return size
+
+
+def write_store(
+    folder: Path, target: CapturedTarget, layout: ShardLayout, splits: dict[str, list[TrafficRow]], name: str
+) -> FeatureStore:
+    """Write a store of these rows, which are copied: what they came from may go. `name`: where they came from.
+
+    Splits without a row are left out. Raises StoreError if the disk can't take it.
+    """
+    splits = {split: rows for split, rows in splits.items() if rows}
+    described = {}
+    for split, rows in splits.items():
+        tokens = [row.tokens for row in rows]
+        described[split] = StoredSplit(**size_of(tokens)._asdict(), dropped=0, hash=rows_hash(tokens))
+    settings = CaptureSettings(
+        target=target, taps=layout.taps, layout=layout, chats=name,
+        longest=max(len(row.tokens.tokens) for rows in splits.values() for row in rows),
+        batch_tokens=1, shard_bytes=1, splits=described,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = []
+    for split, rows in splits.items():
+        path = folder / f"{split}-00000.safetensors"
+        size = _write(path, layout, rows, settings.identity)
+        digest = shard_digest(path, layout.shard_bytes(size), settings.identity)
+        assert digest is not None
+        shards.append(
+            StoredShard(file=path.name, split=split, bytes=path.stat().st_size, sha256=digest, **size._asdict())
+        )
+    write_model(folder / MANIFEST, Manifest(settings=settings, shards=tuple(shards), versions=versions()))
+    return FeatureStore.open(folder)
+
+
+def stored_rows(
+    store: FeatureStore, split: str, layout: ShardLayout, count: int, seed: int = 0
+) -> Iterator[TrafficRow]:
+    """At most `count` rows of a captured store, drawn at random, in the `layout` of those of traffic.
+
+    Raises StoreError if the store lacks states that the layout has, or encodes them otherwise.
+    """
+    if store.layout.states != layout.states or store.layout.final not in ("answers", "all"):
+        raise StoreError(
+            f"{store.folder} can't be mixed with traffic: it needs --states {layout.states} and --final answers or "
+            "all; capture it again"
+        )
+    store.check_taps([*layout.taps, *((store.settings.target.layers + 1,) if layout.final == "all" else ())])
+    rows = store.rows(split)
+    numbers = _numbers(store, split)
+    columns = [store.layout.taps.index(tap) for tap in layout.taps]
+    for index in np.random.default_rng(seed).permutation(len(rows))[:count].tolist():
+        row, found = rows[index], store.read(numbers[index])
+        assert found.final is not None
+        final = found.final
+        if store.layout.final == "all" and layout.final == "answers":
+            final = _picked(final, np.flatnonzero(row.loss_mask[1:]).tolist())
+        taps = None if found.taps is None or not columns else _columns(found.taps, columns)
+        yield TrafficRow(row, StoredRow(found.tokens, taps, final, None))
+
+
+def _numbers(store: FeatureStore, split: str) -> list[int]:
+    """The numbers of a split's rows, which are counted through all splits."""
+    found: list[int] = []
+    first = 0
+    for shard in store.manifest.shards:
+        if shard.split == split:
+            found += range(first, first + shard.rows)
+        first += shard.rows
+    return found
+
+
+def _picked(states: EncodedStates, at: list[int]) -> EncodedStates:
+    return EncodedStates(_bits(states.values)[at].view(states.values.dtype), _of(states.exponents, at))
+
+
+def _columns(states: EncodedStates, columns: list[int]) -> EncodedStates:
+    """Stored taps [T, A, Ht] of some boundaries."""
+    values = _bits(states.values)[:, columns].view(states.values.dtype)
+    return EncodedStates(values, _of(states.exponents, (slice(None), columns)))
+
+
+def _bits(values: Tensor) -> Tensor:
+    """Values as bytes: types of 8 bits have no indexing of their own."""
+    return values.view(torch.uint8)
+
+
+def _of(exponents: Tensor | None, at: Any) -> Tensor | None:
+    return None if exponents is None else exponents[at]

@@ -1,0 +1,341 @@
+"""The whole loop: traffic of a kind that the drafter doesn't know, a cycle, a trial; and what is forced or killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.cli.app import main
+from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.options import DrafterOptions
+from eyas.engine import Engine
+from eyas.errors import UsageError
+from eyas.learn import cycle, trial
+from eyas.learn.cycle import CycleConfig, due, run_cycle
+from eyas.learn.folder import Card, LearnFolder
+from eyas.learn.gate import GateConfig, Judgement
+from eyas.learn.serving import LearnConfig, Learning
+from eyas.learn.supervise import supervise
+from eyas.options import EngineOptions
+from eyas.types import Limits, Request, Stats
+
+from .conftest import World
+
+GATE = GateConfig(least=4)
+
+
+class Server:
+    """An engine that learns, without HTTP; `look` is what its thread does once a second."""
+
+    def __init__(self, world: World, folder: Path, canary: float = 0.3) -> None:
+        self.learning = Learning(LearnConfig(folder, canary=canary))
+        options = DrafterOptions(world.drafter, quantize="off")
+        limits = Limits(max_running=4, prefix_tokens=1024)
+        self.engine: Engine = world.session.engine(
+            world.session.drafter(options),
+            EngineOptions(tree="chain:3", limits=limits, around=self.learning.wrap(options, str(world.model))),
+        )
+        assert self.engine.speculation is not None
+        self.learning.drafter = self.engine.speculation.drafter  # type: ignore[assignment]
+        assert self.learning.folder is not None
+        self.folder: LearnFolder = self.learning.folder
+        self.world = world
+
+    def serve(self, requests: Sequence[Request], looks: int = 10) -> Stats:
+        """Serve, looking at the folder after every few requests; answers must be those of plain decoding."""
+        pooled, answers = Stats(), []
+        for at in range(0, len(requests), looks):
+            for done in self.engine.generate(requests[at : at + looks]):
+                answers.append(list(done.token_ids))
+                pooled.merge(done.stats)
+            self.learning.look()
+        plain = self.world.session.engine(None, EngineOptions(batch_size=8))
+        assert answers == [list(done.token_ids) for done in plain.generate(requests)]
+        return pooled
+
+    def close(self) -> None:
+        self.learning.close()
+
+
+def random_drafter(world: World, path: Path, seed: int = 0) -> Path:
+    network = load_network(world.drafter, world.session.target)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.2)
+    save_network(network, path)
+    return path
+
+
+def collected(world: World, folder: Path, count: int = 70) -> LearnFolder:
+    """A folder with traffic of the other domain."""
+    server = Server(world, folder)
+    server.serve(world.requests(3, count, domain=1))
+    server.close()
+    return server.folder
+
+
+def events(folder: LearnFolder) -> list[str]:
+    return [event["event"] for event in folder.events()]
+
+
+def test_a_shift_is_learnt_tested_and_served(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "STAGE", 12)
+    folder = collected(world, tmp_path / "learn")
+    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=8.0, threads=1, gate=GATE)
+    assert due(folder, config)
+    said: list[str] = []
+    assert run_cycle(folder, config, said.append) == 1, said
+    assert folder.state.wanted == 1
+    assert not folder.run.exists(), "no copy of traffic is left"
+    assert not due(folder, config)
+    card = folder.card(1)
+    assert card.parent == 0
+    assert card.traffic_rows > 40
+    assert card.store_rows > 40
+    assert card.gate["recent_candidate"] > 1.25 * card.gate["recent_incumbent"]
+    assert card.gate["reference_lower"] >= 0.98
+
+    server = Server(world, tmp_path / "learn")
+    before = server.serve(world.requests(4, 30, domain=1), looks=30).accept_length
+    for seed in range(5, 25):
+        server.serve(world.requests(seed, 20, domain=1))
+        if server.folder.state.settled:
+            break
+    after = server.serve(world.requests(30, 30, domain=1)).accept_length
+    assert server.folder.state.settled == 1, server.folder.events()
+    assert after > 1.25 * before
+    assert events(server.folder) == ["promoted", "trial", "settled"]
+    old = world.session.engine(
+        world.session.drafter(DrafterOptions(world.drafter, quantize="off")), EngineOptions(tree="chain:3")
+    )
+    known = Stats()
+    for done in old.generate(world.requests(21, 30)):
+        known.merge(done.stats)
+    assert server.serve(world.requests(21, 30)).accept_length > 0.95 * known.accept_length
+    server.close()
+    again = Server(world, tmp_path / "learn")
+    assert again.learning.serving == 1, "a server that is started again goes on with the settled generation"
+    again.close()
+
+
+def test_a_bad_one_that_is_forced_is_taken_back(world: World, tmp_path: Path) -> None:
+    server = Server(world, tmp_path / "learn", canary=0.1)
+    number = server.folder.add(random_drafter(world, tmp_path / "bad"), Card(number=0, made=0.0))
+    server.folder.change(lambda state: state.model_copy(update={"wanted": number}), "promoted", generation=number)
+    server.learning.look()
+    assert server.learning.trial is not None
+    requests = world.requests(5, 200)
+    for at in range(0, 200, 20):
+        server.serve(requests[at : at + 20])
+        if server.folder.state.refused:
+            break
+    state = server.folder.state
+    assert (state.wanted, state.settled) == (0, 0)
+    assert "behind beyond noise" in state.refused[number]
+    assert events(server.folder) == ["promoted", "trial", "reverted"]
+    assert server.learning.trial is None
+    server.serve(world.requests(6, 3))
+    assert server.learning.drafter is not None
+    assert server.learning.drafter.generations == [0]
+    server.close()
+
+
+def test_what_can_not_be_loaded_is_taken_back(world: World, tmp_path: Path) -> None:
+    server = Server(world, tmp_path / "learn")
+    number = server.folder.add(random_drafter(world, tmp_path / "bad"), Card(number=0, made=0.0))
+    (server.folder.generation(number) / "model.safetensors").write_bytes(b"nonsense")
+    server.folder.change(lambda state: state.model_copy(update={"wanted": number}), "promoted", generation=number)
+    server.serve(world.requests(5, 6), looks=2)
+    assert "can't be served" in server.folder.state.refused[number]
+    assert server.folder.state.wanted == 0
+    server.close()
+
+
+def test_by_hand(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(world, tmp_path / "learn")
+    folder, path = server.folder, str(tmp_path / "learn")
+    folder.add(world.drafter, Card(number=0, parent=0, made=0.0))
+
+    def eyas(*words: str) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["eyas", "learn", *words])
+            with pytest.raises(SystemExit) as done:
+                main()
+        assert not done.value.code
+        return capsys.readouterr().out
+
+    eyas("promote", path)
+    assert folder.state.wanted == 1
+    server.learning.look()
+    assert server.learning.trial is not None
+    eyas("revert", path)
+    assert (folder.state.wanted, folder.state.settled) == (0, 0)
+    server.learning.look()
+    assert server.learning.trial is None
+    eyas("revert", path, "1")
+    server.learning.look()
+    assert server.learning.serving == 1, "by hand it goes at once"
+    server.serve(world.requests(1, 3))
+    assert server.learning.drafter is not None
+    assert server.learning.drafter.generations == [1]
+    eyas("pin", path)
+    assert folder.state.pinned
+    shown = eyas("status", path)
+    assert "serves" in shown
+    assert "pinned" in shown
+    assert json.loads(eyas("status", path, "--json"))["state"]["settled"] == 1
+    eyas("pin", path, "--off")
+    assert not folder.state.pinned
+    server.close()
+
+
+def test_a_pinned_folder_keeps_its_generation(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = collected(world, tmp_path / "learn")
+    monkeypatch.setattr(cycle, "judge", lambda *_: Judgement(True, "it wins", {}))
+    monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
+    config = CycleConfig(least=20, gate=GATE)
+    for pinned in (True, False):
+        folder.change(lambda state, pinned=pinned: state.model_copy(update={"pinned": pinned, "learnt": ""}), "pinned")
+        number = run_cycle(folder, config)
+        assert number is not None
+        assert folder.state.wanted == (0 if pinned else number)
+
+
+def test_folders_belong_to_a_pair(world: World, tmp_path: Path) -> None:
+    Server(world, tmp_path / "learn").close()
+    other = random_drafter(world, tmp_path / "other")
+    with pytest.raises(UsageError, match="another drafter"):
+        Server(world._replace(drafter=other), tmp_path / "learn")
+    with pytest.raises(UsageError, match="no folder of"):
+        LearnFolder(tmp_path / "none").settings  # noqa: B018
+    with pytest.raises(UsageError, match="fewer than 200 new rows"):
+        run_cycle(LearnFolder(tmp_path / "learn"), CycleConfig())
+
+
+def test_old_generations_are_dropped(world: World, tmp_path: Path) -> None:
+    Server(world, tmp_path / "learn").close()
+    folder = LearnFolder(tmp_path / "learn")
+    for _ in range(9):
+        folder.add(world.drafter, Card(number=0, made=0.0))
+    folder.change(lambda state: state.model_copy(update={"settled": 2}), "x")
+    assert folder.numbers() == [0, 4, 5, 6, 7, 8, 9]
+    folder.add(world.drafter, Card(number=0, made=0.0))
+    assert folder.numbers() == [0, 5, 6, 7, 8, 9, 10]
+
+
+def cycle_command(path: Path, store: Path) -> list[str]:
+    options = [f"--store={store}", "--least-rows=20", "--epochs=6", "--threads=1", "--confidence=0.9"]
+    return [sys.executable, "-m", "eyas", "learn", "run", str(path), "--once", *options]
+
+
+@pytest.mark.slow
+def test_a_cycle_killed_at_random_moments_goes_on(world: World, tmp_path: Path) -> None:
+    """kill -9 twenty times; what comes out in the end is what comes out without."""
+    folder = collected(world, tmp_path / "learn", count=320)
+    shutil.copytree(folder.path, tmp_path / "whole")
+    store = world.drafter.parent.parent / "store"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    began = time.monotonic()
+    subprocess.run(cycle_command(tmp_path / "whole", store), check=True, env=environment, capture_output=True)
+    seconds = time.monotonic() - began
+    live = {path.name: path.read_bytes() for path in folder.traffic.iterdir()}
+    rng, kills = random.Random(0), 0
+    while kills < 20:
+        child = subprocess.Popen(
+            cycle_command(folder.path, store), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            child.wait(rng.uniform(0.2, 1.0) * seconds)
+            break
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            kills += 1
+    else:
+        subprocess.run(cycle_command(folder.path, store), check=True, env=environment, capture_output=True)
+    assert kills
+    made = folder.generation(1) / "model.safetensors"
+    assert made.read_bytes() == (tmp_path / "whole" / "generations" / "0001" / "model.safetensors").read_bytes()
+    assert {path.name: path.read_bytes() for path in folder.traffic.iterdir()} == live
+
+
+_WORKS = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[1]).write_text(str(os.getpid()))
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says whether a process is stopped")
+def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
+    """It is stopped while the server works, goes on afterwards, and dies with its supervisor."""
+    folder, written = LearnFolder(tmp_path), tmp_path / "pid"
+    code = (
+        "import sys; from pathlib import Path; from eyas.learn.folder import LearnFolder\n"
+        "from eyas.learn.supervise import supervise\n"
+        "supervise(LearnFolder(Path(sys.argv[1])), sys.argv[2:], lambda: True, pause=0.05)"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), sys.executable, "-c", _WORKS, written])
+    try:
+        assert soon(lambda: written.exists() and bool(written.read_text()), 120)
+        pid = int(written.read_text())
+        assert not stopped(pid)
+        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        began = time.monotonic()
+        while not stopped(pid):
+            folder.touch()
+            assert time.monotonic() - began < 1.0
+            time.sleep(0.02)
+        assert soon(lambda: not stopped(pid), 10), "it goes on when the load is over"
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    assert soon(lambda: not Path(f"/proc/{pid}").exists() or state_of(pid) == "Z", 10), "it outlived its supervisor"
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def stopped(pid: int) -> bool:
+    return state_of(pid) == "T"
+
+
+def soon(what: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if what():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_failing_cycle_is_reported(tmp_path: Path) -> None:
+    from eyas.errors import TrainingError
+
+    with pytest.raises(TrainingError, match="exit code 3"):
+        supervise(LearnFolder(tmp_path), [sys.executable, "-c", "raise SystemExit(3)"], lambda: True, yields=False)
+
+
+def test_the_server_marks_that_it_works(world: World, tmp_path: Path) -> None:
+    server = Server(world, tmp_path / "learn")
+    assert not server.folder.busy
+    state: Any = None
+    server.learning.stepped(state, None, None)
+    assert server.folder.busy
+    server.close()
