@@ -121,16 +121,21 @@ Item = Annotated[
 Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
 
 
-class FunctionTool(CacheMarks, FunctionDefinition):
+class FunctionTool(CacheMarks):
     """A function that the assistant may call; other types of tools are not served."""
 
     type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema")
+    strict: bool | None = None
 
 
-class FunctionToolChoice(NamedFunction):
+class FunctionToolChoice(RequestModel):
     """A `tool_choice` that forces a call of one function."""
 
     type: Literal["function"]
+    name: ToolName
 
 
 class JsonSchemaTextFormat(JsonSchema):
