@@ -116,7 +116,7 @@ def log_loss(target: Target, ids: Sequence[int], windows: int) -> tuple[float, i
     """The mean negative log-likelihood of the later halves of windows, each read by itself, and how many tokens."""
     total, count = 0.0, 0
     cache = target.allocate(1, _WINDOW)
-    for first in range(0, min(len(ids) - _WINDOW, windows * _WINDOW) + 1, _WINDOW):
+    for first in range(0, min(len(ids) - _WINDOW + 1, windows * _WINDOW), _WINDOW):
         cache.truncate(0, 0)
         window = list(ids[first : first + _WINDOW])
         with lone_torch():
