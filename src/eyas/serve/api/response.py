@@ -207,7 +207,11 @@ class ResponseWriter(ABC):
                     yield self._chunk(index, fields) | seed
                     seed = {}
             if self._usage_at_the_end:
-                yield self._chunk_with([]) | {"usage": self.generation.usage()} | _metrics(self.generation, self._reports_speculation)
+                yield (
+                    self._chunk_with([])
+                    | {"usage": self.generation.usage()}
+                    | _metrics(self.generation, self._reports_speculation)
+                )
         finally:
             self.generation.close()
 
