@@ -147,8 +147,8 @@ class BlockDrafter(NetworkDrafter):
         chosen = slice(rows.start, rows.stop)
         known = torch.cat((self._last[chosen], next_tokens), dim=1)  # a row that reads nothing keeps its first two
         self._last[chosen] = known.gather(1, read + torch.arange(2, device=taps.device))
-        ends = context.flatten(0, 1)[(begin + read - 1).clamp(min=0).squeeze(1)]
-        self._normed[chosen] = torch.where(read > 0, ends, self._normed[chosen])
+        latest = context.flatten(0, 1)[(begin + read - 1).clamp(min=0).squeeze(1)]
+        self._normed[chosen] = torch.where(read > 0, latest, self._normed[chosen])
 
     def _run_read(self, rows: range, width: int, context: Tensor, layout: RaggedLayout | None) -> None:
         """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""

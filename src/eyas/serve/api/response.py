@@ -169,15 +169,8 @@ class ResponseWriter(ABC):
             | {"object": self.object_name}
             | fields
             | {"usage": self.generation.usage(), "eyas": {"seed": request.seed}}
-            | self._metrics()
+            | _metrics(self.generation, self._reports_speculation)
         )
-
-    def _metrics(self) -> Json:
-        """The field `metrics`, if the server writes it: as vLLM, for one choice only."""
-        outputs = self.generation.outputs
-        if not self._reports_speculation or len(outputs) > 1:
-            return {}
-        return {"metrics": {"speculative_decoding": speculation_of(outputs[0].stats or Stats())}}
 
     def common_fields(self) -> Json:
         """Fields beside the choices that only one of the APIs has."""
@@ -214,7 +207,11 @@ class ResponseWriter(ABC):
                     yield self._chunk(index, fields) | seed
                     seed = {}
             if self._usage_at_the_end:
-                yield self._chunk_with([]) | {"usage": self.generation.usage()} | self._metrics()
+                yield (
+                    self._chunk_with([])
+                    | {"usage": self.generation.usage()}
+                    | _metrics(self.generation, self._reports_speculation)
+                )
         finally:
             self.generation.close()
 
@@ -234,6 +231,13 @@ class ResponseWriter(ABC):
     def _chunk_with(self, choices: list[Json]) -> Json:
         chunk = self._head | {"object": self.chunk_object_name, "choices": choices}
         return chunk | {"usage": None} if self._usage_at_the_end else chunk
+
+
+def _metrics(generation: Generation, reported: bool) -> Json:
+    """The field `metrics`, if the server writes it: as vLLM, for one choice only."""
+    if not reported or len(generation.outputs) > 1:
+        return {}
+    return {"metrics": {"speculative_decoding": speculation_of(generation.outputs[0].stats or Stats())}}
 
 
 class ChatResponseWriter(ResponseWriter):
