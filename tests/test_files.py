@@ -463,6 +463,8 @@ WRITING = {
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete
     "data/regenerate/journal.py": {"FileIO"},  # appends, and reads past a line that a kill cut off
     "data/regenerate/endpoint.py": {"open wb"},  # of StagedFiles
+    # an event is a line in one write; a generation is made in a folder that becomes visible when it is complete
+    "learn/folder.py": {"open", "copytree", "write_text", "touch"},
     "drafters/checkpoint.py": {"save_file"},  # to the path that `writing_path` gives
     "interop/export/export.py": {"GGUFWriter"},  # likewise
     "sweep/trial.py": {"open ab"},  # the log of a trial's process

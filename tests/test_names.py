@@ -19,7 +19,6 @@ PRIVATE = {
     "live": "drafting (rows), unfinished (sequences)", "place": "node, index, path, folder, position",
     "placed": "running, in slots", "sibling": "fused linears", "envelope": "RequestIdMiddleware",
     "ticket": "RequestHandle", "subject": "what it is", "wish": "what it is",
-    "packed": "prepacked weights, ragged tokens",
 }  # fmt: skip
 """word of a name (or its plural) -> what the field says."""
 ALLOWED = {
@@ -73,7 +72,7 @@ def complaint(name: str) -> str | None:
     ("name", "fine"),
     [
         ("heard_report", False), ("Wish", False), ("TargetEnds", False), ("_key_ends", False), ("Fuse", False),
-        ("FewQueries", False), ("node_places", False), ("is_live", False), ("Tickets", False), ("packed", False),
+        ("FewQueries", False), ("node_places", False), ("is_live", False), ("Tickets", False),
         ("wishes", False), ("tells", False), ("asked_tokens", False), ("tasked", True),
         ("prepacked", True), ("fuse_taps", True), ("keep_few_kernels", True), ("replace", True), ("delivered", True),
         ("intelligible", True), ("append_subjective", True), ("extends", True), ("_", True),

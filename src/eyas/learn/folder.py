@@ -116,7 +116,7 @@ class LearnFolder:
 
     @property
     def state(self) -> LearnState:
-        """The state as it is now."""
+        """The state as the file has it now."""
         return _read(self._state, LearnState) if self._state.is_file() else LearnState()
 
     def change(self, how: Callable[[LearnState], LearnState | None], event: str, **facts: Any) -> LearnState:
@@ -187,7 +187,7 @@ class LearnFolder:
 
     # Load
 
-    def touch(self) -> None:
+    def mark_busy(self) -> None:
         """Say that the server is at work; a disk that can't be written to doesn't matter."""
         with suppress(OSError):
             try:

@@ -124,7 +124,7 @@ class Learning(Observer):
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:  # noqa: ARG002
         if self.folder is not None and monotonic() - self._touched > _TOUCH:
             self._touched = monotonic()
-            self.folder.touch()
+            self.folder.mark_busy()
 
     # The thread
 
@@ -223,7 +223,7 @@ class LearnSeries(SeriesCollector):
         self._learning, self._model = learning, model_name
 
     def collect(self) -> Iterable[Metric]:
-        """The series as they are now."""
+        """The series of generations, live text and the trial."""
         learning, labels = self._learning, ["model_name"]
         collector, trial = learning.collector, learning.trial
         counts = {} if collector is None else collector.counts

@@ -37,7 +37,7 @@ class Recorder(Protocol):
     """Is told of the pairs of rows as they are committed. Nothing here may block or raise."""
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        """A sequence starts in a slot."""
+        """A sequence of `owner` starts in a slot."""
 
     def skip(self, slot: int, count: int) -> None:
         """Its next `count` pairs came out of the prefix cache, without states."""
@@ -85,7 +85,7 @@ class Chooser(Protocol):
         """The generation of a row that begins."""
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
-        """A row has ended."""
+        """A row of this generation has ended."""
 
 
 class SwapDrafter(Drafter):

@@ -102,7 +102,7 @@ class TrafficStore:
         self._last = 0
 
     def shards(self) -> list[TrafficShard]:
-        """All shards, oldest first."""
+        """All finished shards, oldest first."""
         return [TrafficShard(path) for path in sorted(self.folder.glob("*-*-*.safetensors"))]
 
     def write(self, client: str, split: Split, rows: Sequence[TrafficRow]) -> None:

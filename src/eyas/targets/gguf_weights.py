@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.targets.native.packed import GGML, PIECE, Blocks
+from eyas.targets.native.packed import GGML, PIECE, WeightBlocks
 
 
 class PackedWeight(NamedTuple):
@@ -29,7 +29,7 @@ class PackedWeight(NamedTuple):
 
     format: str
     """GGML's name of them, such as `Q4_1`."""
-    pieces: Callable[[], Iterator[Blocks]]
+    pieces: Callable[[], Iterator[WeightBlocks]]
     """As `joint_panels` takes them."""
 
 
@@ -81,8 +81,8 @@ def read_weights(
     if left := sorted(name for name in unknown if name not in _COMPUTED):
         raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
     state = {name: weight.to(dtype) for name, weight in read["tensors"].items()}
-    places = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
-    return Weights(state | places, packed)
+    shapes = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
+    return Weights(state | shapes, packed)
 
 
 def _packed(
@@ -94,10 +94,10 @@ def _packed(
     """
     found, size, whole = dict[str, PackedWeight](), 0, sum(opened.tensors[name].size for name in used)
     for name in used:
-        tensor, place = opened.tensors[name], names.get(name)
-        if place is None or len(tensor.shape) != 2 or tensor.type not in GGML:
+        tensor, key = opened.tensors[name], names.get(name)
+        if key is None or len(tensor.shape) != 2 or tensor.type not in GGML:
             continue
-        if type(model.get_submodule(place.rpartition(".")[0])) not in (nn.Linear, nn.Embedding):
+        if type(model.get_submodule(key.rpartition(".")[0])) not in (nn.Linear, nn.Embedding):
             continue
         numbers = np.arange(float(tensor.shape[0]))[:, None]
         made = processor.process(weights=numbers, name=name, tensor_key_mapping=names)
@@ -107,12 +107,12 @@ def _packed(
             and made.weights.shape == numbers.shape
             and order.sort().values.equal(torch.arange(len(order)))
         ):
-            found[place] = PackedWeight(tensor.type, partial(_pieces, opened, name, order))
+            found[key] = PackedWeight(tensor.type, partial(_pieces, opened, name, order))
             size += tensor.size
     return found if size > whole / 2 else {}
 
 
-def _pieces(opened: Gguf, name: str, order: Tensor) -> Iterator[Blocks]:
+def _pieces(opened: Gguf, name: str, order: Tensor) -> Iterator[WeightBlocks]:
     for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
         yield GGML[opened.tensors[name].type](opened.blocks(name, rows))
 

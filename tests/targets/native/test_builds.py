@@ -13,7 +13,7 @@ from eyas.targets.native import builds, linears
 from eyas.targets.native.builds import BUILDS, FLAGS, compile_library, compiler, prebuilt, sources_hash
 from eyas.targets.native.library import KINDS, Kernels, kernels
 from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear
-from eyas.targets.native.packed import Kind, random_blocks
+from eyas.targets.native.packed import WeightFormat, random_blocks
 
 V3 = "avx2 fma f16c bmi1 bmi2 movbe"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl"
@@ -87,5 +87,5 @@ def products() -> list[torch.Tensor]:
     torch.manual_seed(0)
     x, plain = torch.randn(33, 70), torch.randn(40, 70)
     layers = [NativeLinear(as_linear(plain.to(dtype)), False) for dtype in KINDS]
-    layers += [PackedLinear.of_blocks([random_blocks(kind, 40, 70)], "", x.dtype, (40, 70)) for kind in Kind]
+    layers += [PackedLinear.of_blocks([random_blocks(kind, 40, 70)], "", x.dtype, (40, 70)) for kind in WeightFormat]
     return [made for layer in layers for made in (layer.product(x, False), layer.exact())]

@@ -16,14 +16,26 @@ from torch import Tensor
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, PackedEmbedding, PackedLinear, sums_codes
-from eyas.targets.native.packed import GGML, GROUP, PIECE, Blocks, Kind, nearest4, nearest8, product, random_blocks
+from eyas.targets.native.packed import (
+    GGML,
+    GROUP,
+    PIECE,
+    WeightBlocks,
+    WeightFormat,
+    nearest4,
+    nearest8,
+    product,
+    random_blocks,
+)
 
 from ... import gguf_models
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 
 
-def layer(blocks: Blocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None) -> PackedLinear:
+def layer(
+    blocks: WeightBlocks, width: int, dtype: torch.dtype = torch.float32, bias: Tensor | None = None
+) -> PackedLinear:
     return PackedLinear.of_blocks([blocks], blocks.kind.name, dtype, (len(blocks.codes), width), bias)
 
 
@@ -34,12 +46,12 @@ def rounded(value: Fraction) -> Fraction:
     return min((Fraction(float(each)) for each in (near, *around)), key=lambda each: abs(each - value))
 
 
-def summed(blocks: Blocks, x: Tensor) -> Tensor:
+def summed(blocks: WeightBlocks, x: Tensor) -> Tensor:
     """[T, out] by exact arithmetic: sums of codes, then one rounding after another, block by block."""
     count, found = blocks.codes.shape[1], torch.empty(len(x), len(blocks.codes))
     factors, least = blocks.factors()
     inner = torch.ones(1, dtype=torch.long).expand(*blocks.codes.shape[:2], 1)
-    if blocks.kind is Kind.HALVES8:
+    if blocks.kind is WeightFormat.HALVES8:
         inner, factors = blocks.scales.long(), blocks.shared.float().repeat_interleave(8, 1)
     for t, row in enumerate(torch.nn.functional.pad(x, (0, count * GROUP - x.shape[1])).view(len(x), count, GROUP)):
         most = row.abs().amax(1)
@@ -62,11 +74,11 @@ def summed(blocks: Blocks, x: Tensor) -> Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    kind=st.sampled_from(Kind), tokens=st.integers(1, 15), out=st.integers(1, 50), width=st.integers(1, 200),
+    kind=st.sampled_from(WeightFormat), tokens=st.integers(1, 15), out=st.integers(1, 50), width=st.integers(1, 200),
     seed=st.integers(0, 99),
 )  # fmt: skip
 def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
-    kind: Kind, tokens: int, out: int, width: int, seed: int
+    kind: WeightFormat, tokens: int, out: int, width: int, seed: int
 ) -> None:
     blocks = random_blocks(kind, out, width, seed)
     x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)) + 1e-3
@@ -75,13 +87,15 @@ def test_sums_of_codes_are_exact_and_blocks_are_added_in_their_order(
     torch.testing.assert_close(found, product(blocks, x), rtol=1e-5, atol=1e-5 * float(found.abs().max()))
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_the_largest_codes_do_not_overflow(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", WeightFormat)
+def test_the_largest_codes_do_not_overflow(kind: WeightFormat) -> None:
     """Pairs of products in 16 bits are at their limit, and a block's sum near that of exact floats."""
     drawn = random_blocks(kind, 16, 64)
     codes = torch.full_like(drawn.codes, (1 << kind.bits) - 1)
     codes[8:] = 0
-    scales = torch.full_like(drawn.scales, 1 if kind < Kind.SUPER8 else -128 if kind is Kind.HALVES8 else 63)
+    scales = torch.full_like(
+        drawn.scales, 1 if kind < WeightFormat.SUPER8 else -128 if kind is WeightFormat.HALVES8 else 63
+    )
     blocks = replace(drawn, codes=codes, scales=scales)
     x = torch.full((2, 2 * GROUP), 127.0)
     x[1] = -127.0
@@ -89,8 +103,8 @@ def test_the_largest_codes_do_not_overflow(kind: Kind) -> None:
     torch.testing.assert_close(layer(blocks, 64)(x).double(), expected, rtol=1e-6, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", WeightFormat)
+def test_a_token_s_product_does_not_depend_on_the_others(kind: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     native = layer(random_blocks(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
     x = torch.randn(40, 96).bfloat16()
     alone = torch.cat([native(row.unsqueeze(0)) for row in x])
@@ -102,9 +116,9 @@ def test_a_token_s_product_does_not_depend_on_the_others(kind: Kind, monkeypatch
         assert torch.equal(native(x), alone)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", WeightFormat)
 @pytest.mark.parametrize(("out", "width"), [(1, 1), (16, 32), (37, 131)])
-def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> None:
+def test_weights_come_back_as_they_were(kind: WeightFormat, out: int, width: int) -> None:
     blocks = random_blocks(kind, out, width)
     native = layer(blocks, width, torch.float32)
     found, weight = native.blocks(), blocks.floats(width)
@@ -121,8 +135,8 @@ def test_weights_come_back_as_they_were(kind: Kind, out: int, width: int) -> Non
         embedding(torch.tensor([out]))
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_inputs_can_be_left_as_they_are(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", WeightFormat)
+def test_inputs_can_be_left_as_they_are(kind: WeightFormat) -> None:
     native = layer(random_blocks(kind, 40, 70), 70)
     native.as_floats = True
     x = torch.randn(20, 70)
@@ -131,7 +145,7 @@ def test_inputs_can_be_left_as_they_are(kind: Kind) -> None:
 
 
 def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
-    native = layer(random_blocks(Kind.LEAST4, 16, 64), 64)
+    native = layer(random_blocks(WeightFormat.LEAST4, 16, 64), 64)
     x = torch.zeros(3, 64)
     x[1, :32], x[2, 32:] = 2.0**-61, 2.0**-59
     found = native(x)
@@ -183,7 +197,7 @@ def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() ->
     error = (blocks.floats(256) - weight).square().mean()
     type_ = gguf.GGMLQuantizationType.Q4_0
     theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
-    assert blocks.kind == Kind.SIGNED4
+    assert blocks.kind == WeightFormat.SIGNED4
     assert error < 0.9 * (theirs - weight).square().mean()
     assert not nearest4(torch.zeros(3, 64)).floats(64).any()
 
@@ -192,7 +206,7 @@ def test_large_weights_are_laid_out_in_pieces() -> None:
     weight = torch.randn(2 * PIECE + 5, 32)
     native = Int8Linear(linears.as_linear(weight), False)
     assert torch.equal(native.exact(), nearest8(weight).floats(32))
-    plain = random_blocks(Kind.LEAST4, 2 * PIECE + 5, 32)
+    plain = random_blocks(WeightFormat.LEAST4, 2 * PIECE + 5, 32)
     pieces = (plain.rows(ids) for ids in torch.arange(2 * PIECE + 5).split(PIECE))
     joint = PackedLinear.of_blocks(pieces, "", torch.float32, (2 * PIECE + 5, 32))
     assert torch.equal(joint._prepacked, plain.panels())

@@ -11,7 +11,7 @@ from eyas.drafters.kinds.dflash import block_kind
 
 
 class JetSpecConfig(BlockConfig):
-    """DFlash's sizes."""
+    """DFlash's sizes; its block is causal."""
 
     causal = True
 

@@ -86,8 +86,8 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         raise UnsupportedModelError("no layer attends")
     shared = _parts(base)
     _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
-    placed = {"rotary_emb", "embed_positions"} & set(shared)
-    if len(placed) != 1 and (placed or not plan.recurrent):  # states know the order of tokens
+    ordered = {"rotary_emb", "embed_positions"} & set(shared)
+    if len(ordered) != 1 and (ordered or not plan.recurrent):  # states know the order of tokens
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
     kinds, heads = sorted({types[index] for index in attends}), config.num_attention_heads
     for index in attends:

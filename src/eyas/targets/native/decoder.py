@@ -40,7 +40,7 @@ from eyas.targets.native.library import (
 from eyas.targets.native.library import Decoder as DecoderStruct
 from eyas.targets.native.linears import NativeLinear, PackedLinear, address, threads_for
 from eyas.targets.native.recurrent import RecurrentParts
-from eyas.targets.native.states import Given, NativeStates
+from eyas.targets.native.states import GivenStates, NativeStates
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
 
@@ -403,7 +403,7 @@ class NativeDecoder:
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
-        given = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else Given(RowStates())
+        given = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(

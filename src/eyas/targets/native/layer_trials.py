@@ -30,7 +30,7 @@ from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear, Way
 from eyas.targets.native.linears import NativeLinear, PackedLinear
-from eyas.targets.native.packed import Kind
+from eyas.targets.native.packed import WeightFormat
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
@@ -129,7 +129,7 @@ def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator
     themselves (`linears.sums_codes`).
     """
     packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
-    given = [] if native is None else [each for each in _linears_in(native._struct) if each.kind in list(Kind)]
+    given = [] if native is None else [each for each in _linears_in(native._struct) if each.kind in list(WeightFormat)]
 
     def switch(floats: bool) -> None:
         for module in packed:

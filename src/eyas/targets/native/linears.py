@@ -24,8 +24,8 @@ from eyas.targets.native.library import KINDS, MOST_TOGETHER, PANEL, Kernels, Li
 from eyas.targets.native.packed import (
     GROUP,
     PIECE,
-    Blocks,
-    Kind,
+    WeightBlocks,
+    WeightFormat,
     joint_panels,
     nearest4,
     nearest8,
@@ -173,7 +173,7 @@ def weight_formats(model: nn.Module) -> str | None:
 
 def _ways_of(model: nn.Module) -> int | None:
     """How most of a model's native products multiply their inputs, see `_ways`; None if it has none, or in integers."""
-    weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(Kind)
+    weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(WeightFormat)
     return None if not weights or _is_packed(model) else _ways() * (KINDS[torch.bfloat16] in weights)
 
 
@@ -289,14 +289,14 @@ class PackedLinear(NativeLinear):
 
     name: str
     """Of the format of the weights, as users know it."""
-    _kind: Kind
+    _kind: WeightFormat
     _tied = False
     as_floats = False
     """Whether inputs stay as they are, which trials need: a code that rounding turns would hide much."""
 
     @classmethod
     def of_blocks(
-        cls, pieces: Iterable[Blocks], name: str, dtype: torch.dtype, shape: tuple[int, int],
+        cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, int],
         bias: Tensor | None = None, tied: bool = False,
     ) -> PackedLinear:  # fmt: skip
         """A layer in `dtype` whose weight [out, in] comes in `pieces` (`joint_panels`), in a format of that `name`."""
@@ -332,10 +332,10 @@ class PackedLinear(NativeLinear):
     def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # codes are made of any
         return Way.AS_FLOATS if self.as_floats else 0
 
-    def blocks(self, outputs: int | None = None) -> Blocks:
+    def blocks(self, outputs: int | None = None) -> WeightBlocks:
         """The weight in blocks as it was given, or its first outputs only."""
         count = self.out_features if outputs is None else min(outputs, self.out_features)
-        return Blocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count, self.in_features)
+        return WeightBlocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count, self.in_features)
 
     def exact(self) -> Tensor:
         return self.blocks().floats(self.in_features)
@@ -383,7 +383,7 @@ class Int4Linear(Int8Linear):
 def sums_codes() -> bool:
     """Whether this processor's products of packed weights are those of `packed.product`; a warning if they aren't."""
     x = torch.randn(5, 9 * GROUP, generator=torch.Generator().manual_seed(0))
-    for kind in Kind:
+    for kind in WeightFormat:
         blocks = random_blocks(kind, 40, x.shape[1])
         found = PackedLinear.of_blocks([blocks], kind.name, torch.float32, (40, x.shape[1]))(x)
         expected = product(blocks, x)

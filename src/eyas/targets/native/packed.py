@@ -24,10 +24,10 @@ from eyas.targets.native.library import PANEL
 GROUP, SUPER = 32, 8
 """Inputs of a block, and blocks of a super-block."""
 LEAST_INPUT = 2.0**-60
-"""Blocks of inputs that are all smaller count as 0."""
+"""WeightBlocks of inputs that are all smaller count as 0."""
 
 
-class Kind(IntEnum):
+class WeightFormat(IntEnum):
     """How a packed weight lies in panels, by its number in the kernels."""
 
     SIGNED8 = 2
@@ -40,13 +40,13 @@ class Kind(IntEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
-        return 4 if self in (Kind.SIGNED4, Kind.LEAST4, Kind.SUPER4) else 8
+        """Bits of a stored code: 4 or 8."""
+        return 4 if self in (WeightFormat.SIGNED4, WeightFormat.LEAST4, WeightFormat.SUPER4) else 8
 
     @property
     def has_least(self) -> bool:
         """Whether code 0 stands for a least weight."""
-        return self in (Kind.LEAST8, Kind.LEAST4, Kind.SUPER8, Kind.SUPER4)
+        return self in (WeightFormat.LEAST8, WeightFormat.LEAST4, WeightFormat.SUPER8, WeightFormat.SUPER4)
 
     @property
     def zero(self) -> int:
@@ -55,19 +55,19 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class WeightBlocks:
     """A weight [out, in] in blocks; inputs that the last one has too many have the weight 0."""
 
-    kind: Kind
+    kind: WeightFormat
     codes: Tensor  # [out, B, 32] uint8
     scales: Tensor  # [out, B] float16; of super-blocks uint8, or [out, B, 2] int8
     least: Tensor | None = None  # [out, B] as scales are
     shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, of 8 blocks each
 
-    def rows(self, ids: Tensor) -> Blocks:
+    def rows(self, ids: Tensor) -> WeightBlocks:
         """The outputs `ids` alone, in their order."""
         least, shared = (None if part is None else part[ids] for part in (self.least, self.shared))
-        return Blocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
+        return WeightBlocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
 
     def factors(self) -> tuple[Tensor, Tensor | None]:
         """What codes are multiplied by, [out, B, 1 or 2] in float32, and the least weights [out, B, 1]; both exact."""
@@ -112,10 +112,10 @@ class Blocks:
         return block if self.shared is None else torch.cat((header(self.shared).flatten(1), block), dim=1)
 
     @classmethod
-    def of_panels(cls, kind: Kind, panels: Tensor, out: int, inputs: int) -> Blocks:
+    def of_panels(cls, kind: WeightFormat, panels: Tensor, out: int, inputs: int) -> WeightBlocks:
         """The blocks of a weight with so many outputs and inputs that `panels` were made of."""
-        blocks, packed = -(-inputs // GROUP), kind >= Kind.SUPER8
-        parts = 2 if kind.has_least or kind is Kind.HALVES8 else 1
+        blocks, packed = -(-inputs // GROUP), kind >= WeightFormat.SUPER8
+        parts = 2 if kind.has_least or kind is WeightFormat.HALVES8 else 1
 
         def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
             wide = _parted(raw.contiguous().view(dtype), 2, -1, PANEL)
@@ -133,9 +133,9 @@ class Blocks:
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
-        own = torch.int8 if kind is Kind.HALVES8 else torch.uint8 if packed else torch.float16
+        own = torch.int8 if kind is WeightFormat.HALVES8 else torch.uint8 if packed else torch.float16
         scales, least = numbers(whole[..., :size], own), None
-        if kind is not Kind.HALVES8:
+        if kind is not WeightFormat.HALVES8:
             scales, least = scales[..., 0], scales[..., 1] if kind.has_least else None
         return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
 
@@ -144,7 +144,7 @@ PIECE = 2048
 """Outputs that are laid out at once, so that what comes in between takes little memory; whole panels."""
 
 
-def joint_panels(pieces: Iterable[Blocks], out: int) -> tuple[Kind, Tensor]:
+def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
     """The kind and the panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
     made, first = torch.empty(0), 0
     for piece in pieces:
@@ -156,23 +156,23 @@ def joint_panels(pieces: Iterable[Blocks], out: int) -> tuple[Kind, Tensor]:
     return kind, made
 
 
-def random_blocks(kind: Kind, out: int, inputs: int, seed: int = 0) -> Blocks:
-    """Blocks with all codes, to try products with."""
+def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> WeightBlocks:
+    """WeightBlocks with all codes, to try products with."""
     draw = torch.Generator().manual_seed(seed)
     count = -(-inputs // GROUP)
     codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
-    if kind >= Kind.SUPER8:
+    if kind >= WeightFormat.SUPER8:
         shared = torch.randn(out, -(-count // SUPER), 1 + kind.has_least, generator=draw).half() / 32
-        if kind is Kind.HALVES8:
+        if kind is WeightFormat.HALVES8:
             scales = torch.randint(-128, 128, (out, count, 2), dtype=torch.int8, generator=draw)
-            return Blocks(kind, codes, scales, None, shared)
+            return WeightBlocks(kind, codes, scales, None, shared)
         scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
-        return Blocks(kind, codes, scales, least, shared)
+        return WeightBlocks(kind, codes, scales, least, shared)
     scales, lowest = (torch.randn(out, count, generator=draw).half() for _ in range(2))
-    return Blocks(kind, codes, scales, lowest if kind.has_least else None)
+    return WeightBlocks(kind, codes, scales, lowest if kind.has_least else None)
 
 
-def product(blocks: Blocks, x: Tensor) -> Tensor:
+def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
     """The product [T, out] of inputs x [T, in] in float32 and packed weights, by the arithmetic of the kernels.
 
     Sums of codes are exact. Sums of blocks are rounded to float32 as they are there, but for one in millions that is
@@ -187,7 +187,7 @@ def product(blocks: Blocks, x: Tensor) -> Tensor:
     scales = most * torch.tensor(1 / 127, dtype=torch.float32)  # [T, B]
     totals = codes.sum(2)
     weights, (factors, least) = blocks.codes.double() - blocks.kind.zero, blocks.factors()
-    if blocks.kind is Kind.HALVES8:
+    if blocks.kind is WeightFormat.HALVES8:
         weights = weights * blocks.scales.repeat_interleave(GROUP // 2, 2)
         assert blocks.shared is not None
         factors = blocks.shared.float().repeat_interleave(SUPER, 1)[:, :count]
@@ -222,26 +222,26 @@ def _fifth_bits(raw: Tensor) -> Tensor:
     return (raw.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(2) << 4
 
 
-def _q8_0(raw: Tensor) -> Blocks:
-    return Blocks(Kind.SIGNED8, raw[..., 2:] ^ 128, _halves(raw, 0))
+def _q8_0(raw: Tensor) -> WeightBlocks:
+    return WeightBlocks(WeightFormat.SIGNED8, raw[..., 2:] ^ 128, _halves(raw, 0))
 
 
-def _q4_0(raw: Tensor) -> Blocks:
-    return Blocks(Kind.SIGNED4, _nibbles(raw[..., 2:]), _halves(raw, 0))
+def _q4_0(raw: Tensor) -> WeightBlocks:
+    return WeightBlocks(WeightFormat.SIGNED4, _nibbles(raw[..., 2:]), _halves(raw, 0))
 
 
-def _q4_1(raw: Tensor) -> Blocks:
-    return Blocks(Kind.LEAST4, _nibbles(raw[..., 4:]), _halves(raw, 0), _halves(raw, 2))
+def _q4_1(raw: Tensor) -> WeightBlocks:
+    return WeightBlocks(WeightFormat.LEAST4, _nibbles(raw[..., 4:]), _halves(raw, 0), _halves(raw, 2))
 
 
-def _q5_0(raw: Tensor) -> Blocks:
+def _q5_0(raw: Tensor) -> WeightBlocks:
     codes = _nibbles(raw[..., 6:]) | _fifth_bits(raw[..., 2:6])
-    return Blocks(Kind.SIGNED8, codes + (Kind.SIGNED8.zero - 16), _halves(raw, 0))
+    return WeightBlocks(WeightFormat.SIGNED8, codes + (WeightFormat.SIGNED8.zero - 16), _halves(raw, 0))
 
 
-def _q5_1(raw: Tensor) -> Blocks:
+def _q5_1(raw: Tensor) -> WeightBlocks:
     codes = _nibbles(raw[..., 8:]) | _fifth_bits(raw[..., 4:8])
-    return Blocks(Kind.LEAST8, codes, _halves(raw, 0), _halves(raw, 2))
+    return WeightBlocks(WeightFormat.LEAST8, codes, _halves(raw, 0), _halves(raw, 2))
 
 
 def _six_bits(raw: Tensor) -> Tensor:
@@ -252,20 +252,20 @@ def _six_bits(raw: Tensor) -> Tensor:
     return torch.cat((low, high), dim=2)
 
 
-def _q4_k(raw: Tensor) -> Blocks:
+def _q4_k(raw: Tensor) -> WeightBlocks:
     numbers, out = _six_bits(raw[..., 4:16]), len(raw)
     codes = _parted(raw[..., 16:144], 2, 4, 32)
-    return Blocks(
-        Kind.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
+    return WeightBlocks(
+        WeightFormat.SUPER4, torch.stack((codes & 15, codes >> 4), dim=3).view(out, -1, GROUP), *_shared(raw, numbers)
     )
 
 
-def _q5_k(raw: Tensor) -> Blocks:
+def _q5_k(raw: Tensor) -> WeightBlocks:
     numbers, out = _six_bits(raw[..., 4:16]), len(raw)
     fifth = raw[..., 16:48].unsqueeze(2) >> torch.arange(8, dtype=torch.uint8).unsqueeze(1) & 1  # [out, S, 8, 32]
     codes = _parted(raw[..., 48:176], 2, 4, 32)
     codes = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2, 3) | fifth << 4
-    return Blocks(Kind.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
+    return WeightBlocks(WeightFormat.SUPER8, codes.view(out, -1, GROUP), *_shared(raw, numbers))
 
 
 def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -275,33 +275,33 @@ def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
 
 
-def _q6_k(raw: Tensor) -> Blocks:
+def _q6_k(raw: Tensor) -> WeightBlocks:
     out = len(raw)
     low = _parted(raw[..., :128], 2, 2, 1, 64) >> torch.tensor([0, 4], dtype=torch.uint8).view(2, 1) & 15
     high = _parted(raw[..., 128:192], 2, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8).view(4, 1) & 3
     codes = low.reshape(out, -1, 8, 32) | high.reshape(out, -1, 8, 32) << 4
     scales = raw[..., 192:208].contiguous().view(torch.int8).view(out, -1, 2)
-    codes = (codes + (Kind.HALVES8.zero - 32)).view(out, -1, GROUP)
-    return Blocks(Kind.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
+    codes = (codes + (WeightFormat.HALVES8.zero - 32)).view(out, -1, GROUP)
+    return WeightBlocks(WeightFormat.HALVES8, codes, scales, None, raw[..., 208:210].contiguous().view(torch.float16))
 
 
-GGML: dict[str, Callable[[Tensor], Blocks]] = {
+GGML: dict[str, Callable[[Tensor], WeightBlocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
 """GGML's types that stay packed, and what their blocks [out, B, bytes] hold."""
 
 
-def nearest8(weight: Tensor) -> Blocks:
+def nearest8(weight: Tensor) -> WeightBlocks:
     """The nearest weights in 8 bits: codes from -127 to 127, a scale for each block of a weight [out, in]."""
     wide = _padded(weight)
     scales = _above(wide.abs().amax(2) / 127)
     steps = scales.float().clamp(min=torch.finfo(torch.float16).tiny).unsqueeze(2)
-    codes = (wide / steps).round().clamp(-127, 127) + Kind.SIGNED8.zero
-    return Blocks(Kind.SIGNED8, codes.to(torch.uint8), scales)
+    codes = (wide / steps).round().clamp(-127, 127) + WeightFormat.SIGNED8.zero
+    return WeightBlocks(WeightFormat.SIGNED8, codes.to(torch.uint8), scales)
 
 
-def nearest4(weight: Tensor) -> Blocks:
+def nearest4(weight: Tensor) -> WeightBlocks:
     """Weights [out, in] in 4 bits: codes from -8 to 7, and of many scales the one with the least squared error.
 
     The value farthest from 0 becomes -8, or nearly so: among scales up to a fifth smaller or larger, of either sign.
@@ -320,9 +320,9 @@ def nearest4(weight: Tensor) -> Blocks:
             better = errors < best
             best = torch.where(better, errors, best)
             scales = torch.where(better, tried, scales)
-            codes = torch.where(better.unsqueeze(2), (found + Kind.SIGNED4.zero).to(torch.uint8), codes)
+            codes = torch.where(better.unsqueeze(2), (found + WeightFormat.SIGNED4.zero).to(torch.uint8), codes)
             tried = ((found * wide).sum(2) / found.square().sum(2).clamp(min=1)).half()
-    return Blocks(Kind.SIGNED4, codes, scales)
+    return WeightBlocks(WeightFormat.SIGNED4, codes, scales)
 
 
 _TRIED = (-9.6, -8.8, -8.4, -8.0, -7.6, -7.2, -6.6, 6.6, 7.0, 7.4, 7.8)

@@ -61,7 +61,7 @@ class RecurrentParts:
 
     @property
     def mixed(self) -> int:
-        """V."""
+        """V, the features that leave the recurrence."""
         return len(self.gates)
 
     @property
@@ -79,14 +79,14 @@ class RecurrentParts:
         fits = (len(self.channels), size, normed, self.norm_size or size)
         if any(part % PANEL for part in fits) or kernel > MOST_TAPS or self.heads % self.key_heads:
             raise UnsupportedModelError(f"a recurrence of {fits}, {kernel} doesn't fit the vectors")
-        places, width, where = self._places()
+        begins_at, width, where = self._arranged()
         weight = None if self.norm is None else self.norm.weight
 
         def floats(values: Tensor | None) -> int | None:
             return None if values is None else kept(values.detach().float())
 
         return Recurrent(
-            inputs, len(inputs), kept(torch.tensor(places)), width, len(self.channels), kernel,
+            inputs, len(inputs), kept(torch.tensor(begins_at)), width, len(self.channels), kernel,
             0 if self.multipliers is None else len(self.channels) + self.mixed,
             floats(self.conv.weight[:, 0].T), floats(self.conv.bias),
             self.factors is not None, self.heads, self.key_heads, size, self.key_size, *self.starts,
@@ -97,7 +97,7 @@ class RecurrentParts:
             self.norm_size or size, getattr(self.norm, "variance_epsilon", 0.0), states,
         )  # fmt: skip
 
-    def _places(self) -> tuple[list[int], int, Tensor]:
+    def _arranged(self) -> tuple[list[int], int, Tensor]:
         """Where in a row each panel of the inputs' outputs goes, the row's width, and where each output is then.
 
         The convolution's channels come first, then the gates, then multipliers. Raises UnsupportedModelError where
@@ -108,7 +108,7 @@ class RecurrentParts:
         more = () if self.multipliers is None else (self.multipliers,)
         wanted = torch.cat((self.channels, self.gates, *more))
         where[wanted] = torch.arange(len(wanted))
-        places, width, first = list[int](), len(wanted), 0
+        begins_at, width, first = list[int](), len(wanted), 0
         for size in sizes:
             for panel in range(first, first + size, PANEL):
                 end = min(panel + PANEL, first + size)
@@ -118,9 +118,9 @@ class RecurrentParts:
                 begins = int(where[panel])
                 if where[panel:end].tolist() != [*range(begins, begins + end - panel)]:
                     raise UnsupportedModelError("inputs of a recurrence don't come in whole panels")
-                places.append(begins)
+                begins_at.append(begins)
             first += size
-        return places, width, where
+        return begins_at, width, where
 
 
 def recurrent_parts(mixer: Any) -> RecurrentParts:
@@ -142,7 +142,7 @@ def recurrent_parts(mixer: Any) -> RecurrentParts:
 
 
 def _delta_rule(mixer: Any) -> RecurrentParts:
-    """A gated delta rule."""
+    """The parts of a gated delta rule (Qwen3-Next, OLMo-Hybrid)."""
     linears = _linears(mixer, _INPUTS)
     sizes = [part.out_features for part in linears]
     outputs = torch.split(torch.arange(sum(sizes)), sizes)
@@ -163,7 +163,7 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
 
 
 def _mamba(mixer: Any) -> RecurrentParts:
-    """Mamba-2."""
+    """The parts of a Mamba-2 mixer (Bamba, Granite 4)."""
     linears = _linears(mixer, (("in_proj",),))
     heads, channels, mixed = len(mixer.A_log), mixer.conv1d.in_channels, mixer.out_proj.in_features
     groups, norm = int(mixer.n_groups), getattr(mixer, "norm", None)

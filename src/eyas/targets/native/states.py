@@ -24,7 +24,7 @@ _ALL = StateKey(-1, "native", 0)
 """What the vector of all states is called among copies."""
 
 
-class Given(NamedTuple):
+class GivenStates(NamedTuple):
     """The rows of a pass as the kernels take them, and what they point to."""
 
     states: RowStates
@@ -74,7 +74,7 @@ class NativeStates(SlotStates):
         self._lengths = lengths
         self.copies.begin(rows)
 
-    def of_pass(self, tokens: int) -> Given:
+    def of_pass(self, tokens: int) -> GivenStates:
         """What the pass that has begun, of so many `tokens`, is given."""
         assert self.path is not None
         layers, row = self._decoder.recurrent if self._guesses else 1, self._decoder.row_size
@@ -82,7 +82,7 @@ class NativeStates(SlotStates):
         given = self._given(self.path, self.copies.wanted(self.path.counts, self._lengths))
         sure = (c_int64 * len(self.path.rows))(*self.path.counts)
         given.states.sure = addressof(sure)
-        return Given(given.states, [*given.kept, sure])
+        return GivenStates(given.states, [*given.kept, sure])
 
     def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:
         if not any(accepted):
@@ -92,7 +92,7 @@ class NativeStates(SlotStates):
         tokens = (c_int64 * starts[-1])(*chain.from_iterable(accepted))
         self._decoder.fold(Fold(given.states, self._inputs.shape[1], addressof(starts), addressof(tokens)))
 
-    def _given(self, path: StatePath, copied: CopiesWanted) -> Given:
+    def _given(self, path: StatePath, copied: CopiesWanted) -> GivenStates:
         """The rows of a pass, and copies of their states after so many of their tokens."""
         wanted = [(row, number + 1, tokens) for number, rows in copied.items() for row, tokens in rows]
         made = [self.copies.room(row, tokens, _ALL, self._held[path.rows[row]]) for row, _, tokens in wanted]
@@ -106,7 +106,7 @@ class NativeStates(SlotStates):
             len(path.rows), None, addressof(committed), addressof(staged), self._inputs.data_ptr(),
             tokens * row if layers > 1 else 0, len(made), addressof(which), addressof(to),
         )  # fmt: skip
-        return Given(states, [committed, staged, which, to])
+        return GivenStates(states, [committed, staged, which, to])
 
     def _keep(self, done: StatePath, slots: Sequence[int]) -> None:  # noqa: ARG002
         for slot in slots:
