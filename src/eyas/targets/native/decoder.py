@@ -162,6 +162,12 @@ class Outcome(NamedTuple):
 class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
+    recurrent = 0
+    """The number of recurrent layers."""
+    row_size: int
+    """Floats that each of them keeps of a token in a pass."""
+    _state_size = 0  # floats of a slot's states
+
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
         ropes: Sequence[RopeTables], embedding: Tensor, dtype: torch.dtype, form: DecoderForm,
@@ -192,20 +198,11 @@ class NativeDecoder:
         self.hidden: int = embedding.shape[1]
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
-        kinds = (torch.float32, torch.bfloat16)
-        positions, limit = form.positions, form.limit
-        for table in (embedding, *(() if positions is None else (positions,))):
-            alike = table.dtype == embedding.dtype in kinds and table.shape[1] == self.hidden
-            if not alike or not table.is_contiguous():
-                raise UnsupportedModelError(f"an embedding of {tuple(table.shape)} {table.dtype}")
-            self._kept.append(table)
-        if positions is not None and not (limit and limit <= len(positions)):
-            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
+        self._keep_embeddings(embedding, form.positions, form.limit)
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
-        self.recurrent, self._state_size = 0, 0
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
         unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
@@ -217,15 +214,25 @@ class NativeDecoder:
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
             form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
             form.residual_scale, embedding.data_ptr(), len(embedding), embedding.dtype == torch.bfloat16,
-            address(positions),
+            address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
-            Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
+            Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
             *heads.latent[:-1],
         )  # fmt: skip
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
-        self.row_size: int = self._kernels.row_size(byref(self._struct))
+        self.row_size = self._kernels.row_size(byref(self._struct))
+
+    def _keep_embeddings(self, embedding: Tensor, positions: Tensor | None, limit: int | None) -> None:
+        """Keep the embeddings of tokens and of positions. Raises UnsupportedModelError if they don't fit."""
+        for table in (embedding, *(() if positions is None else (positions,))):
+            alike = table.dtype == embedding.dtype in (torch.float32, torch.bfloat16) and table.shape[1] == self.hidden
+            if not alike or not table.is_contiguous():
+                raise UnsupportedModelError(f"an embedding of {tuple(table.shape)} {table.dtype}")
+            self._kept.append(table)
+        if positions is not None and not (limit and limit <= len(positions)):
+            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         attention = layer.attention
