@@ -184,6 +184,12 @@ class Table(NamedTuple):
 class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
+    recurrent = 0
+    """The number of recurrent layers."""
+    row_size: int
+    """Floats that each of them keeps of a token in a pass."""
+    _state_size = 0  # floats of a slot's states
+
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
         ropes: Sequence[RopeTables], embedding: Tensor | PackedLinear, dtype: torch.dtype, form: DecoderForm,
@@ -215,18 +221,11 @@ class NativeDecoder:
         self.hidden: int = table.width
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
-        positions, limit = form.positions, form.limit
-        alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
-        if positions is not None and Table.of(positions)[2:] != alike:
-            raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
-        self._kept += [embedding, positions]
-        if positions is not None and not (limit and limit <= len(positions)):
-            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
+        self._keep_embeddings(embedding, table, form.positions, form.limit, dtype)
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
             raise UnsupportedModelError(f"norms of {sorted(widths)} features for heads of {heads.size}")
-        self.recurrent, self._state_size = 0, 0
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
         unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
@@ -237,15 +236,27 @@ class NativeDecoder:
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
             form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
-            form.residual_scale, table.address, table.rows, table.kind, address(positions),
+            form.residual_scale, table.address, table.rows, table.kind, address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
-            Linear() if head is None else self._linear(head, self.outputs, self.hidden), limit or 0,
+            Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
             *heads.latent[:-1],
         )  # fmt: skip
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
-        self.row_size: int = self._kernels.row_size(byref(self._struct))
+        self.row_size = self._kernels.row_size(byref(self._struct))
+
+    def _keep_embeddings(
+        self, embedding: Tensor | PackedLinear, table: Table, positions: Tensor | None, limit: int | None,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """Keep the embeddings; those of positions are as wide as the tokens', in one dtype, and enough for `limit`."""
+        alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
+        if positions is not None and Table.of(positions)[2:] != alike:
+            raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
+        self._kept += [embedding, positions]
+        if positions is not None and not (limit and limit <= len(positions)):
+            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         attention = layer.attention
