@@ -153,6 +153,19 @@ def test_inputs_of_nothing_and_of_very_little_count_as_0() -> None:
     assert found[2].all()
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_stays_none(odd: float) -> None:
+    """In whichever place of a block; the other tokens are as they were."""
+    native, x = layer(random_blocks(WeightFormat.SIGNED4, 16, 96), 96), torch.randn(3, 96)
+    expected = native(x)
+    for place in (32, 40, 63, 95):
+        wrong = x.clone()
+        wrong[1, place] = odd
+        found = native(wrong)
+        assert not found[1].isfinite().any()
+        assert torch.equal(found[::2], expected[::2])
+
+
 @pytest.mark.parametrize("name", GGML)
 def test_blocks_of_files_mean_what_gguf_says(name: str) -> None:
     type_ = gguf.GGMLQuantizationType[name]

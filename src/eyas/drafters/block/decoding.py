@@ -34,6 +34,7 @@ from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Record
 from eyas.targets.native.decoder import Staged
+from eyas.targets.native.layer_trials import inputs_as_floats
 from eyas.tree import Frontier
 
 _LOG = logging.getLogger("eyas")
@@ -50,13 +51,17 @@ class BlockDrafter(NetworkDrafter):
         super().__init__(network, taps, record)
         native, self._decoder = self._decoder, None
         if native is not None:
-            expected = [self._trial(pairs) for pairs in _TRIAL_PAIRS]
-            self._decoder = native
-            for pairs, states in zip(_TRIAL_PAIRS, expected, strict=True):
-                if not logits_agree(self._trial(pairs), states, network.dtype):
-                    _LOG.warning("the block drafter runs its modules: native states differ behind %d pairs", pairs)
-                    self._decoder = None
-                    break
+            with inputs_as_floats(network, native):
+                expected = [self._trial(pairs) for pairs in _TRIAL_PAIRS]
+                self._decoder = native
+                agree = [
+                    logits_agree(self._trial(pairs), states, network.dtype)
+                    for pairs, states in zip(_TRIAL_PAIRS, expected, strict=True)
+                ]
+            if not all(agree):
+                pairs = _TRIAL_PAIRS[agree.index(False)]
+                _LOG.warning("the block drafter runs its modules: native states differ behind %d pairs", pairs)
+                self._decoder = None
         self.resize(0)
 
     @torch.inference_mode()

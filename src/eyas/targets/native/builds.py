@@ -80,7 +80,7 @@ def sources_hash() -> str:
 def compile_library(compiler: str, flags: Sequence[str], output: Path) -> None:
     """Compile the kernels into a library. Raises OSError and subprocess.SubprocessError."""
     command = [compiler, *flags, str(SOURCES / "library.cpp"), "-o", str(output)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=900)
     with output.open("ab") as file:
         file.write(hashlib.sha256(output.read_bytes()).digest())
 

@@ -2,7 +2,7 @@
 
 Where there is neither a wheel nor a compiler, or the processor has no AVX2, `kernels()` is None and everything runs as
 plain PyTorch. A compiled library is kept in the user's cache directory under a name that says what it was made of
-(sources, compiler, processor), so a changed one is compiled anew, which takes some seven seconds.
+(sources, compiler, processor), so a changed one is compiled anew, which takes up to half a minute.
 """
 
 from __future__ import annotations

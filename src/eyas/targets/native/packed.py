@@ -157,7 +157,7 @@ def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat
 
 
 def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> WeightBlocks:
-    """WeightBlocks with all codes, to try products with."""
+    """Blocks with all codes, to try products with."""
     draw = torch.Generator().manual_seed(seed)
     count = -(-inputs // GROUP)
     codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
@@ -304,29 +304,28 @@ def nearest8(weight: Tensor) -> WeightBlocks:
 def nearest4(weight: Tensor) -> WeightBlocks:
     """Weights [out, in] in 4 bits: codes from -8 to 7, and of many scales the one with the least squared error.
 
-    The value farthest from 0 becomes -8, or nearly so: among scales up to a fifth smaller or larger, of either sign.
-    Each is then the best one for its codes (least squares), if that is better.
+    The value farthest from 0 becomes -8 or nearly so, by scales up to a fifth smaller or larger, of either sign. Then
+    the best scale for the codes (least squares) is tried.
     """
     wide = _padded(weight)
     farthest = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)  # [out, B]
-    best = torch.full_like(farthest, float("inf"))
-    scales, codes = farthest.half(), torch.zeros_like(wide, dtype=torch.uint8)
-    for steps in _TRIED:
-        tried = (farthest / steps).half()
-        for _ in range(2):
-            divisors = torch.where(tried == 0, torch.ones_like(tried), tried).float().unsqueeze(2)
-            found = (wide / divisors).round().clamp(-8, 7)
-            errors = (found * tried.float().unsqueeze(2) - wide).square().sum(2)
-            better = errors < best
-            best = torch.where(better, errors, best)
-            scales = torch.where(better, tried, scales)
-            codes = torch.where(better.unsqueeze(2), (found + WeightFormat.SIGNED4.zero).to(torch.uint8), codes)
-            tried = ((found * wide).sum(2) / found.square().sum(2).clamp(min=1)).half()
-    return WeightBlocks(WeightFormat.SIGNED4, codes, scales)
+    scales, codes = farthest.half(), torch.zeros_like(wide)
+    least = torch.full_like(farthest, float("inf"))
+    for code in (*_FARTHEST, None):
+        if code is None:
+            tried = ((codes * wide).sum(2) / codes.square().sum(2).clamp(min=1)).half()
+        else:
+            tried = (farthest / code).half()
+        found = (wide / torch.where(tried == 0, 1, tried.float()).unsqueeze(2)).round_().clamp_(-8, 7)
+        errors = (found * tried.float().unsqueeze(2) - wide).square_().sum(2)
+        better = errors < least
+        least, scales = torch.where(better, errors, least), torch.where(better, tried, scales)
+        codes = torch.where(better.unsqueeze(2), found, codes)
+    return WeightBlocks(WeightFormat.SIGNED4, (codes + WeightFormat.SIGNED4.zero).to(torch.uint8), scales)
 
 
-_TRIED = (-9.6, -8.8, -8.4, -8.0, -7.6, -7.2, -6.6, 6.6, 7.0, 7.4, 7.8)
-"""Which code a block's farthest value is given, before it is rounded."""
+_FARTHEST = (-9.3, -8.8, -8.4, -8.0, -7.6, -7.2, -6.7, 6.8, 7.3, 7.7)
+"""Which code, before it is rounded, a block's farthest value is given."""
 
 
 def _padded(weight: Tensor) -> Tensor:

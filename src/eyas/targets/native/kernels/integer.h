@@ -1,8 +1,8 @@
 // Products in integers: weights of 4 or 8 bits, as GGUF files and `--quantize` have them, times inputs in 8 bits.
 //
 // Weights and inputs come in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + least` (weight.h).
-// Inputs x of a block become codes from -127 to 127 and a scale, 1 / 127 of the greatest of |x|, rounded to nearest, ties to
-// even; a block whose values are all below 2^-60 counts as 0. Both depend on the token alone.
+// Inputs x of a block become codes x / scale from -127 to 127, rounded to nearest, ties to even; the scale is 1 / 127 of the
+// greatest of |x|. A block whose values are all below 2^-60 counts as 0. Both depend on the token alone.
 //
 // A block's sum of products of codes is an integer below 2^24, the same whatever the order and the instruction. From there
 // on there is one order: with S the sum of codes and X that of the input's codes,
@@ -10,8 +10,7 @@
 //     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, least, sum)
 //
 // block after block, in float32. (Of a block with two scales, S is their products' sum, which is exact: below 2^24 as well.)
-// So a result is the same bits for any number of tokens, panels and threads, with AVX2,
-// AVX-512 and VNNI.
+// So a result is the same bits for any number of tokens, panels and threads, with AVX2, AVX-512 and VNNI.
 #pragma once
 
 #include <algorithm>
@@ -105,15 +104,18 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
     float tail[GROUP] = {};
     for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
         if (first + GROUP > in) x = static_cast<const float*>(std::memcpy(tail, x, (in - first) * sizeof(float)));
-        vec top = zero();
-        for (int64_t i = 0; i < GROUP; i += LANES) top = larger(top, larger(load(x + i), sub(zero(), load(x + i))));
+        vec top = zero(), nothing = zero();  // or not a number, as a value is then
+        for (int64_t i = 0; i < GROUP; i += LANES) {
+            top = larger(top, larger(load(x + i), sub(zero(), load(x + i))));
+            nothing = add(nothing, sub(load(x + i), load(x + i)));
+        }
         const float most = highest(top);
         const bool counts = most >= least;
         const vec factor = all(counts ? 127.0f / most : 0.0f);
         for (int64_t i = 0; i < GROUP; i += LANES) store_codes(codes + i, mul(load(x + i), factor));
         int32_t sums[2];
         sums_of_codes(codes, sums);
-        const float scale = counts ? most * (1.0f / 127.0f) : 0.0f;
+        const float scale = (counts ? most * (1.0f / 127.0f) : 0.0f) + sum(nothing);
         *steps = {scale, scale * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
     }
 }
