@@ -107,9 +107,7 @@ class LearnFolder:
 
     @property
     def settings(self) -> LearnSettings:
-        """The pair that it belongs to; UsageError if no server was started with it."""
-        if not (self.path / "learn.json").is_file():
-            raise UsageError(f"{self.path} is no folder of `eyas serve --learn`: start the server with it first")
+        """The pair that it belongs to."""
         return _read(self.path / "learn.json", LearnSettings)
 
     # State
