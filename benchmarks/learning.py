@@ -5,7 +5,7 @@
 
 `shift` answers known prompts, then requests for tool calls, then known ones again, with an engine that learns and one
 whose drafter stays as it is. After every `--every` requests the learner runs a cycle, with the machine to itself:
-counts are measured, not seconds. A window is 50 requests. Of each window some answers, half of them at temperature 1,
+counts are measured, not seconds. Of each window some answers, half of them at temperature 1,
 are compared with plain decoding token by token.
 
 `cost` decodes the same requests with and without a collector, in turns.
@@ -35,7 +35,6 @@ from eyas.text.prompts import PromptRow, read_prompts
 from eyas.text.template import encode_chat
 from eyas.types import Limits, Request, SamplingParams, Stats
 
-WINDOW = 50
 TOGETHER = 10
 """Requests between two looks of the server at its folder."""
 _NOUNS = "weather stock flight hotel recipe route calendar contact invoice ticket parcel song movie article".split()
@@ -128,6 +127,7 @@ def shift(
     shifted: int = 2000,
     after: int = 500,
     every: Annotated[int, "requests between two cycles"] = 250,
+    size: Annotated[int, "requests of a window"] = 50,
     tokens: int = 96,
     checked: Annotated[int, "answers of a window compared with plain decoding"] = 40,
     least_rows: int = 100,
@@ -140,12 +140,12 @@ def shift(
     answered, tools = 0, tool_calls(1)
     for phase, count, chats in (("known", before, known_chats(known, 0)), ("tools", shifted, tools),
                                 ("back", after, known_chats(known, 1))):  # fmt: skip
-        for _ in range(0, count, WINDOW):
-            made = requests(session, chats, WINDOW, tokens, len(rows))
+        for _ in range(0, count, size):
+            made = requests(session, chats, size, tokens, len(rows))
             rows.append({"phase": phase, **window(session, (learns, static), learning, made, checked)})
             print(json.dumps(rows[-1]), flush=True)
-            answered += WINDOW
-            if phase == "tools" and answered % every < WINDOW:
+            answered += size
+            if phase == "tools" and answered % every < size:
                 _cycle(learning, folder, store, least_rows)
     learning.close()
     tail = [row for row in rows if row["phase"] == "tools"][-4:]

@@ -38,6 +38,16 @@ LINES: list[tuple[str, str]] = [
     ("data prepar stdlib", "No such command 'prepar'"),
     ("bench chekpoints run", "No such command 'chekpoints'"),
     ("--no-such-option", "--no-such-option"),
+    # learn
+    ("learn run {f}/empty", "is no folder of `eyas serve --learn`"),
+    ("learn run {f}/none --once", "start the server with it first"),
+    ("learn status {f}/empty --json", "is no folder of"),
+    ("learn promote {f}/empty 3", "is no folder of"),
+    ("learn revert {f}/empty", "is no folder of"),
+    ("learn pin {f}/empty --off", "is no folder of"),
+    (f"{_SERVE} --learn-share 0.5", "say how to learn: give --learn DIR, too"),
+    (f"{_SERVE} --learn {{f}}/empty", "--learn is about a drafter"),
+    (f"{_SERVE} --draft-model {{d}} --learn {{f}}/empty --learn-canary 0.9", "--learn-canary"),
     # generate
     ("generate --prompt x", "which target?"),
     ("generate {t}", "give either --prompt TEXT or --prompt-file FILE"),

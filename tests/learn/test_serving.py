@@ -36,7 +36,7 @@ class Served(NamedTuple):
 @pytest.fixture
 def served(world: World, tmp_path: Path) -> Iterator[Served]:
     options = LearnOptions(learn=tmp_path / "learn", learn_exclude=["closed"], learn_canary=0.5)
-    learning = options.opened(DraftOptions(draft_model=str(world.drafter)))
+    learning = options.opened()
     assert learning is not None
     learning._poll = 0.02
     drafter = DrafterOptions(world.drafter, quantize="off")
@@ -109,25 +109,26 @@ def test_answers_and_metrics_while_generations_come_and_go(world: World, served:
 
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give --learn DIR"):
-        LearnOptions(learn_share=0.5).opened(DraftOptions(draft_model="d"))
-    assert LearnOptions().opened(DraftOptions()) is None
+        LearnOptions(learn_share=0.5).check(DraftOptions(draft_model="d"))
+    LearnOptions().check(DraftOptions())
+    assert LearnOptions().opened() is None
     learns = LearnOptions(learn=tmp_path)
     for draft, message in (
         (DraftOptions(), "give --draft-model"),
         (DraftOptions(method="ngram"), "give --draft-model"),
         (DraftOptions(draft_model="d", acceptance="typical"), "leave out --acceptance"),
+        (DraftOptions(draft_model="d", draft_weights="w.bin"), "leave out --draft-weights"),
     ):
         with pytest.raises(UsageError, match=message):
-            learns.opened(draft)
+            learns.check(draft)
 
 
 def test_drafters_that_can_not_learn_are_refused(world: World, tmp_path: Path) -> None:
     for options, message in (
         (DrafterOptions(world.drafter, method="+suffix"), "networks with files of their own"),
         (DrafterOptions(method="ngram"), "networks with files of their own"),
-        (DrafterOptions(world.drafter, weights="model.safetensors"), "leave out --draft-weights"),
     ):
-        learning = LearnOptions(learn=tmp_path / "x").opened(DraftOptions(draft_model="d"))
+        learning = LearnOptions(learn=tmp_path / "x").opened()
         assert learning is not None
         around = learning.wrap(options, str(world.model))
         with pytest.raises(UsageError, match=message):

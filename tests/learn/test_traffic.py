@@ -116,3 +116,11 @@ def test_stores_hold_copies_and_give_rows_back(tmp_path: Path, final: str) -> No
         assert torch.equal(
             one.states.final.values.view(torch.uint8), held.states.final.values.view(torch.uint8)[taught]
         )
+
+
+def test_copies_are_made_of_small_shards(tmp_path: Path) -> None:
+    rows = [row(seed, 10) for seed in range(130)]
+    store = write_store(tmp_path / "store", TARGET, LAYOUT, {"train": rows}, "x")
+    assert [shard.rows for shard in store.manifest.shards] == [64, 64, 2]
+    found = {tuple(one.tokens.tokens) for one in stored_rows(store, "train", LAYOUT, 200)}
+    assert found == {tuple(one.tokens.tokens) for one in rows}

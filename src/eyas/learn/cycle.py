@@ -21,7 +21,7 @@ from eyas.data.store.manifest import MANIFEST
 from eyas.data.store.reader import FeatureStore
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
 from eyas.errors import EyasError, UsageError
-from eyas.files import write_json, write_text
+from eyas.files import FileLock, write_json, write_text
 from eyas.learn.folder import Card, LearnFolder, LearnState
 from eyas.learn.gate import GateConfig, judge
 from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
@@ -56,14 +56,28 @@ class CycleConfig:
 
 def due(folder: LearnFolder, config: CycleConfig) -> bool:
     """Whether a cycle is to go on or may begin: there is enough that is new."""
-    traffic = _traffic(folder)
-    return (folder.run / "store" / MANIFEST).is_file() or traffic.count("train", folder.state.learnt) >= config.least
+    state = folder.state
+    if state.wanted != state.settled and not state.pinned:
+        return False  # on trial: the next one is to begin with the winner
+    new = _traffic(folder).count("train", state.learnt)
+    return (folder.run / "store" / MANIFEST).is_file() or new >= config.least
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
-    """Run or finish a cycle; returns the generation that was made, or None. Raises UsageError if nothing is due."""
+    """Run or finish a cycle; returns the generation that was made, or None. Raises UsageError if nothing is due.
+
+    LockedError if another process runs one.
+    """
     if not due(folder, config):
-        raise UsageError(f"{folder.path}/traffic has fewer than {config.least} new rows: wait for more traffic")
+        raise UsageError(
+            f"{folder.path}/traffic has fewer than {config.least} new rows, or a generation is on trial: wait for more "
+            "traffic"
+        )
+    with FileLock(folder.path / "learner"):
+        return _run(folder, config, say)
+
+
+def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -> int | None:
     plan, store = _snapshot(folder, config)
     parent = folder.generation(plan["parent"])
     say(f"generation {plan['parent']} learns from {plan['traffic_rows']} requests and {plan['store_rows']} stored rows")
@@ -76,10 +90,12 @@ def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], Non
     reference = FeatureStore.open(folder.reference) if (folder.reference / MANIFEST).is_file() else None
     found = judge(candidate, parent, target, store, "held", reference, config.gate)
     say(found.reason)
-    number = None
-    if found.promoted and folder.state.settled == plan["parent"]:
+    number, reason = None, found.reason
+    if found.promoted and folder.state.settled != plan["parent"]:
+        reason = f"generation {folder.state.settled} serves by now, and not the one that it was compared with"
+    elif found.promoted:
         number = folder.add(candidate, _card(candidate, plan, found.figures))
-    _finish(folder, plan, number, found.reason)
+    _finish(folder, plan, number, reason)
     return number
 
 

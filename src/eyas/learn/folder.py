@@ -92,7 +92,7 @@ class LearnFolder:
     def prepare(cls, path: Path, drafter: Path, wanted: LearnSettings) -> LearnFolder:
         """The folder at `path`, made for this pair if there is none. UsageError if it belongs to another pair."""
         made = cls(path)
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with made._locked():
             if not (path / "learn.json").is_file():
                 copy_folder(drafter, made.generation(0))
@@ -107,9 +107,7 @@ class LearnFolder:
 
     @property
     def settings(self) -> LearnSettings:
-        """The pair that it belongs to; UsageError if no server was started with it."""
-        if not (self.path / "learn.json").is_file():
-            raise UsageError(f"{self.path} is no folder of `eyas serve --learn`: start the server with it first")
+        """The pair that it belongs to."""
         return _read(self.path / "learn.json", LearnSettings)
 
     # State

@@ -86,8 +86,6 @@ class Learning(Observer):
             if not isinstance(drafter, NetworkDrafter) or options.source is None:
                 raise UsageError("--learn is for drafters that are networks with files of their own (--draft-model)")
             source, final = local_directory(options.source), target.num_layers + 1
-            if options.weights is not None:
-                raise UsageError("--learn reads model.safetensors of every generation: leave out --draft-weights")
             if not source.is_dir():
                 raise UsageError(f"--learn needs the drafter as a folder, and {source} is a file: convert it first")
             facts = captured_target(target, Path(model).name or model)

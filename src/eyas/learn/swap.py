@@ -228,8 +228,10 @@ class SwapDrafter(Drafter):
 
     def truncate(self, slot: int, length: int) -> None:
         self._of(slot).truncate(slot, length)
-        if not length and self._recorder is not None:
-            self._recorder.drop(slot)
+        if not length:
+            self._drafted = None  # a round that broke off, if any
+            if self._recorder is not None:
+                self._recorder.drop(slot)
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)

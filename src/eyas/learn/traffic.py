@@ -48,6 +48,8 @@ _HELD = 8
 """One row in so many is held out."""
 _OWNER = "learn-traffic---"
 """What a shard's metadata has in place of a capture's identity: 16 characters."""
+_SHARD = 64
+"""Rows of a copy's shard, which is put together in memory."""
 _BEGINNING = 64
 """Tokens by which rows are told apart when they are split."""
 
@@ -75,7 +77,7 @@ class TrafficShard(NamedTuple):
         return self.path.stem.split("-")[2]
 
     def rows(self, layout: ShardLayout) -> list[TrafficRow]:
-        """Its rows, copied out of the file; none if it has been dropped meanwhile. StoreError if it is damaged."""
+        """Its rows, views of the file; none if it has been dropped meanwhile. StoreError if it is damaged."""
         size = _size(self.path)
         if size is None:
             return []
@@ -188,8 +190,11 @@ def write_store(
     )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     shards = []
-    for split, rows in splits.items():
-        path = folder / f"{split}-00000.safetensors"
+    parts = [
+        (split, at, rows[at : at + _SHARD]) for split, rows in splits.items() for at in range(0, len(rows), _SHARD)
+    ]
+    for split, at, rows in parts:
+        path = folder / f"{split}-{at // _SHARD:05}.safetensors"
         size = _write(path, layout, rows, settings.identity)
         digest = shard_digest(path, layout.shard_bytes(size), settings.identity)
         assert digest is not None

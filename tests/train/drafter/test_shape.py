@@ -13,7 +13,7 @@ from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine import Engine, Speculation
 from eyas.errors import ConfigError, RequestError
-from eyas.train.drafter.shape import DrafterShape, drafter_config, fresh_network
+from eyas.train.drafter.shape import DrafterShape, drafter_config, fresh_network, shape_of
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -100,3 +100,12 @@ def test_a_narrow_drafter_can_share_nothing(part: str) -> None:
         fresh_network(DrafterShape.model_validate(narrow), tiny.target(), ALL)
     with pytest.raises(ConfigError, match="97 draft tokens for a draft vocabulary of 5"):
         fresh_network(DrafterShape(draft_vocab_size=5), tiny.target(), ALL)
+
+
+@pytest.mark.parametrize("kind", [*PRESETS, "dflash", "dspark", "peagle"])
+def test_a_drafter_s_shape_gives_its_config_back(kind: str) -> None:
+    target = tiny.target("llama")
+    shape = DrafterShape.model_validate({"kind": kind, "default_tree": "chain:3"})
+    config = drafter_config(shape, target)
+    found = shape_of(config, shape.definition, target.num_layers)
+    assert drafter_config(found, target) == config

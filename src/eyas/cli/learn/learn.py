@@ -46,19 +46,26 @@ class LearnOptions:
         float, Option(min=0.01, max=0.5, help="The share of rows that a new drafter serves first.")
     ] = 0.1
 
-    def opened(self, draft: DraftOptions) -> Learning | None:
-        """What a server has beside its engine; None if it doesn't learn. Raises UsageError."""
+    def check(self, draft: DraftOptions) -> None:
+        """Refuse what would do nothing, or can't be, before anything heavy is imported. Raises UsageError."""
         if self.learn is None:
             if self != LearnOptions():
-                raise UsageError("--learn-exclude, --learn-only, --learn-share, --learn-gib and --learn-canary say how "
-                                 "to learn: give --learn DIR, too")  # fmt: skip
-            return None
+                raise UsageError(
+                    "--learn-exclude, --learn-only, --learn-share, --learn-gib and --learn-canary say how to learn: "
+                    "give --learn DIR, too"
+                )
+            return
         if draft.drafter is None or draft.draft_model is None:
             raise UsageError("--learn is about a drafter: give --draft-model")
         if draft.acceptance is not None:
-            raise UsageError(
-                "--learn needs the lossless walk, under which swaps change no token: leave out --acceptance"
-            )
+            raise UsageError("--learn needs the lossless walk, so that swaps change no token: leave out --acceptance")
+        if draft.draft_weights is not None:
+            raise UsageError("--learn reads model.safetensors of every generation: leave out --draft-weights")
+
+    def opened(self) -> Learning | None:
+        """What a server has beside its engine; None if it doesn't learn."""
+        if self.learn is None:
+            return None
         from eyas.learn.collect import LearnRule
         from eyas.learn.serving import LearnConfig, Learning
         from eyas.serve.app import client_of_key
@@ -92,13 +99,11 @@ def run(
     were held out. A winner is promoted: the server takes it up. Training stops while the server works, and a cycle that
     was killed goes on where it was.
     """
+    opened = _opened(folder)
     from eyas.learn.cycle import CycleConfig, due, run_cycle
-    from eyas.learn.folder import LearnFolder
     from eyas.learn.gate import GateConfig
     from eyas.learn.supervise import supervise
 
-    opened = LearnFolder(folder)
-    opened.settings  # noqa: B018  # raises
     config = CycleConfig(
         store, least_rows, most_rows, epochs, threads, device, GateConfig(confidence=confidence, tolerance=tolerance)
     )
@@ -123,10 +128,7 @@ def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
 
 def status(folder: Folder, json: Json = False) -> int:
     """Show the generations, which one serves, and what happened last."""
-    from eyas.learn.folder import LearnFolder
-
-    opened = LearnFolder(folder)
-    opened.settings  # noqa: B018  # raises
+    opened = _opened(folder)
     state, events = opened.state, opened.events()
     cards = {number: opened.card(number) for number in opened.numbers()}
     shards = list(opened.traffic.glob("*.safetensors"))
@@ -180,9 +182,7 @@ def promote(
     generation: Annotated[int | None, Argument(metavar="N", help="Default: the newest.")] = None,
 ) -> int:
     """Have the server try a generation, whatever it was refused for; it is taken back if it does worse."""
-    from eyas.learn.folder import LearnFolder
-
-    opened = LearnFolder(folder)
+    opened = _opened(folder)
     number = _known(opened, max(opened.numbers()) if generation is None else generation)
     opened.change(
         lambda state: state.model_copy(update={"wanted": number}), "promoted", generation=number, reason="by hand"
@@ -196,9 +196,7 @@ def revert(
     generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None,
 ) -> int:
     """Have the server go back to an earlier generation at once."""
-    from eyas.learn.folder import LearnFolder
-
-    opened = LearnFolder(folder)
+    opened = _opened(folder)
     state = opened.state
     before = state.settled if state.wanted != state.settled else opened.card(state.settled).parent or 0
     number = _known(opened, before if generation is None else generation)
@@ -212,13 +210,19 @@ def revert(
 
 def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learner promote again.")] = False) -> int:
     """Keep the generation in service: the learner goes on, and promotes nothing."""
-    from eyas.learn.folder import LearnFolder
-
-    opened = LearnFolder(folder)
-    opened.settings  # noqa: B018  # raises
+    opened = _opened(folder)
     opened.change(lambda state: state.model_copy(update={"pinned": not off}), "unpinned" if off else "pinned")
     output().print("the learner promotes again" if off else "the learner promotes nothing until `eyas learn pin --off`")
     return 0
+
+
+def _opened(path: Path) -> LearnFolder:
+    """The folder; UsageError if no server has made it, before anything heavy is imported."""
+    if not (path / "learn.json").is_file():
+        raise UsageError(f"{path} is no folder of `eyas serve --learn`: start the server with it first")
+    from eyas.learn.folder import LearnFolder
+
+    return LearnFolder(path)
 
 
 def _known(folder: LearnFolder, number: int) -> int:

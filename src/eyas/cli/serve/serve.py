@@ -162,6 +162,7 @@ def serve(
     refuse_engine_options(other)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
     draft = _with_default_tree(draft)
+    learns.check(draft)
     tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
     keep_freed_memory()  # before there are threads: the engine gets one of its own
     keep_few_kernels()
@@ -177,7 +178,7 @@ def serve(
     from eyas.serve.observe.observer import Observers
     from eyas.serve.playground.page import Gauges
 
-    learning = learns.opened(draft)
+    learning = learns.opened()
     open_stderr(server.log_format)
     settings = _settings(target, server, capacity)
     tls_context(settings)
