@@ -190,7 +190,7 @@ def test_speculation_equals_plain_decoding_alone_and_in_batches(
         assert [done.token_ids for done in engine.generate(requests)] == plain
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "dflash", "dspark", "jetspec", "xpress"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype: torch.dtype) -> None:
     target = native_target(folders, "llama", dtype)
@@ -206,7 +206,7 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
     assert nodes[0] == nodes[1]
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "jetspec"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype) -> None:
     """In rows of different lengths, read in two pieces; no slot of a block sees less than all of it."""
@@ -221,9 +221,9 @@ def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype
         drafter.resize(4)
         for counts in ([7, 2, 4], [0, 3, 7]):
             drafter.observe(range(1, 4), tokens, taps, counts)
-        states.append(drafter._run_block(range(1, 4)).float())
+        states.append(drafter._run_block(range(1, 4)).states.float())
         drafter.truncate(1, 5)  # the columns after it hold what was read before
-        states.append(drafter._run_block(range(1, 2)).float())
+        states.append(drafter._run_block(range(1, 2)).states.float())
     for found, expected in zip(states[:2], states[2:], strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-1)
 
