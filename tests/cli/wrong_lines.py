@@ -69,7 +69,7 @@ LINES: list[tuple[str, str]] = [
     (f"{_GENERATE} --batch-size none", "--batch-size"),
     (f"{_GENERATE} --dtype int8", "'int8' is not one of"),
     (f"{_GENERATE} --attention flash", "'flash' is not one of"),
-    (f"{_GENERATE} --quantize int4", "--quantize"),
+    (f"{_GENERATE} --quantize int3", "--quantize"),
     (f"{_GENERATE} --quantize int8 --compile", "leave out --compile"),
     (f"{_GENERATE} --enforce-eager --device cpu", "leave out --enforce-eager"),
     (f"{_GENERATE} --enforce-eager --compile", "leave out --enforce-eager"),
