@@ -81,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("prompts.jsonl", "tasks.jsonl"):
         (place / name).write_text(rows, encoding="utf-8")
     chats = (f'{{"instruction": "What is {n} + 1?", "output": "It is {n + 1}."}}\n' for n in range(40))
-    (place / "my_logs.jsonl").write_text("".join(chats), encoding="utf-8")
+    (place / "my_chats.jsonl").write_text("".join(chats), encoding="utf-8")
     return place
 
 

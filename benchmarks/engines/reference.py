@@ -20,7 +20,6 @@ from eyas.assets import PROMPTS
 from eyas.bench.offline.certificate import scores_after
 from eyas.data.chats.stdlib import chats_of, library_modules
 from eyas.drafters import decoding
-from eyas.drafters.block import decoding as block
 from eyas.drafters.decoding import best_children
 from eyas.engine import run_round
 from eyas.engine.round import Slots
@@ -73,7 +72,7 @@ def _recorded_leads() -> Iterator[list[float]]:
         found.append(float(best - second))
         return best_children(logits, *rest)
 
-    with patch.object(decoding, "best_children", recorded), patch.object(block, "best_children", recorded):
+    with patch.object(decoding, "best_children", recorded):
         yield found
 
 

@@ -296,7 +296,7 @@ def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
         began = time.monotonic()
         while not stopped(pid):
-            folder.touch()
+            folder.mark_busy()
             assert time.monotonic() - began < 1.0
             time.sleep(0.02)
         assert soon(lambda: not stopped(pid), 10), "it goes on when the load is over"

@@ -255,7 +255,7 @@ _YOUNGER = {
         "mask_token_id", "medusa_heads", "num_depths", "sample_from_anchor", "window",
     ),
     "loop": ("until", "mlflow", "threads"),
-    "loss": ("anchors", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start"),
+    "loss": ("anchors", "base_weight", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start"),
 }  # fmt: skip
 """Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
 

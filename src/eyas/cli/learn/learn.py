@@ -93,7 +93,7 @@ def run(
     tolerance: Annotated[float, Option(min=0.0, max=1.0, help="The loss that is put up with elsewhere.")] = 0.02,
     device: Device = None,
 ) -> int:  # fmt: skip
-    """Train the drafter on the requests it serves, again and again (experimental).
+    """Train the drafter on the requests it serves (experimental).
 
     Each cycle copies the newest requests, trains on from the drafter in service, and compares the two on requests that
     were held out. A winner is promoted: the server takes it up. Training stops while the server works, and a cycle that
@@ -181,7 +181,10 @@ def promote(
     folder: Folder,
     generation: Annotated[int | None, Argument(metavar="N", help="Default: the newest.")] = None,
 ) -> int:
-    """Have the server try a generation, whatever it was refused for; it is taken back if it does worse."""
+    """Have the server try a generation again.
+
+    Whatever it was refused for; it is taken back if it does worse.
+    """
     opened = _opened(folder)
     number = _known(opened, max(opened.numbers()) if generation is None else generation)
     opened.change(
@@ -209,7 +212,10 @@ def revert(
 
 
 def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learner promote again.")] = False) -> int:
-    """Keep the generation in service: the learner goes on, and promotes nothing."""
+    """Keep the generation in service.
+
+    The learner goes on, and promotes nothing.
+    """
     opened = _opened(folder)
     opened.change(lambda state: state.model_copy(update={"pinned": not off}), "unpinned" if off else "pinned")
     output().print("the learner promotes again" if off else "the learner promotes nothing until `eyas learn pin --off`")

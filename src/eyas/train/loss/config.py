@@ -51,8 +51,9 @@ class LossConfig(StrictModel):
     confidence_weight: float | None = Field(default=None, ge=0)
     """Weight of the binary cross entropy that trains a confidence head, if the drafter has one; None = 1."""
 
-    base_weight: float = Field(default=0.0, ge=0)
-    """Weight of the token loss of a block drafter's logits without their correction, beside that of the corrected."""
+    base_weight: float | None = Field(default=None, ge=0)
+    """Weight of the token loss of a block drafter's logits without their correction, beside that of the corrected; None
+    = 0."""
 
     random_start: int | None = Field(default=None, ge=1)
     """Training rows begin at a position drawn anew each time from 0 to this, so that the drafter learns positions
