@@ -22,7 +22,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
-from eyas.runtime import mapped_copy, to_device
+from eyas.runtime import inference, mapped_copy, to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
@@ -94,7 +94,7 @@ class NetworkDrafter(Drafter):
         fed = dtype if self._decoder is None else torch.float32
         self._fed = torch.zeros(slots, self.network.state_size, dtype=fed, device=device)
 
-    @torch.inference_mode()
+    @inference
     def reshape(self, slots: int, columns: int) -> None:
         self._cache.reshape(slots, columns)
         self._deferred.reshape(slots)
@@ -107,7 +107,7 @@ class NetworkDrafter(Drafter):
     def unread(self, slot: int) -> int:
         return self._deferred.lengths[slot]
 
-    @torch.inference_mode()
+    @inference
     def save(self, slot: int, start: int, stop: int) -> NetworkPairs:
         read = self._cache.lengths[slot]
         between = min(max(read, start), stop)
@@ -115,7 +115,7 @@ class NetworkDrafter(Drafter):
         deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
         return NetworkPairs(between - start, columns, deferred)
 
-    @torch.inference_mode()
+    @inference
     def load(self, slot: int, saved: Any, count: int) -> None:
         read = min(count, saved.read)
         if read:
@@ -130,16 +130,16 @@ class NetworkDrafter(Drafter):
         """Append the first `count` of `saved`, which were read."""
         self._cache.copy_in(slot, saved.columns, count)
 
-    @torch.inference_mode()
+    @inference
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self.catch_up(rows, [count > 0 for count in counts])
         self._read(rows, next_tokens, taps, counts)
 
-    @torch.inference_mode()
+    @inference
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         self._deferred.append(rows, next_tokens, taps, counts)
 
-    @torch.inference_mode()
+    @inference
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
@@ -184,18 +184,18 @@ class NetworkDrafter(Drafter):
         # after a one-token prompt there is no state to draft from yet
         return [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
-    @torch.inference_mode()
+    @inference
     def truncate(self, slot: int, length: int) -> None:
         self._deferred.truncate(slot, max(0, length - self._cache.lengths[slot]))
         self._cache.truncate(slot, length)
 
-    @torch.inference_mode()
+    @inference
     def move(self, source: int, target: int) -> None:
         self._cache.move(source, target)
         self._deferred.move(source, target)
         self._fed[target], self._normed[target] = self._fed[source], self._normed[source]
 
-    @torch.inference_mode()
+    @inference
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
         counts = [self._deferred.lengths[slot] * want for slot, want in zip(rows, wanted, strict=True)]
         if not any(counts):

@@ -19,14 +19,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import torch
-
 from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
 from eyas.engine.sequence import SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
+from eyas.runtime import inference
 from eyas.targets import Target
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import dense_columns
@@ -146,7 +145,7 @@ class Engine:
         chunks, self._outbox = self._outbox, []
         return chunks
 
-    @torch.inference_mode()  # all of it: tensors that a pass allocates can't be changed outside
+    @inference  # all of it: tensors that a pass allocates can't be changed outside
     def _advance(self) -> None:
         with lone_torch() if self.target.alone else nullcontext():
             self._run_step()
@@ -249,14 +248,15 @@ class Engine:
             runner.await_grammars(scheduler.decoding)
             return
         started = time.perf_counter()
-        tree = runner.plan(decoding)
+        tree, reading = runner.plan(decoding)
         if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
-        self.outcome, seconds = runner.round(decoding, tree)
+        self.outcome = runner.round(decoding, tree)
         self._rounds += 1
-        scheduler.charge_round(decoding, time.perf_counter() - started)
-        self._collect(decoding, self.outcome, seconds)
+        seconds = time.perf_counter() - started
+        scheduler.charge_round(decoding, seconds)
+        self._collect(decoding, self.outcome, seconds - reading)
 
     def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
         """Append a round's tokens to its sequences and hand them out; free the slots of the finished.
@@ -276,7 +276,7 @@ class Engine:
         finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
         self._leave(finished, self._scheduler.drop)
 
-    @torch.inference_mode()
+    @inference
     def _end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
         """End sequences wherever they are; not while a round runs."""
         sequences = list(sequences)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.base import Drafter
-from eyas.runtime import to_device
+from eyas.runtime import inference, to_device
 from eyas.targets import Target
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
@@ -84,7 +84,7 @@ class RoundOutput(NamedTuple):
     """Number of tokens before the round, the root included; empty for the round that ends a prompt."""
 
 
-@torch.inference_mode()
+@inference
 def run_round(
     slots: Slots,
     speculation: Speculation | None,
@@ -137,7 +137,7 @@ def run_round(
     )
 
 
-@torch.inference_mode()
+@inference
 def run_first_round(
     slots: Slots,
     drafter: Drafter | None,

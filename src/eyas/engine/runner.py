@@ -62,6 +62,7 @@ class ModelRunner:
         """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
         self._prompt_pairs = 0
+        self._thinking = 0.0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
@@ -209,31 +210,33 @@ class ModelRunner:
             sequence.cached = sequence.known
         return output
 
-    def plan(self, decoding: Sequence[SequenceState]) -> TreeSpec | None:
-        """The shape of the next round's draft trees; None = a plain round.
+    def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, float]:
+        """The shape of the next round's draft trees (None = a plain round), and the seconds that prompts took.
 
         While trees are being drafted, prompts whose first tokens were handed out just now are read by the drafter.
         """
         if not any(map(self._drafts_for, decoding)):
-            return None
-        rows = slots_of(decoding)
+            return None, 0.0
+        rows, reading = slots_of(decoding), 0.0
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
         if self.drafter is not None and self._drafts and any(begun):
             started = time.perf_counter()
             with _pass_of(sum(self.drafter.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)):
                 self.drafter.catch_up(rows, begun)
-            seconds = time.perf_counter() - started
+            reading = time.perf_counter() - started
             for sequence in compress(decoding, begun):
-                sequence.stats.prefill_seconds += seconds
+                sequence.stats.prefill_seconds += reading
         if self.controller is not None:
             sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
             unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
             lengths = [sequence.cached for sequence in decoding]
+            started = time.perf_counter()
             self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-        return self.tree
+            self._thinking += time.perf_counter() - started
+        return self.tree, reading
 
-    def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> tuple[RoundOutput, float]:
-        """Advance all sequences by a round with draft trees of shape `tree`; returns its output and its seconds."""
+    def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> RoundOutput:
+        """Advance all sequences by a round with draft trees of shape `tree`."""
         started = time.perf_counter()
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         tree = tree if any(drafting) else None
@@ -256,11 +259,13 @@ class ModelRunner:
                 emitted=sum(output.accepted) + len(decoding),
                 seconds=seconds,
                 drafting=drafting,
+                thinking=self._thinking,
                 prompt_pairs=self._prompt_pairs,
             )
+            started = time.perf_counter()
             self.controller.learn(record)
-            self._prompt_pairs = 0
-        return output, seconds
+            self._thinking, self._prompt_pairs = time.perf_counter() - started, 0
+        return output
 
     @property
     def _drafts(self) -> bool:

@@ -250,12 +250,17 @@ class Trials:
 
 
 _YOUNGER = {
-    "shape": (
-        "block_size", "confidence_head_with_markov", "enable_confidence_head", "markov_head_type", "markov_rank",
-        "mask_token_id", "medusa_heads", "num_depths", "sample_from_anchor", "window",
+    "shape": tuple(
+        "block_size confidence_head_with_markov conv_group_size conv_kernel_size emb_dim enable_confidence_head "
+        "gru_hidden_dim lilicorr_candidate_topk lilicorr_factor_dim lilicorr_hidden_size lilicorr_logit_scale "
+        "lilicorr_mlp_ratio lilicorr_num_heads lilicorr_num_layers markov_head_type markov_rank mask_token_id "
+        "medusa_heads num_depths pure_draft_prefix_len sample_from_anchor selector_rank selector_top_k sliding_window "
+        "window xpress_mlp_hidden xpress_rank".split()
     ),
     "loop": ("until", "mlflow", "threads"),
-    "loss": ("anchors", "base_weight", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start"),
+    "loss": (
+        "anchors", "base_weight", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start",
+    ),
 }  # fmt: skip
 """Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import mapped_zeros, out_of_memory, to_device
+from eyas.runtime import inference, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
@@ -307,7 +307,7 @@ class RecurrentStates(SlotStates):
                     staged = self._staged[key][row]
                     self.copies.room(row, tokens, key, staged).copy_(staged)
 
-    @torch.inference_mode()
+    @inference
     def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:  # noqa: ARG002
         levels = _in_turn(accepted, self._device)
         for steps in self._steps:
@@ -315,7 +315,7 @@ class RecurrentStates(SlotStates):
                 for _ in self._sure(levels, steps, copied):
                     pass
 
-    @torch.inference_mode()
+    @inference
     def _keep(self, done: StatePath, slots: Sequence[int]) -> None:
         at = to_device(slots, self._device)
         for key, staged in self._staged.items():

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.errors import UnsupportedModelError
-from eyas.runtime import to_device
+from eyas.runtime import inference, to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -186,7 +186,7 @@ class Target(EmbeddingAndHead):
                     find_odd_steps(self)
                 check_states(self)
 
-    @torch.inference_mode()
+    @inference
     def _probe(self) -> None:
         """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
         probe = ShapeProbe()
@@ -240,7 +240,7 @@ class Target(EmbeddingAndHead):
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
             yield self.prefill_chunk(cache, rows, [row[done : done + chunk + 1] for row in tokens], taps)
 
-    @torch.inference_mode()
+    @inference
     def prefill_chunk(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> PrefillChunk:
@@ -257,7 +257,7 @@ class Target(EmbeddingAndHead):
         final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
         return PrefillChunk(window[:, 1:], caught, counts, final)
 
-    @torch.inference_mode()
+    @inference
     def prefill_to_end(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> tuple[NodeLogits, PrefillChunk]:
@@ -283,7 +283,7 @@ class Target(EmbeddingAndHead):
         cache.commit(rows, [range(count) for count in counts])
         return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
 
-    @torch.inference_mode()
+    @inference
     def verify(
         self, cache: SlotCache, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]
     ) -> VerifyOutput:

@@ -29,7 +29,7 @@ from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Stage
 from eyas.drafters.levels import Levels
 from eyas.drafters.network import DraftNetwork
-from eyas.runtime import to_device
+from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Record
@@ -64,7 +64,7 @@ class BlockDrafter(NetworkDrafter):
                 self._decoder = None
         self.resize(0)
 
-    @torch.inference_mode()
+    @inference
     def _trial(self, pairs: int) -> Tensor:
         """The states of the blocks of two rows, of which one has read so many pairs and the other one less."""
         self.resize(2)
@@ -80,28 +80,28 @@ class BlockDrafter(NetworkDrafter):
         # state isn't known yet; `_normed` is the fused state before it
         self._last = torch.full((slots, 2), -1, dtype=torch.int64, device=self._ids.device)
 
-    @torch.inference_mode()
+    @inference
     def reshape(self, slots: int, columns: int) -> None:
         super().reshape(slots, columns)
         self._last = F.pad(self._last[:slots], (0, 0, 0, max(0, slots - len(self._last))), value=-1)
 
-    @torch.inference_mode()
+    @inference
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
         """The first pair has the prompt's second token; the one before it is known from here alone."""
         self._last[slot, 1] = prompt[0] if prompt else -1
 
-    @torch.inference_mode()
+    @inference
     def load(self, slot: int, saved: NetworkPairs, count: int) -> None:
         super().load(slot, saved, count)
         self._last[slot] = -1
 
-    @torch.inference_mode()
+    @inference
     def truncate(self, slot: int, length: int) -> None:
         if length < self.length(slot):
             self._last[slot] = -1
         super().truncate(slot, length)
 
-    @torch.inference_mode()
+    @inference
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
         self._last[target] = self._last[source]
@@ -211,7 +211,7 @@ class BlockLevels:
 class ParallelDrafter(NetworkDrafter):
     """A drafter whose network has a masked pair (P-EAGLE)."""
 
-    @torch.inference_mode()
+    @inference
     def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
         super().__init__(network, taps, record)
         pair = network.masked_pair()

@@ -29,7 +29,7 @@ from eyas.drafters.files import CONFIG, read_headers, read_json
 from eyas.drafters.history import HistoryDrafter
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import DrafterMismatchError, UnsupportedModelError, UsageError
-from eyas.runtime import to_device
+from eyas.runtime import inference, to_device
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.native.decoder import Staged
 from eyas.targets.slots import Saved, SlotCache, StagedCache
@@ -223,7 +223,7 @@ class SmallLmDrafter(HistoryDrafter):
             self._cache.truncate(slot, first)
             self._cache.copy_in(slot, saved.columns, self._texts.end(slot, start + read) - first)
 
-    @torch.inference_mode()
+    @inference
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
@@ -383,7 +383,7 @@ class StagedLevels:
             len(rows), 1, 0, dtype=torch.bool, device=target.device
         )  # [R, W, F] of the level above
 
-    @torch.inference_mode()
+    @inference
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, V] of what follows them."""
         first, width = self._parents.shape[1], frontier.tokens.shape[1]

@@ -22,6 +22,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.window.window import Window
 from eyas.errors import UnsupportedModelError, UsageError
+from eyas.runtime import inference
 from eyas.targets.graphs import Record
 from eyas.targets.slots import KVShape, Saved, SlotCache
 
@@ -228,7 +229,7 @@ class WindowDrafter(NetworkDrafter):
     def whole(self, saved: WindowPairs) -> bool:
         return not saved.missing
 
-    @torch.inference_mode()
+    @inference
     def save(self, slot: int, start: int, stop: int) -> WindowPairs:  # type: ignore[override]  # of its own form
         read = self._cache.read(slot)
         between = min(max(read, start), stop)
@@ -267,7 +268,7 @@ class WindowDrafter(NetworkDrafter):
             if self._deferred.lengths[slot] > 2 * self.window.limit:
                 self._forget_unread(slot)
 
-    @torch.inference_mode()
+    @inference
     def truncate(self, slot: int, length: int) -> None:
         """See `Drafter.truncate`. Raises UsageError where what would stay of the window was dropped."""
         dropped, read = self._cache.dropped[slot], self._cache.read(slot)
@@ -283,7 +284,7 @@ class WindowDrafter(NetworkDrafter):
                 self._forget_unread(slot)
         super().catch_up(rows, wanted)
 
-    @torch.inference_mode()
+    @inference
     def _forget_unread(self, slot: int) -> None:
         """Forget those of a slot's deferred pairs that a row of its length drops; its sinks are read."""
         cache, sinks = self._cache, self.window.sinks

@@ -90,6 +90,8 @@ class Controller:
         self._expected: set[int] = set()
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
+        self._thinking = {False: 0.0, True: 0.0}
+        """Seconds of planning and learning in rounds without a draft and with one: running averages."""
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
@@ -150,6 +152,7 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
+        self._thinking[drafted] += (record.thinking - self._thinking[drafted]) / 16
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
@@ -246,6 +249,7 @@ class Controller:
             depth=room,
             stops_early=self._counts_freely,
             prompt_pairs=self._prompt_pairs / (self._emitted + _ANSWER),
+            thinking=max(0.0, self._thinking[True] - self._thinking[False]),
         )
         best = prospects.best
         if self._choice is not None:

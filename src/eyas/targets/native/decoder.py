@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
+from eyas.runtime import inference
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import NormForm
 from eyas.targets.native.latent import LatentHeads, latent_parts
@@ -370,7 +371,7 @@ class NativeDecoder:
             cosines, sines = (torch.cat(tables).float().contiguous() for tables in made)
             self._tables = (cosines, sines)
 
-    @torch.inference_mode()
+    @inference
     def run(
         self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | None = None,
         taps: Sequence[int] = (), final: bool = False, logits: bool = False, blocks: bool = False,
@@ -397,7 +398,7 @@ class NativeDecoder:
         )  # fmt: skip
         return Outcome(x, normed, scores, tapped)
 
-    @torch.inference_mode()
+    @inference
     def read(self, cache: SlotCache, staged: Staged, context: Tensor) -> None:
         """Stage the keys and values that each layer makes of states [T, H], which aren't normed before."""
         self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
