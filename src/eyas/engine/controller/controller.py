@@ -152,7 +152,8 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
-        self._thinking[drafted] += (record.thinking - self._thinking[drafted]) / 16
+        known = self._thinking[drafted] or record.thinking
+        self._thinking[drafted] = known + (record.thinking - known) / 16
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
