@@ -241,6 +241,7 @@ class Controller:
             self._since_settled, self._plain_error = 0, 0.0
             self._costs.settle()
         sampled = sum(groups)
+        self._costs.thinking = max(0.0, self._thinking[True] - self._thinking[False])
         prospects = Prospects(
             self._gain.forecast((rows - sampled, sampled)),
             self._costs,
@@ -250,7 +251,6 @@ class Controller:
             depth=room,
             stops_early=self._counts_freely,
             prompt_pairs=self._prompt_pairs / (self._emitted + _ANSWER),
-            thinking=max(0.0, self._thinking[True] - self._thinking[False]),
         )
         best = prospects.best
         if self._choice is not None:

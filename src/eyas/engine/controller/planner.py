@@ -68,12 +68,10 @@ class Prospects:
         depth: int,
         stops_early: bool,
         prompt_pairs: float = 0.0,
-        thinking: float = 0.0,
     ) -> None:
         """Forecast all shapes up to `depth`. `stops_early`: whether drafting ends once no node is worth extending.
 
         `prompt_pairs` is how many pairs of prompts a drafter in use has to read for each token that is generated.
-        `thinking` are the seconds that a round with drafts takes besides.
         """
         self._nodes, self._accepted = forecast.nodes[:, :depth].copy(), forecast.accepted[:, :depth]
         full = np.broadcast_to(np.arange(1.0, depth + 1)[:, None], self._nodes.shape)
@@ -91,7 +89,7 @@ class Prospects:
             + costs.padding_seconds(padded, rows)
             + self._drafting
             + costs.observe_seconds(rows + self._accepted, rows)
-            + thinking
+            + costs.thinking
         )
         if prompt_pairs:  # at the speed of a prompt's many pairs
             a_pair = float(costs.observe_seconds(_MANY, rows)) / _MANY
