@@ -57,7 +57,7 @@ class GgufTensor:
 
     @property
     def type(self) -> str:
-        """GGML's name of the type."""
+        """GGML's name of the type, such as `Q4_1`."""
         return _PLAIN[self.kind][0] if self.kind in _PLAIN else str(gguf_package().GGMLQuantizationType(self.kind).name)
 
     @property

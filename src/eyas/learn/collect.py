@@ -72,6 +72,11 @@ class _BatchPairs:
     row: int
     count: int
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of this row's states, which are to be encoded."""
+        return self.count * self.states[0, 0].nbytes
+
 
 @dataclass(eq=False)
 class _Sequence:
@@ -162,7 +167,7 @@ class Collector:
 
     def _hand_over(self, one: _Sequence, *, last: bool) -> bool:
         """Queue what a row has gathered; False if too much waits already, or the row is long enough."""
-        size = sum(piece.count * piece.states[0, 0].nbytes for piece in one.pieces)
+        size = sum(piece.nbytes for piece in one.pieces)
         with self._waiting_lock:
             full = self._waiting + size > _WAITING
             self._waiting += 0 if full else size
@@ -204,7 +209,7 @@ class Collector:
 
     def _take(self, one: _Sequence, pieces: list[_BatchPairs], last: bool) -> None:
         with self._waiting_lock:
-            self._waiting -= sum(piece.count * piece.states[0, 0].nbytes for piece in pieces)
+            self._waiting -= sum(piece.nbytes for piece in pieces)
         if self.stopped is not None:
             return
         layout = self._store.layout
@@ -239,8 +244,8 @@ class Collector:
         whole = self._store.layout.final == "all"
         taught = slice(0, len(tokens)) if whole else slice(max(answer - 1, 0), len(tokens) - 1)
         stored = torch.from_numpy(tokens).to(torch.int32)
-        kept = _cut(taps, slice(0, len(tokens))) if self._store.layout.taps else None
-        return TrafficRow(row, StoredRow(stored, kept, _cut(finals, taught), None))
+        kept = taps.part(slice(0, len(tokens))) if self._store.layout.taps else None
+        return TrafficRow(row, StoredRow(stored, kept, finals.part(taught), None))
 
     def _flush(self) -> None:
         """Write what waits for more rows of its client."""
@@ -259,7 +264,3 @@ def _joined(parts: Sequence[EncodedStates]) -> EncodedStates:
     values = torch.cat([part.values.view(torch.uint8) for part in parts]).view(parts[0].values.dtype)
     exponents = [part.exponents for part in parts if part.exponents is not None]
     return EncodedStates(values, torch.cat(exponents) if exponents else None)
-
-
-def _cut(states: EncodedStates, at: slice) -> EncodedStates:
-    return EncodedStates(states.values[at], None if states.exponents is None else states.exponents[at])

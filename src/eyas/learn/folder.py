@@ -107,7 +107,7 @@ class LearnFolder:
 
     @property
     def settings(self) -> LearnSettings:
-        """The pair that it belongs to."""
+        """Which target and drafter it belongs to, as the first server wrote it."""
         return _read(self.path / "learn.json", LearnSettings)
 
     # State

@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -231,7 +231,7 @@ class SlotStates(ABC):
 
 
 class RecurrentStates(SlotStates):
-    """States as modules take them."""
+    """The states of layers that run as modules: a tensor [slots, ...] for each that a module keeps."""
 
     def __init__(self, shapes: Mapping[StateKey, StateShape], slots: int, device: torch.device) -> None:
         """States of `slots` empty slots. Raises CacheMemoryError."""
@@ -342,17 +342,24 @@ class RecurrentStates(SlotStates):
         self.clear(source)
 
     def _zeros(self, slots: int) -> dict[StateKey, Tensor]:
-        try:
+        with memory_for_states(slots):
             return {
                 key: torch.zeros(slots, *shape.size, dtype=shape.dtype, device=self._device)
                 for key, shape in self._shapes.items()
             }
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise CacheMemoryError(
-                f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
-            ) from error
+
+
+@contextmanager
+def memory_for_states(slots: int) -> Iterator[None]:
+    """Within, states of so many slots are allocated: CacheMemoryError if there is no memory for them."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise CacheMemoryError(
+            f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
+        ) from error
 
 
 class StateCopies:

@@ -150,7 +150,15 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
         chosen: list[int] = sampled[-1].tolist()
         return chosen
 
-    return _walk_lists(torch.cat((tree.tokens, tree.parents, tree.acceptable), dim=1).tolist(), tree, choose)
+    return _walk_lists(_table(tree), tree, choose)
+
+
+def _table(tree: DraftTree) -> list[list[int]]:
+    """[B] the nodes' tokens, parents and whether they are acceptable, side by side; of a tree on the host."""
+    if not tree.size:
+        return [[] for _ in range(len(tree.tokens))]
+    table: list[list[int]] = torch.cat((tree.tokens, tree.parents, tree.acceptable), dim=1).tolist()
+    return table
 
 
 def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
@@ -159,16 +167,15 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     It is made on the host: none of its steps is worth a kernel. A device is asked for all nodes' tokens at once; on a
     CPU NumPy is asked for those of the path, ten times as fast as PyTorch.
     """
-    nodes = (tree.tokens, tree.parents, tree.acceptable)
     if logits.rows.device.type == "cpu" and logits.rows.dtype == torch.float32:
         rows, index = logits.rows.numpy(), logits.index.numpy()
 
         def choose(at: list[int]) -> list[int]:
             return [int(rows[of_node[node]].argmax()) for of_node, node in zip(index, at, strict=True)]
 
-        table: list[list[int]] = torch.cat(nodes, dim=1).tolist() if tree.size else [[] for _ in index]
-        return _walk_lists(table, tree, choose)
-    fetched = torch.cat((*nodes, logits.best()), dim=1).cpu().tolist()  # the host sync
+        return _walk_lists(_table(tree), tree, choose)
+    nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
+    fetched = torch.cat(nodes, dim=1).cpu().tolist()  # the host sync
     chosen = [row[3 * tree.size :] for row in fetched]
     return _walk_lists(fetched, tree, lambda at: [row[node] for row, node in zip(chosen, at, strict=True)])
 

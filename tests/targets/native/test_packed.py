@@ -29,6 +29,7 @@ from eyas.targets.native.packed import (
 )
 
 from ... import gguf_models
+from .test_linears import each_token_alone
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 
@@ -107,13 +108,7 @@ def test_the_largest_codes_do_not_overflow(kind: WeightFormat) -> None:
 def test_a_token_s_product_does_not_depend_on_the_others(kind: WeightFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     native = layer(random_blocks(kind, 150, 96), 96, torch.bfloat16, torch.randn(150))
     x = torch.randn(40, 96).bfloat16()
-    alone = torch.cat([native(row.unsqueeze(0)) for row in x])
-    for count in range(1, 41):
-        assert torch.equal(native(x[:count]), alone[:count])
-        assert torch.equal(native(x[40 - count :]), alone[40 - count :])
-    for threads in (2, 3):
-        monkeypatch.setattr(linears, "threads_for", lambda _, threads=threads: threads)
-        assert torch.equal(native(x), alone)
+    each_token_alone(native, x, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", WeightFormat)

@@ -279,7 +279,7 @@ class LoadRun:
     """The server's counters during the run."""
 
     def __add__(self, other: LoadRun) -> LoadRun:
-        """Both, one after the other."""
+        """Both runs as one: seconds, answers and counts added up."""
         return LoadRun(self.seconds + other.seconds, self.answers + other.answers, self.counted + other.counted)
 
 

@@ -19,7 +19,7 @@ from eyas.errors import UsageError
 
 if TYPE_CHECKING:
     from eyas.learn.cycle import CycleConfig
-    from eyas.learn.folder import LearnFolder
+    from eyas.learn.folder import LearnFolder, LearnState
     from eyas.learn.serving import Learning
 
 Folder = Annotated[Path, Argument(metavar="DIR", file_okay=False, help="The folder of `eyas serve --learn DIR`.")]
@@ -131,12 +131,12 @@ def status(folder: Folder, json: Json = False) -> int:
     opened = _opened(folder)
     state, events = opened.state, opened.events()
     cards = {number: opened.card(number) for number in opened.numbers()}
-    shards = list(opened.traffic.glob("*.safetensors"))
+    sizes = [path.stat().st_size for path in opened.traffic.glob("*.safetensors")]
     if json:
         found = {
             "state": state.model_dump(),
             "generations": [card.model_dump() for card in cards.values()],
-            "traffic_bytes": sum(path.stat().st_size for path in shards),
+            "traffic_bytes": sum(sizes),
             "events": events,
         }
         typer.echo(jsonlib.dumps(found))
@@ -151,19 +151,18 @@ def status(folder: Folder, json: Json = False) -> int:
         table.add_row(
             str(number), "" if card.parent is None else str(card.parent), _when(card.made), str(card.traffic_rows),
             str(card.store_rows), str(card.steps), _figure(gate, "recent_candidate"), _figure(gate, "recent_incumbent"),
-            _standing(number, opened),
+            _standing(number, state),
         )  # fmt: skip
     show_table(output(), table)
-    size = sum(path.stat().st_size for path in shards)
-    output().print(f"{len(shards)} shards of traffic, {size / 2**20:,.1f} MiB" + ("; pinned" if state.pinned else ""))
+    pinned = "; pinned" if state.pinned else ""
+    output().print(f"{len(sizes)} shards of traffic, {sum(sizes) / 2**20:,.1f} MiB{pinned}")
     for event in events[-10:]:
         rest = ", ".join(f"{name} {value}" for name, value in event.items() if name not in ("time", "event"))
         output().print(f"{_when(event['time'])} {event['event']}: {rest}", markup=False, highlight=False)
     return 0
 
 
-def _standing(number: int, folder: LearnFolder) -> str:
-    state = folder.state
+def _standing(number: int, state: LearnState) -> str:
     if number in state.refused and number != state.settled:
         return "taken back"
     return "serves" if number == state.settled else "on trial" if number == state.wanted else ""

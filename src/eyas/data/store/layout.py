@@ -42,6 +42,10 @@ class EncodedStates(NamedTuple):
     values: Tensor  # [..., Ht]
     exponents: Tensor | None  # [...] int8, fp8 only: states are values x 2^exponents
 
+    def part(self, at: slice) -> EncodedStates:
+        """The states at these positions, as views."""
+        return EncodedStates(self.values[at], None if self.exponents is None else self.exponents[at])
+
 
 def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
     """Encode states [..., Ht] for storage. Raises StoreError if any value is not finite."""

@@ -58,8 +58,7 @@ class StoredRow(NamedTuple):
             else (ids[finals:], logprobs[finals:], tail[finals:])
         )
         taps, final = (
-            part and EncodedStates(part.values[first:], None if part.exponents is None else part.exponents[first:])
-            for part, first in ((self.taps, tokens), (self.final, finals))
+            part and part.part(slice(first, None)) for part, first in ((self.taps, tokens), (self.final, finals))
         )
         return StoredRow(self.tokens[tokens:], taps, final, top)
 
@@ -151,8 +150,7 @@ class Shard:
         def states(name: str, a: int, b: int) -> EncodedStates | None:
             if name not in found:
                 return None
-            exponents = found.get(f"{name}_exponents")
-            return EncodedStates(found[name][a:b], None if exponents is None else exponents[a:b])
+            return EncodedStates(found[name], found.get(f"{name}_exponents")).part(slice(a, b))
 
         top = None
         if self._layout.final == "top":

@@ -111,7 +111,7 @@ class BlockDrafter(NetworkDrafter):
         return levels, levels.first()
 
     def _run_block(self, rows: range) -> Block:
-        """Each row's next block."""
+        """Run each row's next block: its last token, then masked slots."""
         config, chosen = self.network.config, slice(rows.start, rows.stop)
         anchors = self._last[chosen, 1:].clamp(min=0)
         before = self._last[chosen, :1].where(self._last[chosen, :1] >= 0, anchors)

@@ -60,7 +60,7 @@ class BlockConfig(GroupedConfig, MaskedConfig):
 
     @property
     def first(self) -> int:
-        """The first slot that guesses."""
+        """The first slot that guesses: 0 if the anchor does, else 1."""
         return 0 if self.sample_from_anchor else 1
 
     @property

@@ -49,7 +49,7 @@ def write(config: XPressConfig) -> dict[str, Any]:
 
 
 class Refiner(nn.Module):
-    """The tensors of the refiner."""
+    """The tensors of the causal mixer that refines a block's guesses, under their published names."""
 
     def __init__(self, config: XPressConfig) -> None:
         super().__init__()

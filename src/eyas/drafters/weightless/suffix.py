@@ -209,11 +209,11 @@ class SuffixIndex:
 
     @property
     def nbytes(self) -> int:
-        """The memory taken, in bytes."""
+        """The bytes of the texts' buffer, room to grow included."""
         return self._buffer.nbytes
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Go on with the last text."""
+        """Add `tokens` to the end of the last text."""
         end = self._size + len(tokens)
         if end > self._room:
             self._reserve(max(end, 2 * self._room))

@@ -402,7 +402,7 @@ class PackedEmbedding(nn.Module):
 
     @property
     def table(self) -> PackedLinear:
-        """The weight [tokens, H]."""
+        """The packed weight [tokens, H] whose rows are looked up."""
         return self._kept[0]
 
     @property

@@ -13,11 +13,17 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from eyas.errors import CacheMemoryError
-from eyas.runtime import out_of_memory
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.native.library import Fold, RowStates
-from eyas.targets.states import CopiesWanted, SlotStates, StateKey, StatePath, States, token_indexes
+from eyas.targets.states import (
+    CopiesWanted,
+    SlotStates,
+    StateKey,
+    StatePath,
+    States,
+    memory_for_states,
+    token_indexes,
+)
 from eyas.tree import DraftTree
 
 _ALL = StateKey(-1, "native", 0)
@@ -129,11 +135,5 @@ class NativeStates(SlotStates):
         self.clear(source)
 
     def _zeros(self, slots: int) -> list[Tensor]:
-        try:
+        with memory_for_states(slots):
             return [torch.zeros(self._size) for _ in range(slots)]
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            raise CacheMemoryError(
-                f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
-            ) from error
