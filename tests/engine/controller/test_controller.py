@@ -270,3 +270,14 @@ def test_drafts_of_others_teach_costs_of_nothing() -> None:
         made.learn(record.__class__(**{**vars(record), "spec": SharedTree(2, 2, 2), "pass_seconds": 9.0}))
     made.plan(1, [200])
     assert made.snapshot().predicted_tokens_per_second == pytest.approx(before, rel=0.15)
+
+
+def test_a_controller_counts_the_time_that_it_takes_itself() -> None:
+    """Drafting that gains less than planning and learning take is left."""
+    for thinking, drafts in ((0.0, True), (8 * MACHINE.unit, False)):
+        made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
+        for _ in range(200):
+            spec = made.plan(1, simulation.current_lengths())
+            record = simulation.round(spec)
+            made.learn(replace(record, thinking=0.0 if spec is None else thinking))
+        assert (made.snapshot().budget > 0) == drafts

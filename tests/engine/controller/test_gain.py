@@ -93,3 +93,16 @@ def test_a_lasting_error_of_forecasts_is_no_property_of_a_text() -> None:
         model.renew(1 / 20)
     model.settle()
     assert (model.forecast((1, 0)).accepted >= 0.9 * GainModel((1,), 2).forecast((1, 0)).accepted).all()
+
+
+def test_a_new_text_gets_the_benefit_of_the_doubt_until_it_has_shown_something() -> None:
+    gain = trained(mixed(1), rounds=40)
+    assert gain.hope(1) == pytest.approx(1.25)
+    assert gain.hope(4) == pytest.approx(1.125)  # four texts differ less from the average
+    for _ in range(40):
+        gain.judge(1.0, 1.0, 1)
+    assert 1.0 < gain.hope(1) < 1.04
+    gain.rest()
+    assert gain.hope(1) < 1.04  # the same text
+    gain.renew(1.0)
+    assert gain.hope(1) == pytest.approx(1.25)  # another one
