@@ -147,9 +147,12 @@ class NetworkDrafter(Drafter):
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
         # beside copied passages, a tree may be deeper than a network with few heads can guess
-        depth = min(spec.depth, self.max_depth or spec.depth)
-        levels, logits = self._start(rows, depth)
-        growth, width = spec.start(len(rows), self._ids.device, None if all(grown) else grown), 1
+        depth, width = min(spec.depth, self.max_depth or spec.depth), 1
+        growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
+        levels, search, warp = self._start(rows, depth), growth.search, coupling.warp()
+        if isinstance(levels, NativeLevels) and levels.can_search and search is not None and warp is not None:
+            return search.finish(levels.search(search, self._ids, warp))
+        logits = levels.first()
         for level in range(depth):
             native = self._decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
@@ -165,17 +168,15 @@ class NetworkDrafter(Drafter):
                 logits = levels.add(frontier)
         return growth.tree()
 
-    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
-        """What runs the levels of a draft `depth` deep, and the logits [R, 1, Vd] of what follows the roots."""
+    def _start(self, rows: range, depth: int) -> Levels:
+        """What runs the levels of a draft `depth` deep."""
         network, normed = self.network, self._normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
-            block = HeadLevels(network, normed, depth)
-            return block, block.first()
+            return HeadLevels(network, normed, depth)
         fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
-        logits = network.logits(normed.unsqueeze(1))
         if self._decoder is None:
-            return ModuleLevels(self, rows, fed), logits
-        return NativeLevels(self._decoder, self._cache, rows, fed, network.logits), logits
+            return ModuleLevels(self, rows, fed, normed)
+        return NativeLevels(self._decoder, self._cache, rows, (fed, normed), network.logits)
 
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
         """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
@@ -337,10 +338,14 @@ class ModuleLevels:
 
     sure: Tensor | None = None
 
-    def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor) -> None:
-        self._drafter, self._rows = drafter, rows
+    def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor, normed: Tensor) -> None:
+        self._drafter, self._rows, self._normed = drafter, rows, normed
         self._level, self._fed = 0, fed  # [R, W, H]
         self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
+
+    def first(self) -> Tensor:
+        """The logits [R, 1, Vd] of what follows the roots."""
+        return self._drafter.network.logits(self._normed.unsqueeze(1))
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""

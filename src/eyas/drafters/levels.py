@@ -24,6 +24,9 @@ class Levels(Protocol):
     def sure(self) -> Tensor | None:
         """[R, W] the logarithm of how probable it is that the last logits are the target's; None if nobody knows."""
 
+    def first(self) -> Tensor:
+        """The logits [R, 1, Vd] of what follows the roots."""
+
     def add(self, frontier: Frontier) -> Tensor:
         """The logits of what follows the next level's nodes: [R, W, Vd], or [R, 1, Vd] where all have the same."""
 

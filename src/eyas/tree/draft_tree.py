@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -248,6 +250,44 @@ class TreeSpec(ABC):
         return greatest(scores, min(self.max_nodes, scores.shape[1])) & allowed
 
 
+class BeamSearch(NamedTuple):
+    """A batch of trees' whole growth, for drafters that run all of it in one call.
+
+    Every beam node offers its `width` best children; the `width` best paths so far are the next level's beam. It ends
+    after `depth` levels, or before a level of whose beams none of a drafting row exceeds `least`.
+    """
+
+    depth: int
+    width: int
+    worth: npt.NDArray[np.float32] | None
+    """[G, 2, K] logarithms of what steps are worth (`ValueTable`); None = their probability."""
+    groups: npt.NDArray[np.int64]  # [B] of each row in `worth`
+    drafting: npt.NDArray[np.bool_]  # [B]
+    least: float
+    finish: Callable[[BeamLevels], DraftTree]
+    """Makes the finished trees of what was found."""
+
+    @classmethod
+    def by_probability(
+        cls, depth: int, width: int, batch: int, finish: Callable[[BeamLevels], DraftTree]
+    ) -> BeamSearch:
+        """To the full depth, in which paths are worth their probability."""
+        return cls(depth, width, None, np.zeros(batch, np.int64), np.ones(batch, np.bool_), -math.inf, finish)
+
+
+class BeamLevels(NamedTuple):
+    """The candidates of a beam search, of all levels side by side."""
+
+    sizes: list[int]
+    """The number of each level's candidates in a row; they sum up to M."""
+    tokens: npt.NDArray[np.int64]  # [B, M]
+    parents: npt.NDArray[np.int64]  # [B, M] candidates, -1 = the root
+    scores: npt.NDArray[np.float32]  # [B, M] logarithms of what the paths are worth
+    logprobs: npt.NDArray[np.float32]  # [B, M] of the paths
+    beams: list[npt.NDArray[np.int64]]
+    """For each level but the last [B, W'] its candidates that are the next frontier, best first."""
+
+
 class Growth(Protocol):
     """A batch of trees that a drafter grows level by level; lives for one draft.
 
@@ -265,6 +305,10 @@ class Growth(Protocol):
 
         Then a drafter may weigh them by how sure it is of itself: it is learnt what that says.
         """
+
+    @property
+    def search(self) -> BeamSearch | None:
+        """All of the growth, if it is a beam search on the host, to be run in place of `expand` and `tree`."""
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are full-grown."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import DraftTree, Frontier, TreeSpec
+from eyas.tree.draft_tree import BeamLevels, BeamSearch, DraftTree, Frontier, TreeSpec
 
 
 class BeamGrowth:
@@ -41,6 +41,10 @@ class BeamGrowth:
     @property
     def calibrates(self) -> bool:
         return False
+
+    @property
+    def search(self) -> BeamSearch | None:
+        return None
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
@@ -169,6 +173,17 @@ class DynamicGrowth(BeamGrowth):
     def __init__(self, spec: DynamicTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(spec.depth, spec.top_k, batch, device)
         self._spec, self._drafting = spec, drafting
+
+    @property
+    def search(self) -> BeamSearch | None:
+        if self._beam_score.device.type != "cpu":
+            return None
+        return BeamSearch.by_probability(self._depth, self._fanout, len(self._beam_score), self._finished)
+
+    def _finished(self, found: BeamLevels) -> DraftTree:
+        self._tokens, self._parents = [torch.from_numpy(found.tokens)], [torch.from_numpy(found.parents)]
+        self._scores = [torch.from_numpy(found.scores)]
+        return self.tree()
 
     def tree(self) -> DraftTree:
         scores = torch.cat(self._scores, dim=1)  # [B, M]

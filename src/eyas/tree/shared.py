@@ -19,7 +19,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import BeamCandidates, DraftTree, Frontier, Growth, TreeSpec
+from eyas.tree.draft_tree import BeamCandidates, BeamLevels, BeamSearch, DraftTree, Frontier, Growth, TreeSpec
 from eyas.tree.dynamic import BeamGrowth, path_sums
 from eyas.tree.values import ValueTable, greatest, most_profitable
 
@@ -160,11 +160,18 @@ class PlannedTree(TreeSpec):
     def keep(self, scores: Tensor, allowed: Tensor | None = None) -> Tensor:
         if self.prices is None:
             return self.shape.keep(scores, allowed)
-        scores = scores if allowed is None else scores.masked_fill(~allowed, -math.inf)
-        value = np.exp(scores.to(torch.float32).numpy(), dtype=np.float64)
+        mask = None if allowed is None else allowed.numpy()
+        return torch.from_numpy(self.profitable(scores.to(torch.float32).numpy(), self.prices, mask))
+
+    def profitable(
+        self, scores: Floats, prices: Sequence[float], allowed: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.bool_]:
+        """`keep` by the plan's own `prices`, without PyTorch."""
+        value = np.exp(scores, dtype=np.float64)
+        if allowed is not None:
+            value *= allowed
         padding_prices = self.padding_prices if len(value) > 1 else None
-        choice = most_profitable(value, self.prices, padding_prices, self.shape.per_row)
-        return torch.from_numpy(choice.mask(value))
+        return most_profitable(value, prices, padding_prices, self.shape.per_row).mask(value)
 
 
 class SharedGrowth(BeamGrowth):
@@ -234,6 +241,20 @@ class HostGrowth:
     @property
     def calibrates(self) -> bool:
         return self._plan.values is not None
+
+    @property
+    def search(self) -> BeamSearch:
+        plan, threshold = self._plan, self._plan.shape.threshold
+        worth = None if plan.values is None else plan.values.logs
+        least = math.log(threshold) if threshold > 0.0 else -math.inf
+        return BeamSearch(plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, self._finished)
+
+    def _finished(self, found: BeamLevels) -> DraftTree:
+        for begin, end in pairwise(accumulate(found.sizes, initial=0)):
+            here = slice(None), slice(begin, end)
+            self._add(found.tokens[here], found.scores[here], found.logprobs[here], found.parents[here])
+        self._beams = found.beams
+        return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
@@ -321,12 +342,19 @@ class HostGrowth:
 
     def _kept(self, scores: Floats) -> npt.NDArray[np.bool_]:
         """[B, M] the candidates that make the tree."""
-        allowed = None
-        if len(self._drafting) < self._batch:
-            allowed = torch.zeros(self._batch, 1, dtype=torch.bool)
-            allowed[self._drafting] = True
-        kept: npt.NDArray[np.bool_] = self._plan.keep(torch.from_numpy(scores), allowed).numpy()
+        plan, everyone = self._plan, len(self._drafting) == self._batch
+        mask = None if everyone else self._mask()[:, None]
+        if plan.prices is not None:
+            return plan.profitable(scores, plan.prices, mask)
+        allowed = None if mask is None else torch.from_numpy(mask)
+        kept: npt.NDArray[np.bool_] = plan.keep(torch.from_numpy(scores), allowed).numpy()
         return kept
+
+    def _mask(self) -> npt.NDArray[np.bool_]:
+        """[B] bool: the rows that are drafting."""
+        mask = np.zeros(self._batch, dtype=np.bool_)
+        mask[self._drafting] = True
+        return mask
 
     def _candidates(self) -> BeamCandidates:
         return BeamCandidates(tuple(map(torch.from_numpy, self._scores)), tuple(map(torch.from_numpy, self._beams)))

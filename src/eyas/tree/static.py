@@ -17,7 +17,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import DraftTree, Frontier, TreeSpec, ancestor_mask
+from eyas.tree.draft_tree import BeamLevels, BeamSearch, DraftTree, Frontier, TreeSpec, ancestor_mask
 
 Path = tuple[int, ...]
 """A path of child ranks: (0, 2) = the third-best child of the best child of the root."""
@@ -136,6 +136,19 @@ class StaticGrowth:
     @property
     def calibrates(self) -> bool:
         return False
+
+    @property
+    def search(self) -> BeamSearch | None:
+        """A chain is a beam of one."""
+        depth, (batch, _) = len(self._tables.levels), self._frontier.shape
+        if self._frontier.device.type != "cpu" or len(self._tables.parents) > depth:
+            return None
+        return BeamSearch.by_probability(depth, 1, batch, self._finished)
+
+    def _finished(self, found: BeamLevels) -> DraftTree:
+        self._tokens, self._logprob = [torch.from_numpy(found.tokens)], [torch.from_numpy(found.logprobs)]
+        self._level = len(found.sizes)
+        return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         level = self._tables.levels[self._level]

@@ -49,7 +49,8 @@ class ValueTable:
     def __init__(self, values: Array) -> None:  # [G, 2, K]: first children, then all others
         # never rising: neither with the bin nor from a first child to others, so that the best child stays the best
         self.values: Array = np.minimum.accumulate(np.minimum.accumulate(np.clip(values, _LEAST, 1.0), axis=1), axis=2)
-        self._logs: Floats = np.log(self.values).astype(np.float32).ravel()
+        self.logs: Floats = np.log(self.values).astype(np.float32)
+        """[G, 2, K] their logarithms."""
         self._on: dict[torch.device, Tensor] = {}
 
     def look_up(self, steps: Tensor, groups: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class ValueTable:
         """`of_nodes` without PyTorch, for `steps` of at most 0 and what fits their shape."""
         index = np.minimum(np.sqrt(-steps) * np.float32(_FINENESS), np.float32(BINS - 1)).astype(np.int64)
         index += BINS * later + 2 * BINS * groups
-        worth: Floats = self._logs[index] + np.float32(_TIE_BREAK) * steps
+        worth: Floats = self.logs.ravel()[index] + np.float32(_TIE_BREAK) * steps
         return worth
 
     def of_nodes(self, steps: Tensor, later: Tensor, groups: Tensor) -> Tensor:
@@ -75,7 +76,7 @@ class ValueTable:
         """
         flat = self._on.get(steps.device)
         if flat is None:
-            flat = to_device(self._logs, steps.device, torch.float32)
+            flat = to_device(self.logs.ravel(), steps.device, torch.float32)
             self._on[steps.device] = flat
         index = steps.neg().clamp_(min=0.0).sqrt_().mul_(_FINENESS).clamp_(max=BINS - 1).to(torch.int64)
         index.add_(later, alpha=BINS).add_(groups, alpha=2 * BINS)
@@ -117,19 +118,30 @@ def most_profitable(
     nodes the best candidates of all rows in order of value, as many as pay off.
     """
     rows = len(values)
+    if rows == 1:
+        return _most_profitable_of_a_row(values[0], np.asarray(prices), limit)
     most = min(limit or values.shape[1], int((values > 0.0).sum(1).max()))
     ranked = -np.sort(-values, axis=1)
     node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
     best, choice = 0.0, NodeChoice(most, 0)
     # without a price on padding a limit can only take value away
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
-        offered = ranked[0, :per_row] if rows == 1 else np.sort(ranked[:, :per_row], axis=None)[::-1]
+        offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
         offered = offered[offered > 0.0][: len(node_prices)]
         padded = rows * per_row - np.arange(1, len(offered) + 1)
         profit = offered.cumsum() - node_prices[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
         if len(profit) and profit.max() > best:
             best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
     return choice
+
+
+def _most_profitable_of_a_row(values: Array, prices: Array, limit: int | None) -> NodeChoice:
+    """`most_profitable` of a single row [M], which has no padding, in few operations: each costs more than its work."""
+    ranked = np.sort(values)[::-1][: min(limit or len(values), len(prices))]
+    offered = int(np.count_nonzero(ranked > 0.0))
+    profit = ranked[:offered].cumsum() - prices[:offered]
+    nodes = int(profit.argmax()) + 1 if offered else 0
+    return NodeChoice(offered, nodes if nodes and profit[nodes - 1] > 0.0 else 0)
 
 
 def greatest(scores: Tensor, count: int) -> Tensor:

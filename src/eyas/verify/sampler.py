@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -153,6 +154,15 @@ class Sampler:
 _ILLEGAL = -1e9
 
 
+class Warp(NamedTuple):
+    """What logits are divided by before noise of a scale is added to them; [B] of each row, None = it isn't done."""
+
+    divisors: Tensor | None
+    scales: Tensor | None
+    seeds: Tensor  # [B] int64, of the noise
+    positions: Tensor  # [B] int64, of the tokens after the root
+
+
 class Coupling:
     """Turns drafter logits into log-probabilities to rank children by, for the slots `rows`.
 
@@ -172,6 +182,15 @@ class Coupling:
     def ranks_by_logits(self, steps_ahead: int) -> bool:
         """Whether `rank` only takes log-probabilities of the logits, and so leaves their order as it is."""
         return not (self.needs.temperature or self._noisy or (self.legal is not None and steps_ahead == 0))
+
+    def warp(self) -> Warp | None:
+        """All that `rank` does before it takes log-probabilities; None where it does more."""
+        if self.legal is not None:
+            return None
+        state, here = self.state, self.rows
+        divisors = state.divisor[here] if self.needs.temperature else None
+        scales = state.noise_scale[here] if self._noisy else None
+        return Warp(divisors, scales, state.seed[here], state.position[here])
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """[B, W, Vd] float32 log-probabilities of drafter `logits` [B, W, Vd], with temperature and noise applied.

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
+from eyas.targets.native.linears import best_token
 from eyas.tree import DraftTree, Draws, NodeLogits
 from eyas.types import TypicalAcceptance
 from eyas.verify.path import gumbel, keep_min_p, keep_top_k, keep_top_p
@@ -164,14 +165,14 @@ def _table(tree: DraftTree) -> list[list[int]]:
 def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     """The walk of greedy rows, whose token at a node is the same however the node was reached.
 
-    It is made on the host: none of its steps is worth a kernel. A device is asked for all nodes' tokens at once; on a
-    CPU NumPy is asked for those of the path, ten times as fast as PyTorch.
+    It is made on the host: none of its steps is worth a kernel. A device is asked for all nodes' tokens at once, a CPU
+    for those of the path.
     """
-    if logits.rows.device.type == "cpu" and logits.rows.dtype == torch.float32:
-        rows, index = logits.rows.numpy(), logits.index.numpy()
+    if logits.rows.device.type == "cpu":
+        index: list[list[int]] = logits.index.tolist()
 
         def choose(at: list[int]) -> list[int]:
-            return [int(rows[of_node[node]].argmax()) for of_node, node in zip(index, at, strict=True)]
+            return [best_token(logits.rows, of_node[node]) for of_node, node in zip(index, at, strict=True)]
 
         return _walk_lists(_table(tree), tree, choose)
     nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
@@ -276,6 +277,9 @@ class IndependentDraws(Coupling):
         super().__init__(own.state, own.needs, rows, True, own.legal)
         self._probs: list[Tensor] = []
         self._ids: Tensor | None = None
+
+    def warp(self) -> None:
+        return None
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         state, rows, needs = self.state, self.rows, self.needs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,11 +19,14 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
-from eyas.targets.native.decoder import NativeDecoder
+from eyas.targets.native.decoder import NativeDecoder, NativeLevels
 from eyas.targets.native.library import Way, kernels
 from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, PackedEmbedding, loaded_kernels
-from eyas.tree import DraftTree, parse_tree
+from eyas.tree import DraftTree, TreeSpec, parse_tree
+from eyas.tree.shared import PlannedTree, SharedTree
+from eyas.tree.values import BINS, ValueTable
 from eyas.types import Request, SamplingParams
+from eyas.verify import Sampler
 
 from ... import tiny
 
@@ -204,6 +208,51 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
         done = Engine(target, None, Speculation(drafter, parse_tree("chain:3")), batch_size=3).generate(requests)
         nodes.append([one.stats.accepted_histogram for one in done])
     assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_search_in_one_call_is_that_of_its_levels(
+    kind: str, dtype: torch.dtype, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every shape, by probability and by worth, with rows that aren't drafting, and one that is greedy."""
+    drafter, prompts = native_drafter(kind, dtype), tiny.prompts(9, 4, 17)
+    sampler = Sampler(3, tiny.VOCAB, torch.device("cpu"))
+    draw, rows = torch.Generator().manual_seed(0), range(3)
+    drafter.resize(3)
+    for slot, prompt in enumerate(prompts):
+        sampler.admit(slot, SamplingParams(temperature=temperature * (slot < 2), seed=slot), prompt, ())
+    taps = torch.randn(3, 17, len(drafter.taps), tiny.HIDDEN, generator=draw).to(dtype)
+    drafter.observe(rows, torch.randint(tiny.VOCAB, (3, 17), generator=draw), taps, [9, 4, 17])
+    rates = np.random.default_rng(0).uniform(size=(2, 2, BINS))
+    specs: list[tuple[TreeSpec, list[bool] | None]] = [
+        (parse_tree("chain:4"), None),
+        (parse_tree("dynamic:4,3,9"), [True, False, True]),
+    ]
+    for width, depth, threshold, valued, drafting in (
+        (4, 3, 0.0, True, None), (1, 5, 0.0, False, None), (3, 4, 0.002, False, [True, False, True]),
+        (2, 6, 0.01, True, [False, True, False]), (6, 2, 0.0, True, [True, True, False]),
+    ):  # fmt: skip
+        shape, table = SharedTree(depth, width, 3 * width * depth, threshold=threshold), ValueTable(rates)
+        plan = PlannedTree(shape, values=table if valued else None, groups=(0, 1, 0), keeps_candidates=True)
+        specs.append((plan, drafting))
+    for spec, wanted in specs:
+        trees = []
+        for whole in (True, False):
+            monkeypatch.setattr(NativeLevels, "can_search", whole)
+            trees.append(drafter.draft(rows, spec, sampler.coupling(rows, True), wanted))
+        found, expected = trees
+        assert torch.equal(found.tokens, expected.tokens)
+        assert torch.equal(found.parents, expected.parents)
+        assert torch.equal(found.valid, expected.valid)
+        assert found.size
+        torch.testing.assert_close(found.logprob, expected.logprob, rtol=0, atol=1e-3 if temperature else 0)
+        if spec.keeps_candidates:
+            assert found.candidates is not None
+            assert expected.candidates is not None
+            for part, other in zip(found.candidates.beams, expected.candidates.beams, strict=True):
+                assert torch.equal(part, other)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "jetspec"])

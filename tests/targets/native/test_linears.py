@@ -18,6 +18,7 @@ from eyas.targets.native.linears import (
     Int8Linear,
     NativeLinear,
     best_layout,
+    best_token,
     describe_products,
     loaded_kernels,
     native_guesses,
@@ -350,3 +351,14 @@ def test_passes_of_vectors_are_bound_by_arithmetic_and_those_of_tiles_are_not(mo
     assert not linears.multiplies_by_vectors(model)
     model[0] = Int8Linear(plain, False)
     assert linears.multiplies_by_vectors(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_token_is_the_first_of_equals(dtype: torch.dtype) -> None:
+    logits = torch.randn(40, 333, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[1, [7, 100, 332]], logits[2, [300, 332]], logits[3] = 9.0, 9.0, float("-inf")
+    logits[4, 332], logits[5, 0] = 9.0, 9.0
+    expected = logits.max(dim=-1).indices.tolist()
+    assert expected[1:6] == [7, 300, 0, 332, 0]
+    assert [best_token(logits, row) for row in range(40)] == expected
+    assert [best_token(logits.T.contiguous().T, row) for row in range(40)] == expected

@@ -106,9 +106,8 @@ class BlockDrafter(NetworkDrafter):
         super().move(source, target)
         self._last[target] = self._last[source]
 
-    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
-        levels = BlockLevels(self.network, self._run_block(rows), depth)
-        return levels, levels.first()
+    def _start(self, rows: range, depth: int) -> Levels:
+        return BlockLevels(self.network, self._run_block(rows), depth)
 
     def _run_block(self, rows: range) -> Block:
         """Run each row's next block: its last token, then masked slots."""
@@ -218,9 +217,8 @@ class ParallelDrafter(NetworkDrafter):
         assert pair is not None
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
 
-    def _start(self, rows: range, depth: int) -> tuple[Levels, Tensor]:
-        levels = _SlotLevels(self.network.logits(self._slots(rows, depth)))
-        return levels, levels.first()
+    def _start(self, rows: range, depth: int) -> Levels:
+        return _SlotLevels(self.network.logits(self._slots(rows, depth)))
 
     def _slots(self, rows: range, depth: int) -> Tensor:
         """The states [R, D, H] that the head reads in each row's next `depth` slots."""

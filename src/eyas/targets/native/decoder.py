@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from eyas.targets.native.library import (
     KINDS,
     PANEL,
     Activation,
+    Beam,
     Experts,
     Fold,
     Latent,
@@ -44,9 +46,14 @@ from eyas.targets.native.recurrent import RecurrentParts
 from eyas.targets.native.states import GivenStates, NativeStates
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
+from eyas.tree.draft_tree import BeamLevels, BeamSearch
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
+
+
+Warp = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
+"""[R] each: what logits are divided by, the scale of the noise added to them, its seeds, and the next positions."""
 
 
 class RoutedExperts(NamedTuple):
@@ -403,6 +410,22 @@ class NativeDecoder:
         """Stage the keys and values that each layer makes of states [T, H], which aren't normed before."""
         self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
 
+    def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
+        """Grow a draft's candidates in columns that are `staged`; returns the number of levels. IndexError as `run`."""
+        lengths = cache.lengths[rows.start : rows.stop]
+        self._grow(max(lengths) + staged + 1)
+        (keys, values), columns = cache.addresses(), _integers(lengths)
+        place = NativePass(
+            lengths=addressof(columns), slot=rows.start, cosines=self._tables[0].data_ptr(),
+            sines=self._tables[1].data_ptr(), positions=self._tables[0].shape[1], keys=keys.data_ptr(),
+            values=values.data_ptr(), capacity=cache.capacity,
+            threads=threads_for(len(rows) * beam.width * self._layer_weights),
+        )  # fmt: skip
+        levels: int = self._kernels.beam(byref(self._struct), byref(place), byref(beam))
+        if not levels:
+            raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
+        return levels
+
     def _call(
         self, cache: SlotCache, staged: Staged, x: Tensor, mode: Mode, tokens: Tensor | None = None,
         above: tuple[int | None, int, int] = (None, 0, 0), taps: Sequence[int] = (),
@@ -431,6 +454,11 @@ class NativeDecoder:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
 
 
+def _place(array: np.ndarray[Any, Any] | None) -> int | None:
+    """Where an array's values begin, as the kernels take it."""
+    return None if array is None else array.ctypes.data
+
+
 def _integers(values: Sequence[int]) -> Array[c_int64]:
     """Numbers as the kernels take them."""
     return (c_int64 * len(values))(*values)
@@ -442,14 +470,20 @@ class NativeLevels:
     sure: Tensor | None = None
 
     def __init__(
-        self, decoder: NativeDecoder, cache: SlotCache, rows: range, fed: Tensor, head: Callable[[Tensor], Tensor]
-    ) -> None:
-        """For drafts below the states `fed` [R, 1, H]; `head` gives logits where the decoder has no head."""
+        self, decoder: NativeDecoder, cache: SlotCache, rows: range, last: tuple[Tensor, Tensor],
+        head: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        """For drafts below the `last` states: as they are fed back [R, 1, H], and as the `head` reads them [R, H]."""
         self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
+        fed, self._normed = last
         self._lengths = cache.lengths[rows.start : rows.stop]
         self._staged = 0
         self._above = Above(fed, -1)
         self._parents: Tensor | None = None  # [R, S] as in `Staged`
+
+    def first(self) -> Tensor:
+        """The logits [R, 1, V] of what follows the roots."""
+        return self._head(self._normed.unsqueeze(1))
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's W nodes; returns the logits [R, W, V] of what follows them."""
@@ -470,3 +504,31 @@ class NativeLevels:
             return done.logits.view(shape)
         assert done.final is not None
         return self._head(done.final.view(shape))
+
+    @property
+    def can_search(self) -> bool:
+        """Whether the decoder has all that a beam search needs."""
+        return bool(self._decoder.outputs)
+
+    @inference
+    def search(self, search: BeamSearch, ids: Tensor, warp: Warp) -> BeamLevels:
+        """All levels of a beam search in one call, in place of `first`, `add` and what grows the tree.
+
+        `ids` [V] are the target's tokens. IndexError for one without embedding.
+        """
+        rows, depth, width = len(self._rows), search.depth, search.width
+        children, staged = width + (depth - 1) * width * width, (depth - 1) * width
+        tokens, parents = np.empty((2, rows, children), np.int64)
+        scores, logprobs = np.empty((2, rows, children), np.float32)
+        beams = np.empty((rows, staged), np.int64)
+        given = *map(address, (self._normed, self._above.states, ids, *warp)), _place(search.worth)
+        made = _place(tokens), _place(parents), _place(scores), _place(logprobs), _place(beams)
+        self._cache.reserve(max(self._lengths) + staged)
+        beam = Beam(rows, depth, width, *given, _place(search.groups), _place(search.drafting), search.least, *made)
+        levels = self._decoder.search(self._cache, self._rows, staged, beam)
+        sizes = [width, *[width * width] * (levels - 1)]
+        found = slice(None), slice(sum(sizes))
+        return BeamLevels(
+            sizes, tokens[found], parents[found], scores[found], logprobs[found],
+            [beams[:, level * width : (level + 1) * width] for level in range(levels - 1)],
+        )  # fmt: skip

@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
 from enum import IntEnum, IntFlag
 from functools import cache
 from pathlib import Path
@@ -207,6 +207,18 @@ class NativePass(Structure):
     )  # fmt: skip
 
 
+class Beam(Structure):
+    """A beam search, and where its candidates go."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "depth", "width")),
+        *((name, c_void_p) for name in ("normed", "fed", "ids", "divisors", "scales", "seeds", "positions")),
+        *((name, c_void_p) for name in ("worth", "groups", "drafting")),
+        ("least", c_double),
+        *((name, c_void_p) for name in ("tokens", "parents", "scores", "logprobs", "beams")),
+    )  # fmt: skip
+
+
 class Kernels:
     """The functions of a compiled library."""
 
@@ -234,6 +246,7 @@ class Kernels:
             library.eyas_guess,
             (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         )
+        self.best = _function(library.eyas_best, (c_void_p, c_int64, c_int64), c_int64)
         self.gumbel = _function(
             library.eyas_gumbel, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64)
         )
@@ -241,6 +254,7 @@ class Kernels:
         self.row_size = _function(library.eyas_row_size, (POINTER(Decoder),), c_int64)
         self.fold = _function(library.eyas_fold, (POINTER(Decoder), POINTER(Fold)))
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)), c_int64)
+        self.beam = _function(library.eyas_beam, (POINTER(Decoder), POINTER(NativePass), POINTER(Beam)), c_int64)
 
     def pack(self, weight: Tensor) -> Tensor:
         """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""

@@ -466,6 +466,17 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
     return scores, found
 
 
+def best_token(logits: Tensor, row: int) -> int:
+    """The token with the highest logit in a row of logits [T, V] on the host, the first of equals."""
+    found = kernels()
+    if found is None or not logits.is_contiguous() or logits.dtype not in KINDS:
+        return int(logits[row].max(dim=-1).indices)
+    size = logits.shape[1]
+    at = logits.data_ptr() + row * size * logits.element_size()
+    token: int = found.best(at, size, logits.dtype == torch.bfloat16)
+    return token
+
+
 _NOISE_COST = 32
 """Multiplications that take as long as a number of Gumbel noise."""
 

@@ -1,4 +1,4 @@
-// The best guesses of a drafter: the greatest of a row's log-probabilities.
+// The greatest logits of a row: the best guesses of a drafter, and a target's best token.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,9 @@ inline float wide(uint16_t x) {  // bf16
     return value;
 }
 
-// The `count` greatest of `size` logits in falling order, the first of equals first: their log-probabilities, and `ids` of
-// them (null = their places).
+// The greatest of `size` logits.
 template <class T>
-void guess(const T* logits, int64_t size, const int64_t* ids, int64_t count, float* scores, int64_t* found) {
+float greatest(const T* logits, int64_t size) {
     constexpr float least = -std::numeric_limits<float>::infinity();
     const int64_t whole = size / LANES * LANES;
     vec highest = all(least);
@@ -29,12 +28,33 @@ void guess(const T* logits, int64_t size, const int64_t* ids, int64_t count, flo
     store(lanes, highest);
     for (float lane : lanes) top = std::max(top, lane);
     for (int64_t i = whole; i < size; i++) top = std::max(top, wide(logits[i]));
+    return top;
+}
+
+// The place of the greatest of `size` logits, the first of equals; 0 where all are NaN.
+template <class T>
+int64_t best(const T* logits, int64_t size) {
+    const float top = greatest(logits, size);
+    int64_t i = 0;
+    while (i + LANES <= size && !any_equal(load(logits + i), all(top))) i += LANES;
+    for (; i < size; i++)
+        if (wide(logits[i]) == top) return i;
+    return 0;
+}
+
+// The `count` greatest of `size` logits in falling order, the first of equals first: their log-probabilities, and `ids` of
+// them (null = their places).
+template <class T>
+void guess(const T* logits, int64_t size, const int64_t* ids, int64_t count, float* scores, int64_t* found) {
+    const int64_t whole = size / LANES * LANES;
+    const float top = greatest(logits, size);
     vec totals = zero();
     for (int64_t i = 0; i < whole; i += LANES) totals = add(totals, exponential(sub(load(logits + i), all(top))));
     float total = sum(totals);
     for (int64_t i = whole; i < size; i++) total += std::exp(wide(logits[i]) - top);
     const float shift = top + std::log(total);
 
+    float lanes[LANES];
     int64_t kept = 0;
     auto offer = [&](int64_t i) {
         const float value = wide(logits[i]);

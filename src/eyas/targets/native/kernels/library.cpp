@@ -1,10 +1,8 @@
-// What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, and whole passes.
+// What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, whole passes and drafts.
 #include <type_traits>
 
 #include "attention.h"
-#include "decoder.h"
-#include "guess.h"
-#include "gumbel.h"
+#include "beam.h"
 
 using namespace eyas;
 
@@ -112,6 +110,11 @@ void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, 
     });
 }
 
+// The place of the greatest of a row of logits [V], the first of equals.
+int64_t eyas_best(const void* logits, int64_t size, int64_t bf16) {
+    return bf16 ? best(static_cast<const uint16_t*>(logits), size) : best(static_cast<const float*>(logits), size);
+}
+
 // Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
 void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t steps, const int64_t* ids,
                  int64_t count, float* out, int64_t threads) {
@@ -158,5 +161,12 @@ int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
     else
         run<float>(*decoder, *pass);
     return 0;
+}
+
+// Grow a draft's candidates; returns the number of levels, or 0 without running where a token has no embedding.
+int64_t eyas_beam(const Decoder* decoder, const Pass* pass, const Beam* beam) {
+    for (int64_t i = 0; i < decoder->head.out; i++)
+        if (beam->ids[i] < 0 || beam->ids[i] >= decoder->embeddings) return 0;
+    return decoder->bf16 ? search<uint16_t>(*decoder, *pass, *beam) : search<float>(*decoder, *pass, *beam);
 }
 }

@@ -33,6 +33,7 @@ inline vec times_power_of_two(vec a, vec n) {
 inline vec zero_below(vec a, vec x, float least) {  // 0 where x is less than `least`
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_NLT_UQ), a);
 }
+inline bool any_equal(vec a, vec b) { return _mm512_cmpeq_ps_mask(a, b) != 0; }
 inline vec load(const uint16_t* p) {  // bf16
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
@@ -73,6 +74,7 @@ inline vec times_power_of_two(vec a, vec n) {
 inline vec zero_below(vec a, vec x, float least) {  // 0 where x is less than `least`
     return _mm256_and_ps(a, _mm256_cmp_ps(x, all(least), _CMP_NLT_UQ));
 }
+inline bool any_equal(vec a, vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0; }
 inline vec load(const uint16_t* p) {  // bf16
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));

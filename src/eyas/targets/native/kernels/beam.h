@@ -1,0 +1,152 @@
+// The beam search of a draft in one call: the head's product below the roots, then a pass for each level's beam.
+//
+// Every beam node offers its K best children; the K best paths so far are the next level's beam. A path's score is the sum of
+// what its steps are worth: their log-probability, or the logarithm of the rate at which such steps are accepted. It is the
+// search of eyas/tree/shared.py, in the same arithmetic.
+//
+// Shapes: R rows, D levels, W beam nodes, K children of each, V draft vocabulary, H draft hidden, M candidates of a row.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "decoder.h"
+#include "guess.h"
+#include "gumbel.h"
+
+namespace eyas {
+
+constexpr int64_t BINS = 28;          // of probabilities: bin = floor(10 sqrt(-log p))
+constexpr float FINENESS = 10.0f, TIE_BREAK = 1e-4f;
+constexpr int64_t NOISE_PIECE = 1024;  // tokens whose noise a thread makes at once
+
+// Also known to native/library.py, field by field.
+struct Beam {
+    int64_t rows, depth, width;          // R, D, K
+    const char* normed;                  // [R, H] after the final norm: what the head reads below the roots
+    const float* fed;                    // [R, H] what the first level's guesses are fed back
+    const int64_t* ids;                  // [V] the target's tokens
+    const float *divisors, *scales;      // [R] of the logits, and of the noise that is added to them; null = there is none
+    const int64_t *seeds, *positions;    // [R] of the noise
+    const float* worth;                  // [groups, 2, BINS] of best children, and of others; null: their log-probability
+    const int64_t* groups;               // [R]
+    const uint8_t* drafting;             // [R] rows that matter to whether the search goes on
+    double least;                        // which a beam must exceed in one of them; minus infinity = always
+    int64_t *tokens, *parents;           // [R, M] candidates of all levels; parents: among the row's, -1 = the root
+    float *scores, *logprobs;            // [R, M]
+    int64_t* beams;                      // [R, (D - 1) * K] of each level but the last, among the level's candidates
+};
+
+inline int64_t children_of(const Beam& beam) { return beam.width + (beam.depth - 1) * beam.width * beam.width; }
+
+// The best children of the level's nodes, by logits [R * W, V]: log-probabilities and tokens [R * W, K].
+template <class T>
+void best_children(const Beam& beam, const T* logits, int64_t size, int64_t level, int64_t nodes, int64_t threads,
+                   float* scores, int64_t* found) {
+    Region region(threads);
+    const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE;
+    std::vector<float> noise(beam.scales ? beam.rows * size : 0);
+    region.share(beam.scales ? beam.rows * pieces : 0, 1, [&](int64_t unit, int64_t) {
+        const int64_t row = unit / pieces, first = unit % pieces * NOISE_PIECE;
+        gumbel(beam.seeds[row], beam.positions[row] + level, beam.ids + first, std::min(NOISE_PIECE, size - first),
+               noise.data() + row * size + first);
+    });
+    Own<std::vector<float>> warped;
+    region.share(beam.rows * nodes, 1, [&](int64_t t, int64_t) {
+        const int64_t row = t / nodes;
+        const T* own = logits + t * size;
+        float* to_scores = scores + t * beam.width;
+        int64_t* to_found = found + t * beam.width;
+        if (!beam.divisors && !beam.scales) return guess(own, size, beam.ids, beam.width, to_scores, to_found);
+        std::vector<float>& values = warped.mine(size);
+        const float divisor = beam.divisors ? beam.divisors[row] : 1.0f, scale = beam.scales ? beam.scales[row] : 0.0f;
+        for (int64_t i = 0; i < size; i++) {
+            values[i] = wide(own[i]) / divisor;
+            if (beam.scales) values[i] += noise[row * size + i] * scale;
+        }
+        guess(values.data(), size, beam.ids, beam.width, to_scores, to_found);
+    });
+}
+
+// What a step adds to a path's score, at most 0.
+inline float worth_of(const Beam& beam, int64_t row, float step, bool later) {
+    if (!beam.worth) return step;
+    const float place = std::sqrt(-step) * FINENESS;
+    const int64_t bin = place < BINS - 1 ? static_cast<int64_t>(place) : BINS - 1;  // the last one for NaN too
+    return beam.worth[(2 * beam.groups[row] + later) * BINS + bin] + TIE_BREAK * step;
+}
+
+// Search below the pairs that are committed. `base` says where they lie, and has the RoPE tables. Returns the number of
+// levels that were searched.
+template <class T>
+int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
+    const int64_t rows = beam.rows, width = beam.width, hidden = d.hidden, size = d.head.out;
+    const int64_t columns = std::max<int64_t>((beam.depth - 1) * width, 1), all = children_of(beam);
+    std::vector<float> states[2], scratch(rows * width * token_scratch(d)), step(rows * width * width);
+    for (auto& each : states) each.resize(rows * width * hidden);
+    std::vector<T> logits(rows * width * size);
+    std::vector<int64_t> parents(rows * columns), found(rows * width * width), frontier(rows * width), order(width + 1);
+    std::vector<float> score(rows * width), logprob(rows * width);  // of the beam's paths [R, W]
+    std::vector<int64_t> index(rows * width, -1);                   // of the beam's nodes among candidates
+    const int64_t longest = *std::max_element(base.lengths, base.lengths + rows);
+
+    std::vector<float> normed(rows * hidden);
+    const T* last = reinterpret_cast<const T*>(beam.normed);
+    std::transform(last, last + rows * hidden, normed.begin(), [](T x) { return wide(x); });
+    {
+        Region region(base.threads);
+        Narrowed narrowed(region, d.bf16);
+        region.share(panels(d.head), piece_of(rows), [&](int64_t first, int64_t stop) {
+            multiply(d.head, narrowed.of(d.head, normed.data(), hidden, rows), first, stop, d.bf16,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(logits.data() + t * size, o, size, sum); });
+        });
+    }
+    const float* above = beam.fed;
+    int64_t nodes = 1, staged = 0, begun = 0;  // of this level; columns and candidates before it
+    for (int64_t level = 0;; level++) {
+        best_children(beam, logits.data(), size, level, nodes, base.threads, step.data(), found.data());
+        const int64_t offered = nodes * width, next = std::min(width, offered);
+        bool goes_on = beam.least == -std::numeric_limits<double>::infinity();
+        for (int64_t row = 0; row < rows; row++) {
+            float *scores = beam.scores + row * all + begun, *logprobs = beam.logprobs + row * all + begun;
+            for (int64_t i = 0; i < offered; i++) {
+                const int64_t node = row * width + i / width;
+                const float own = std::min(step[row * offered + i], 0.0f);
+                scores[i] = score[node] + worth_of(beam, row, own, i % width > 0);
+                logprobs[i] = logprob[node] + own;
+                beam.tokens[row * all + begun + i] = found[row * offered + i];
+                beam.parents[row * all + begun + i] = index[node];
+            }
+            if (level + 1 == beam.depth) continue;
+            for (int64_t i = 0; i < offered; i++) {  // the first of equals first; of no use to std::sort: scores may be NaN
+                int64_t at = std::min(i, next);
+                for (; at > 0 && scores[i] > scores[order[at - 1]]; at--) order[at] = order[at - 1];
+                order[at] = i;
+            }
+            for (int64_t i = 0; i < next; i++) {
+                const int64_t best = order[i], node = row * width + i;
+                beam.beams[row * (beam.depth - 1) * width + level * width + i] = best;
+                score[node] = scores[best], logprob[node] = logprobs[best], index[node] = begun + best;
+                frontier[row * next + i] = found[row * offered + best];
+                parents[row * columns + staged + i] = best / width + (level ? staged - nodes : -1);
+            }
+            goes_on |= beam.drafting[row] && score[row * width] > beam.least;
+        }
+        begun += offered;
+        if (level + 1 == beam.depth || !goes_on) return level + 1;
+
+        Pass pass = base;
+        pass.tokens = rows * next, pass.columns = next, pass.ids = frontier.data();
+        pass.parents = parents.data(), pass.parents_row = columns;
+        pass.before = staged, pass.most = longest + staged + next;
+        pass.x = states[level % 2].data(), pass.above = above, pass.above_count = nodes;
+        pass.above_first = level ? staged - nodes : -1;
+        pass.logits = reinterpret_cast<char*>(logits.data()), pass.scratch = scratch.data();
+        run<T>(d, pass);
+        above = pass.x, staged += next, nodes = next;
+    }
+}
+
+}  // namespace eyas
