@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
-from eyas.targets.native.linears import native_gumbel
+from eyas.targets.native.linears import Draw, native_gumbel
 from eyas.types import SamplingParams
 
 _NONE, _ANY = -1, -2
@@ -232,6 +232,15 @@ class PathState:
     def sample(self, logits: Tensor) -> Tensor:
         """The tokens [B] that follow the path, given the target's `logits` [B, V]."""
         return self.choose(self.warped(logits))
+
+    def draws(self) -> list[Draw] | None:
+        """[B] how each row's first token is drawn, if from its logits with temperature and noise alone; else None."""
+        state, rows = self._state, self._rows
+        if replace(self.needs, noise=False, temperature=False) != Needs():
+            return None
+        columns = (state.divisor, state.noise_scale, state.seed, state.position)
+        numbers = zip(*(column[rows].tolist() for column in columns), strict=True)
+        return [Draw(*each) for each in numbers]
 
     def choose(self, warped: Tensor) -> Tensor:
         """The tokens [B] drawn from `warped` logits [B, V]: Gumbel-max, or the argmax for greedy rows."""

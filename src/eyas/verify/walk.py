@@ -14,6 +14,7 @@ Shapes: B rows, N nodes of a chain, W frontier nodes, V vocabulary, Vd draft voc
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
-from eyas.targets.native.linears import best_token
+from eyas.targets.native.linears import best_token, drawn_token, native_rows
 from eyas.tree import DraftTree, Draws, NodeLogits
 from eyas.types import TypicalAcceptance
 from eyas.verify.path import gumbel, keep_min_p, keep_top_k, keep_top_p
@@ -142,16 +143,29 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
 def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
     """The walk of rows that are sampled, on a CPU: it ends when no row goes on."""
     state = sampler.path(rows, tree.max_depth + 1)
+    draws = state.draws() if native_rows(logits.rows) else None
+    if draws is not None:
+        index, ahead = logits.index.tolist(), itertools.count()
+
+        def draw(nodes: list[int]) -> list[int]:
+            step, each = next(ahead), zip(draws, index, nodes, strict=True)
+            return [0 if node == _ENDED else drawn_token(logits.rows, at[node], how, step) for how, at, node in each]
+
+        return _walk_lists(_table(tree), tree, draw)
     sampled: list[Tensor] = []
 
     def choose(nodes: list[int]) -> list[int]:
         if sampled:
             state.advance(sampled[-1])
-        sampled.append(state.sample(logits.at(torch.tensor(nodes))))
+        sampled.append(state.sample(logits.at(torch.tensor(nodes).clamp(min=0))))
         chosen: list[int] = sampled[-1].tolist()
         return chosen
 
     return _walk_lists(_table(tree), tree, choose)
+
+
+_ENDED = -1
+"""In the place of a node: the row goes no further."""
 
 
 def _table(tree: DraftTree) -> list[list[int]]:
@@ -172,7 +186,8 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
         index: list[list[int]] = logits.index.tolist()
 
         def choose(at: list[int]) -> list[int]:
-            return [best_token(logits.rows, of_node[node]) for of_node, node in zip(index, at, strict=True)]
+            each = zip(index, at, strict=True)
+            return [0 if node == _ENDED else best_token(logits.rows, of_node[node]) for of_node, node in each]
 
         return _walk_lists(_table(tree), tree, choose)
     nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
@@ -184,8 +199,8 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
 def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
     """The walk through trees whose rows' tokens, parents and acceptable nodes lie side by side in `table`.
 
-    `choose` gives the tokens sampled at a node of each row, beginning with the roots; a row that has ended waits at its
-    last node, and what is sampled there again doesn't count.
+    `choose` gives the tokens sampled at a node of each row, beginning with the roots; where a row has `_ENDED`, what it
+    gives doesn't count.
     """
     size, steps = tree.size, tree.max_depth + 1
     below: list[dict[tuple[int, int], int]] = []
@@ -204,7 +219,7 @@ def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[
     while going := [at for at in going if (paths[at][-1], tokens[at][-1]) in below[at]]:
         for at in going:
             paths[at].append(below[at][paths[at][-1], tokens[at][-1]])
-        chosen = choose([path[-1] for path in paths])
+        chosen = choose([path[-1] if at in going else _ENDED for at, path in enumerate(paths)])
         for at in going:
             tokens[at].append(chosen[at])
     rows = []

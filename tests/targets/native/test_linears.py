@@ -15,16 +15,19 @@ from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.targets.native import library, linears
 from eyas.targets.native.library import Way, kernels
 from eyas.targets.native.linears import (
+    Draw,
     Int8Linear,
     NativeLinear,
     best_layout,
     best_token,
     describe_products,
+    drawn_token,
     loaded_kernels,
     native_guesses,
     native_gumbel,
+    native_rows,
 )
-from eyas.verify.path import _gumbel
+from eyas.verify.path import _gumbel, gumbel
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 CPU = torch.device("cpu")
@@ -362,3 +365,20 @@ def test_the_best_token_is_the_first_of_equals(dtype: torch.dtype) -> None:
     assert expected[1:6] == [7, 300, 0, 332, 0]
     assert [best_token(logits, row) for row in range(40)] == expected
     assert [best_token(logits.T.contiguous().T, row) for row in range(40)] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [77, 3000])
+def test_a_drawn_token_is_the_best_of_logits_with_noise(dtype: torch.dtype, size: int) -> None:
+    """In the kernels' pieces as in PyTorch's operations; without noise it is the best token."""
+    logits = (3 * torch.randn(60, size, generator=torch.Generator().manual_seed(0))).to(dtype)
+    seeds, positions, ids = torch.arange(60), torch.arange(100, 160), torch.arange(size)
+    assert native_rows(logits)
+    for divisor, scale in ((1.0, 1.0), (0.7, 1.0), (1.3, 0.0)):
+        noise = gumbel(seeds, positions.unsqueeze(1) + 2, ids)[:, 0]
+        expected = torch.addcmul(logits.float() / divisor, noise, torch.tensor(scale)).argmax(dim=-1).tolist()
+        draws = [
+            Draw(divisor, scale, seed, position) for seed, position in zip(range(60), range(100, 160), strict=True)
+        ]
+        assert [drawn_token(logits, row, draw, 2) for row, draw in enumerate(draws)] == expected
+    assert len(set(expected)) > 20

@@ -247,6 +247,9 @@ class Kernels:
             (c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int64),
         )
         self.best = _function(library.eyas_best, (c_void_p, c_int64, c_int64), c_int64)
+        self.draw = _function(
+            library.eyas_draw, (c_void_p, c_int64, c_int64, c_float, c_float, c_int64, c_int64, c_int64), c_int64
+        )
         self.gumbel = _function(
             library.eyas_gumbel, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64)
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from ctypes import byref
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -468,17 +468,46 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
 
 def best_token(logits: Tensor, row: int) -> int:
     """The token with the highest logit in a row of logits [T, V] on the host, the first of equals."""
-    found = kernels()
-    if found is None or not logits.is_contiguous() or logits.dtype not in KINDS:
+    if not native_rows(logits):
         return int(logits[row].max(dim=-1).indices)
     size = logits.shape[1]
     at = logits.data_ptr() + row * size * logits.element_size()
-    token: int = found.best(at, size, logits.dtype == torch.bfloat16)
+    token: int = loaded_kernels().best(at, size, logits.dtype == torch.bfloat16)
     return token
 
 
 _NOISE_COST = 32
 """Multiplications that take as long as a number of Gumbel noise."""
+
+
+class Draw(NamedTuple):
+    """How a token is drawn from logits, if nothing else is done to them."""
+
+    divisor: float
+    scale: float
+    """Of the noise."""
+    seed: int
+    position: int
+
+
+def native_rows(logits: Tensor) -> bool:
+    """Whether the kernels can look at single rows of logits [T, V]."""
+    here = logits.device.type == "cpu" and logits.is_contiguous() and logits.dtype in KINDS
+    return here and kernels() is not None
+
+
+def drawn_token(logits: Tensor, row: int, draw: Draw, ahead: int) -> int:
+    """The token drawn from a row of logits [T, V] that are `native_rows`, so many positions `ahead`.
+
+    It is `(logits / divisor + scale * noise).argmax()` in float32, without the noise of all tokens in memory.
+    """
+    size = logits.shape[1]
+    at = logits.data_ptr() + row * size * logits.element_size()
+    token: int = loaded_kernels().draw(
+        at, size, logits.dtype == torch.bfloat16, draw.divisor, draw.scale, draw.seed, draw.position + ahead,
+        threads_for(_NOISE_COST * size),
+    )  # fmt: skip
+    return token
 
 
 def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | None:

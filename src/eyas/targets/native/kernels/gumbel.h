@@ -35,16 +35,25 @@ inline double logarithm(double x) {
     return e * 0.6931471803691238 + (2.0 * s + (2.0 * rest + e * 1.9082149292705877e-10));
 }
 
-// Noise [count] of the tokens `ids`, for a seed and a position.
-inline void gumbel(uint64_t seed, uint64_t position, const int64_t* ids, int64_t count, float* out) {
+// Noise [count] of tokens `id(i)`, for a seed and a position.
+template <class Id>
+inline void gumbel_of(uint64_t seed, uint64_t position, const Id& id, int64_t count, float* out) {
     const uint64_t key = mix(mix(seed) + position);
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
-        const uint64_t bits = mix(key + (static_cast<uint64_t>(ids[i]) + 1) * 0x9E3779B97F4A7C15) >> 12;
+        const uint64_t bits = mix(key + (static_cast<uint64_t>(id(i)) + 1) * 0x9E3779B97F4A7C15) >> 12;
         // (bits + 1/2) / 2^52: exact, and never 0 or 1
         const double uniform = as_double(0x3FF0000000000000 | bits) - 1.0 + 1.1102230246251565e-16;
         out[i] = static_cast<float>(-logarithm(-logarithm(uniform)));
     }
+}
+
+// Noise [count] of the tokens `ids`, or of those from a first one on.
+inline void gumbel(uint64_t seed, uint64_t position, const int64_t* ids, int64_t count, float* out) {
+    gumbel_of(seed, position, [ids](int64_t i) { return ids[i]; }, count, out);
+}
+inline void gumbel(uint64_t seed, uint64_t position, int64_t first, int64_t count, float* out) {
+    gumbel_of(seed, position, [first](int64_t i) { return first + i; }, count, out);
 }
 
 }  // namespace eyas

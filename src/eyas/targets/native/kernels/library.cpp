@@ -115,6 +115,26 @@ int64_t eyas_best(const void* logits, int64_t size, int64_t bf16) {
     return bf16 ? best(static_cast<const uint16_t*>(logits), size) : best(static_cast<const float*>(logits), size);
 }
 
+// The token with the greatest sum of logit [V] over `divisor` and noise times `scale`, the first of equals.
+int64_t eyas_draw(const void* logits, int64_t size, int64_t bf16, float divisor, float scale, int64_t seed,
+                  int64_t position, int64_t threads) {
+    const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE;
+    std::vector<float> tops(pieces);
+    std::vector<int64_t> found(pieces);
+    Region(threads).share(pieces, 1, [&](int64_t piece, int64_t) {
+        const int64_t first = piece * NOISE_PIECE, count = std::min(NOISE_PIECE, size - first);
+        float scores[NOISE_PIECE];
+        gumbel(seed, position, first, count, scores);
+        for (int64_t i = 0; i < count; i++) {
+            const float logit = bf16 ? wide(static_cast<const uint16_t*>(logits)[first + i]) : static_cast<const float*>(logits)[first + i];
+            scores[i] = logit / divisor + scores[i] * scale;
+        }
+        found[piece] = first + best(scores, count);
+        tops[piece] = scores[found[piece] - first];
+    });
+    return found[std::max_element(tops.begin(), tops.end()) - tops.begin()];
+}
+
 // Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
 void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t steps, const int64_t* ids,
                  int64_t count, float* out, int64_t threads) {
