@@ -7,7 +7,7 @@ acceptance rule passes.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -258,6 +258,19 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
     for at in product(*(range(len(axis)) for axis in axes)):
         marks = () if at in always else (pytest.mark.slow,)
         made.append(pytest.param(*(axis[index] for axis, index in zip(axes, at, strict=True)), marks=marks))
+    return made
+
+
+def pairwise(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
+    """All combinations of three or more parameters, of which every other one runs always: the rest is slow.
+
+    Those hold every pair of values of two parameters, but for values of the first that are `seldom` tried.
+    """
+    made = []
+    for at in product(*(range(len(axis)) for axis in axes)):
+        values = [axis[index] for axis, index in zip(axes, at, strict=True)]
+        marks = (pytest.mark.slow,) if sum(at) % 2 or values[0] in seldom else ()
+        made.append(pytest.param(*values, marks=marks))
     return made
 
 

@@ -73,10 +73,17 @@ def test_native_decoding_is_what_transformers_generates(name: str) -> None:
     assert plain(name, 0.0, "float32") == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_speculation_is_plain_decoding(name: str, tree: str, batch: int, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "temperature"),
+    tiny.pairwise(
+        [*tiny.RECURRENT, *tiny.SELDOM_RECURRENT],
+        [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)],
+        [0.0, 0.8],
+        seldom=tiny.SELDOM_RECURRENT,
+    ),
+)
+def test_speculation_is_plain_decoding(name: str, shape: tuple[str, int], temperature: float) -> None:
+    tree, batch = shape
     speculation = Speculation(oracle(name, temperature), parse_tree(tree))
     engine = Engine(tiny.target(name), None, speculation, batch_size=batch)
     done = engine.generate(requests(temperature))
@@ -85,20 +92,20 @@ def test_speculation_is_plain_decoding(name: str, tree: str, batch: int, tempera
     assert all(completion.stats.accept_length > 1.2 for completion in done[2:])
 
 
+ROUNDS = [(0.0, "dynamic:4,3,8", 4), (0.8, "dynamic:4,3,8,0.1", 3), (0.8, "chain:4", 1), (0.8, "dynamic:4,3,8", 8)]
+PRECISE = [
+    *((name, kind) for name in tiny.NATIVE_RECURRENT for kind in ("float32", "bfloat16", "int8")),
+    *tiny.sample(sorted({*tiny.RECURRENT} - {*tiny.NATIVE_RECURRENT}), ["bfloat16", "int8"]),
+]
+
+
 @pytest.mark.skipif(kernels() is None, reason="elsewhere half precision is equal but for near-ties")
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        *((name, kind) for name in tiny.NATIVE_RECURRENT for kind in ("float32", "bfloat16", "int8")),
-        *tiny.sample(sorted({*tiny.RECURRENT} - {*tiny.NATIVE_RECURRENT}), ["bfloat16", "int8"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "kind"), PRECISE)
 def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str) -> None:
     """Alone and in batches, natively where there are such passes: every token."""
-    assert (target_of(name, kind).native is not None) == (name in tiny.NATIVE_RECURRENT)
-    for temperature, tree, batch in (
-        (0.0, "dynamic:4,3,8", 4), (0.8, "dynamic:4,3,8,0.1", 3), (0.8, "chain:4", 1), (0.8, "dynamic:4,3,8", 8),
-    ):  # fmt: skip
+    native = name in tiny.NATIVE_RECURRENT
+    assert (target_of(name, kind).native is not None) == native
+    for temperature, tree, batch in ROUNDS if native else ROUNDS[1:3]:  # modules are slow, and have a test of their own
         speculation = Speculation(oracle(name, temperature, kind), parse_tree(tree))
         done = Engine(target_of(name, kind), None, speculation, batch_size=batch).generate(requests(temperature))
         assert tokens(done) == plain(name, temperature, kind)
@@ -121,10 +128,12 @@ def test_a_wrong_state_is_seen(name: str, kind: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [("qwen3_5", ""), ("lfm2", ""), ("jamba", ""), *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT)],
-)
-@pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
+    ("name", "kind", "tree"),
+    [
+        ("qwen3_5", "", None), ("lfm2", "", "dynamic:3,3,8"), ("jamba", "", "dynamic:3,3,8"), ("jamba", "", None),
+        *((name, "bfloat16", tree) for name in tiny.NATIVE_RECURRENT for tree in (None, "dynamic:3,3,8")),
+    ],
+)  # fmt: skip
 def test_preempted_and_read_again_in_pieces(
     name: str, kind: str, tree: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,35 +161,25 @@ def test_preempted_and_read_again_in_pieces(
     assert engine.state().preempted_total > 2
 
 
-def turns(name: str, kind: str, temperature: float, turn: int) -> list[Request]:
-    """The requests of a turn, of three conversations that share a beginning of 70 tokens; the last asks it twice.
-
-    A turn is what was said before, the (plain) answer to it, and something new.
-    """
-    (stem,) = tiny.prompts(70, seed=5)
-    asked = []
-    for user, begun in enumerate(tiny.prompts(9, 30, 1, seed=6)):
-        said = stem + begun
-        for earlier in range(turn):
-            said += (
-                reply(name, kind, temperature, tuple(said), user + 10 * earlier) + tiny.prompts(4, seed=20 + earlier)[0]
-            )
-        asked.append(request_of(said, temperature, user + 10 * turn))
-    return [*asked, asked[-1]]
-
-
 def request_of(said: list[int] | tuple[int, ...], temperature: float, seed: int, limit: int = 30) -> Request:
     return Request(tuple(said), SamplingParams(max_tokens=limit, temperature=temperature, seed=seed))
 
 
 @cache
-def reply(name: str, kind: str, temperature: float, said: tuple[int, ...], seed: int) -> list[int]:
-    """A plain answer, of an engine that keeps no prefixes."""
-    return tokens(Engine(target_of(name, kind)).generate([request_of(said, temperature, seed)]))[0]
+def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[int]]]]:
+    """Three turns of three conversations that share a beginning of 70 tokens; the last one asks all twice.
 
-
-def expected_of(name: str, kind: str, temperature: float, asked: list[Request]) -> list[list[int]]:
-    return [reply(name, kind, temperature, tuple(one.prompt), one.params.seed or 0) for one in asked]
+    A turn is what was said before, the plain answer to it (of an engine that keeps no prefixes), and something new.
+    """
+    (stem,) = tiny.prompts(70, seed=5)
+    said, found = [stem + begun for begun in tiny.prompts(9, 30, 1, seed=6)], []
+    for turn in range(3):
+        asked = [request_of(one, 0.8, user + 10 * turn) for user, one in enumerate(said)]
+        answers = tokens(Engine(target_of(name, kind), batch_size=3).generate(asked))
+        found.append(([*asked, asked[-1]], [*answers, answers[-1]]))
+        (new,) = tiny.prompts(4, seed=20 + turn)
+        said = [one + answer + new for one, answer in zip(said, answers, strict=True)]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -198,11 +197,10 @@ def test_prefixes_over_several_turns(name: str, kind: str, tree: str | None) -> 
     speculation = None if tree is None else Speculation(drafter, parse_tree(tree))
     engine = Engine(target, None, speculation, limits=limits, prefill_chunk=23)
     reused = []
-    for turn in range(3):
-        asked = turns(name, kind, 0.8, turn)
+    for asked, expected in conversations(name, kind):
         done = engine.generate(asked)
         engine.check_invariants()
-        assert tokens(done) == expected_of(name, kind, 0.8, asked)
+        assert tokens(done) == expected
         reused.append([completion.stats.reused_tokens for completion in done])
     # who came first left no states where the others leave it; the third one finds those of the second
     assert reused[0] == [0, 0, 63, 63]
@@ -235,7 +233,7 @@ def test_a_wrong_prefix_state_is_seen(name: str, monkeypatch: pytest.MonkeyPatch
 def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all don't fit the youngest leaves its slot; what it had read comes back up to its last whole block."""
     asked = [request_of(prompt, 0.8, 0, limit=100) for prompt in tiny.prompts(30, 21, 40, seed=9)]
-    expected = tokens(Engine(tiny.target("qwen3_5")).generate(asked))
+    expected = tokens(Engine(tiny.target("qwen3_5"), batch_size=3).generate(asked))
     loaded, load = [], PrefixCache.load
     monkeypatch.setattr(PrefixCache, "load", lambda *args: loaded.append(load(*args)) or loaded[-1])
     speculation = Speculation(tiny.eagle3_drafter((0, 2, tiny.LAYERS)), parse_tree("chain:3"))
@@ -269,11 +267,11 @@ def test_kept_states_are_bounded() -> None:
 
 @pytest.mark.parametrize("method", ["ngram", "suffix", "lookahead"])
 def test_methods_without_weights(method: str) -> None:
-    target = tiny.target("qwen3_next")
+    target = tiny.as_loaded("qwen3_next", "float32")
     drafter = WEIGHTLESS[method](target)
     speculation = Speculation(drafter, parse_tree(drafter.default_tree or "chain:4"))
     done = Engine(target, None, speculation, batch_size=3).generate(requests(0.0))
-    assert tokens(done) == plain("qwen3_next", 0.0)
+    assert tokens(done) == plain("qwen3_next", 0.0, "float32")
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "bamba"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import UsageError
@@ -93,6 +94,12 @@ def candidates(
             beam = sorted(level, key=lambda node: -node.worth)[: spec.width]
         made += here
     return made
+
+
+def tied(nodes: list[Node]) -> bool:
+    """Whether nodes of one row are worth the same, but for rounding."""
+    ranked = sorted(nodes, key=lambda node: (node.row, node.worth))
+    return any(a.row == b.row and b.worth - a.worth < 1e-6 for a, b in pairwise(ranked))
 
 
 def check(spec: SharedTree, tree: DraftTree, rows: int) -> None:
@@ -185,6 +192,7 @@ def test_rows_that_are_not_drafting_leave_the_budget_to_others(
 
 
 @given(specs, st.integers(0, 10_000), st.lists(st.booleans(), min_size=1, max_size=4), st.booleans())
+@example(SharedTree(3, 3, 1), 1066, [False], True)  # two paths take the same two steps, in either order
 @settings(max_examples=60)
 def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, drafting: list[bool], valued: bool) -> None:
     """There the number of nodes isn't known, so that trees are padded; otherwise they are the same."""
@@ -193,6 +201,7 @@ def test_a_device_grows_the_trees_of_the_host(spec: SharedTree, seed: int, draft
     groups = tuple(generator.integers(0, 2, len(drafting)).tolist())
     plan = PlannedTree(spec, values=table, groups=groups, keeps_candidates=True)
     rows = [Text(seed + row, spec.width, None) for row in range(len(drafting))]
+    assume(not tied(candidates(spec, rows, table, groups)))  # which of equals goes on is the beam's own affair
     here = grow(plan, rows, drafting)
     there = grow(plan, rows, growth=SharedGrowth(plan, len(rows), CPU, drafting))
     assert here.candidates is not None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.forms import ExpertsForm, RouterForm
-from eyas.targets.native.library import Experts, Linear
+from eyas.targets.native.library import Experts, Gating, Linear
 from eyas.targets.native.linears import NativeLinear, as_linear, loaded_kernels, threads_for
 
 _LOG = logging.getLogger("eyas")
@@ -48,10 +48,7 @@ class NativeExperts(nn.Module):
 
     def struct(self, chosen: int, **router: Any) -> Experts:
         """The experts as the kernels take them, so many of them `chosen` for a token by what a `router` does."""
-        activation, alpha, limit = self._gating
-        return Experts(
-            *self.linears, self.num_experts, chosen, activation=activation, alpha=alpha, limit=limit, **router
-        )
+        return Experts(*self.linears, self.num_experts, chosen, gating=Gating(*self._gating), **router)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """What the experts `top_k_index` [T, K] make of states [T, H], summed with their weights [T, K]."""

@@ -13,7 +13,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from enum import IntEnum, IntFlag
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor
 from eyas.files import writing_path
 from eyas.machine import cache_directory, processor_flags, processor_model
 from eyas.runtime import mapped_zeros
+from eyas.targets.native.abi import check_sizes, constant, described
 from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole, prebuilt, sources_hash
 
 _LOG = logging.getLogger("eyas")
@@ -47,13 +48,9 @@ class Way(IntFlag):
     """Inputs of packed weights as they are, not as codes of 8 bits, slowly: what layers are tried with."""
 
 
+@described("Linear")
 class Linear(Structure):
     """A prepacked weight and its bias."""
-
-    _fields_ = (
-        ("weight", c_void_p), ("bias", c_void_p),
-        ("out", c_int64), ("in_", c_int64), ("kind", c_int64), ("ways", c_int64),
-    )  # fmt: skip
 
 
 class Activation(IntEnum):
@@ -68,19 +65,14 @@ class Activation(IntEnum):
     """By the error function."""
 
 
+@described("Gating")
+class Gating(Structure):
+    """What a gated MLP has inside."""
+
+
+@described("Experts")
 class Experts(Structure):
     """The experts of a layer, and the router that chooses among them."""
-
-    _fields_ = (
-        *((name, POINTER(Linear)) for name in ("gate", "up", "down")),
-        *((name, c_int64) for name in ("count", "chosen")),
-        ("router", Linear), ("bias", c_void_p),
-        *((name, c_int64) for name in ("groups", "groups_used", "summed")),
-        *((name, c_int64) for name in ("sigmoid", "renormalised", "rounds_scores", "rounds_weights")),
-        *((name, c_float) for name in ("scale",)),
-        ("shared_gate", Linear),
-        ("activation", c_int64), *((name, c_float) for name in ("alpha", "limit")),
-    )  # fmt: skip
 
     @property
     def weights(self) -> int:
@@ -94,42 +86,19 @@ NORMS = ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm", "attent
 """A layer's norms, in the order in which the kernels are given them."""
 
 
+@described("Latent")
 class Latent(Structure):
     """What latent attention has besides the products of a layer's input."""
 
-    _fields_ = (
-        ("query", Linear), ("query_norm", c_void_p), ("norm", c_void_p), ("absorb", Linear), ("expand", Linear),
-    )  # fmt: skip
 
-
+@described("Recurrent")
 class Recurrent(Structure):
     """What mixes tokens by a recurrence in the place of attention."""
 
-    _fields_ = (
-        ("inputs", POINTER(Linear)), ("count", c_int64), ("places", c_void_p),
-        *((name, c_int64) for name in ("width", "channels", "kernel", "multiplier")),
-        *((name, c_void_p) for name in ("filter", "filter_bias")),
-        *((name, c_int64) for name in ("delta", "heads", "key_heads", "value_size", "key_size")),
-        *((name, c_int64) for name in ("value", "key", "query")),
-        *((name, c_void_p) for name in ("step_places", "factor_places", "step_bias", "rates", "skip")),
-        ("factor_scale", c_float),
-        *((name, c_int64) for name in ("gate", "gates_first")),
-        ("norm", c_void_p), ("norm_size", c_int64), ("norm_eps", c_float),
-        ("states", c_int64),
-    )  # fmt: skip
 
-
+@described("Layer")
 class Layer(Structure):
     """A decoder layer: its linears, its norms, and what its tokens see."""
-
-    _fields_ = (
-        *((name, Linear) for name in _LINEARS),
-        ("latent", Latent),
-        ("recurrent", Recurrent),
-        ("experts", Experts),
-        *((name, c_void_p) for name in (*NORMS, "sinks")),
-        *((name, c_int64) for name in ("rope", "window", "normed_residual")),
-    )  # fmt: skip
 
     @property
     def weights(self) -> int:
@@ -140,22 +109,9 @@ class Layer(Structure):
         return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
+@described("Decoder")
 class Decoder(Structure):
     """A decoder: its layers, sizes, embedding, final norm and head."""
-
-    _fields_ = (
-        ("layers", POINTER(Layer)),
-        *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
-        *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "centred")),
-        *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn", "gates")),
-        *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
-        ("embedding", c_void_p),
-        *((name, c_int64) for name in ("embeddings", "embedding_kind")),
-        ("position_embedding", c_void_p),
-        ("mix", Linear), ("norm", c_void_p), ("returns_normed", c_int64), ("head", Linear), ("limit", c_int64),
-        *((name, c_int64) for name in ("rank", "query_rank", "value_size", "pairs", "exact_rope")),
-        ("latent_eps", c_float),
-    )  # fmt: skip
 
 
 class Mode(IntEnum):
@@ -169,54 +125,24 @@ class Mode(IntEnum):
     """Each layer only makes keys and values of states that are given."""
 
 
+@described("RowStates")
 class RowStates(Structure):
     """The recurrent states of a pass's rows, and what is staged of them."""
 
-    _fields_ = (
-        ("rows", c_int64), *((name, c_void_p) for name in ("sure", "committed", "staged", "inputs")),
-        *((name, c_int64) for name in ("apart", "copies")), *((name, c_void_p) for name in ("copied", "to")),
-    )  # fmt: skip
 
-
+@described("Fold")
 class Fold(Structure):
     """Accepted guesses, whose steps are repeated on the staged states."""
 
-    _fields_ = (
-        ("states", RowStates), ("tokens", c_int64), ("starts", c_void_p), ("accepted", c_void_p), ("threads", c_int64),
-    )  # fmt: skip
 
-
+@described("Pass")
 class NativePass(Structure):
     """One pass of a decoder over the slot cache."""
 
-    _fields_ = (
-        *((name, c_int64) for name in ("mode", "tokens", "columns")),
-        *((name, c_void_p) for name in ("cells", "ids", "lengths", "parents")),
-        *((name, c_int64) for name in ("parents_row", "before", "most", "slot")),
-        *((name, c_void_p) for name in ("cosines", "sines")),
-        ("positions", c_int64),
-        *((name, c_void_p) for name in ("keys", "values")),
-        ("capacity", c_int64),
-        *((name, c_void_p) for name in ("x", "above")),
-        *((name, c_int64) for name in ("above_count", "above_first")),
-        ("taps", c_void_p),
-        ("tap_count", c_int64),
-        *((name, c_void_p) for name in ("tapped", "final", "logits", "scratch")),
-        ("states", RowStates),
-        ("threads", c_int64),
-    )  # fmt: skip
 
-
+@described("Beam")
 class Beam(Structure):
     """A beam search, and where its candidates go."""
-
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "depth", "width")),
-        *((name, c_void_p) for name in ("normed", "fed", "ids", "divisors", "scales", "seeds", "positions")),
-        *((name, c_void_p) for name in ("worth", "groups", "drafting")),
-        ("least", c_double),
-        *((name, c_void_p) for name in ("tokens", "parents", "scores", "logprobs", "beams")),
-    )  # fmt: skip
 
 
 class Kernels:
@@ -224,6 +150,7 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        check_sizes(_function(library.eyas_sizes, (c_void_p,), c_int64))
         self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self.ways = Way(_function(library.eyas_ways, (), c_int64)())
@@ -275,13 +202,13 @@ class Kernels:
         return weight
 
 
-PANEL = 16
+PANEL = constant("PANEL")
 """Outputs of a panel: sizes of states must be multiples of it."""
 MOST_TOGETHER = 12
 """Tokens that are multiplied together, at most."""
-MOST_ROTATED = 512
+MOST_ROTATED = constant("MOST_ROTATED")
 """Features that RoPE rotates in latent attention, at most."""
-MOST_TAPS = 8
+MOST_TAPS = constant("MOST_TAPS")
 """Tokens of a convolution, at most."""
 
 

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import mapped_zeros
+from eyas.targets.native.abi import constant
 from eyas.targets.native.library import PANEL
 
-GROUP, SUPER = 32, 8
+GROUP, SUPER = constant("GROUP"), constant("SUPER")
 """Inputs of a block, and blocks of a super-block."""
 LEAST_INPUT = 2.0**-60
 """WeightBlocks of inputs that are all smaller count as 0."""

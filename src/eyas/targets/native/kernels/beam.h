@@ -18,26 +18,9 @@
 
 namespace eyas {
 
-constexpr int64_t BINS = 28;          // of probabilities: bin = floor(10 sqrt(-log p))
+constexpr int64_t BINS = 28;           // of probabilities: bin = floor(10 sqrt(-log p))
 constexpr float FINENESS = 10.0f, TIE_BREAK = 1e-4f;
 constexpr int64_t NOISE_PIECE = 1024;  // tokens whose noise a thread makes at once
-
-// Also known to native/library.py, field by field.
-struct Beam {
-    int64_t rows, depth, width;          // R, D, K
-    const char* normed;                  // [R, H] after the final norm: what the head reads below the roots
-    const float* fed;                    // [R, H] what the first level's guesses are fed back
-    const int64_t* ids;                  // [V] the target's tokens
-    const float *divisors, *scales;      // [R] of the logits, and of the noise that is added to them; null = there is none
-    const int64_t *seeds, *positions;    // [R] of the noise
-    const float* worth;                  // [groups, 2, BINS] of best children, and of others; null: their log-probability
-    const int64_t* groups;               // [R]
-    const uint8_t* drafting;             // [R] rows that matter to whether the search goes on
-    double least;                        // which a beam must exceed in one of them; minus infinity = always
-    int64_t *tokens, *parents;           // [R, M] candidates of all levels; parents: among the row's, -1 = the root
-    float *scores, *logprobs;            // [R, M]
-    int64_t* beams;                      // [R, (D - 1) * K] of each level but the last, among the level's candidates
-};
 
 inline int64_t children_of(const Beam& beam) { return beam.width + (beam.depth - 1) * beam.width * beam.width; }
 
@@ -144,7 +127,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
         pass.x = states[level % 2].data(), pass.above = above, pass.above_count = nodes;
         pass.above_first = level ? staged - nodes : -1;
         pass.logits = reinterpret_cast<char*>(logits.data()), pass.scratch = scratch.data();
-        run<T>(d, pass);
+        DecoderRun<T>(d, pass).run();
         above = pass.x, staged += next, nodes = next;
     }
 }

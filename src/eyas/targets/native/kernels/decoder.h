@@ -21,40 +21,9 @@
 
 namespace eyas {
 
-// PATHS: a token sees the committed columns and its own path. BLOCKS: the committed columns and all that the pass stages
-// in its row, before it and after. CONTEXT: there are no tokens; each layer only makes keys and values of the states `x`.
-enum Mode : int64_t { PATHS, BLOCKS, CONTEXT };
-
-// Also known to native/library.py, field by field.
-struct Pass {
-    int64_t mode;                        // one of `Mode`
-    int64_t tokens, columns;             // T, Q
-    const int64_t* cells;                // [T] row * Q + column of each token; null = all cells
-    const int64_t* ids;                  // [T]
-    const int64_t* lengths;              // [R] committed columns
-    const int64_t* parents;              // [R, parents_row] see `Tree`
-    int64_t parents_row;                 // from row to row of `parents`, 0 = the same for all
-    int64_t before, most;                // columns of each row staged before this pass; more than any token sees
-    int64_t slot;                        // of row 0
-    const float *cosines, *sines;        // [ropes, positions, rotated]
-    int64_t positions;
-    char* const* keys;                   // for each layer [slots, kv_heads, C, D]; latents [slots, C, L], and as values
-    char* const* values;                 // the keys that all heads share [slots, C, P]
-    int64_t capacity;                    // C
-    float* x;                            // [T, H] a drafter's states, then what leaves the last layer
-    const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
-    int64_t above_count, above_first;    // cells of a row there, the staged column of the first
-    const int64_t* taps;                 // boundaries, in the order of `tapped`
-    int64_t tap_count;
-    char* tapped;                        // [T, taps, H] in the model's dtype
-    char* final;                         // [T, H] after the final norm, or null
-    char* logits;                        // [T, V], or null
-    float* scratch;                      // [T, eyas_token_scratch]
-    RowStates states;
-    int64_t threads;
-
-    Tree tree(int64_t row) const { return {parents ? parents + row * parents_row : nullptr}; }
-};
+inline Tree tree_of_row(const Pass& pass, int64_t row) {
+    return {pass.parents ? pass.parents + row * pass.parents_row : nullptr};
+}
 
 constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
 constexpr int64_t UNITS = 4;   // blocks of tokens for each thread, so that none waits long for the last
@@ -89,7 +58,7 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
     for (int64_t t = first; t < stop;) {
         const int64_t row = cell_of(t) / pass.columns;
-        const Tree tree = pass.tree(row);
+        const Tree tree = tree_of_row(pass, row);
         int64_t *held = room, *next = room + pass.most, counts[BLOCK], count = 0, length = 0;
         const int64_t* list = nullptr;
         for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
@@ -105,270 +74,331 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     }
 }
 
-template <class T>  // T: what the cache and the outputs hold
-void run(const Decoder& d, const Pass& pass) {
-    const int64_t tokens = pass.tokens, hidden = d.hidden, wide = widest_input(d);
-    const int64_t q_size = d.heads * d.size, kv_size = keys_size(d), v_size = values_size(d),
-                  out_size = d.heads * mixed_size(d);
-    const int64_t shares = shares_of(d), group = (d.heads + shares - 1) / shares;  // heads that share keys
-    const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
-    const bool bf16 = d.bf16;
-    const Gating gating{d.activation, 0, 0};
-    float* normed = pass.scratch;               // [T, wide]
-    float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input; or what its
-                                                // attention adds, until its MLP has read the same state
-    float* q = residual + tokens * hidden;      // [T, heads, D]
-    float* k = q + tokens * q_size;             // [T, kv_heads, D]
-    float* v = k + tokens * kv_size;            // of latent attention: what its queries are made of
-    float* gates = v + tokens * v_size;         // [T, heads, D] of attention, if there are any
-    float* mixed = gates + tokens * q_size * d.gates;  // [T, heads, D or V]
-    float* gated = mixed + tokens * widest_mixed(d);   // [T, intermediate]
-
-    auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
-    auto tap = [&](int64_t boundary, int64_t t, const float* state) {
-        for (int64_t i = 0; i < pass.tap_count; i++)
-            if (pass.taps[i] == boundary)
-                write(reinterpret_cast<T*>(pass.tapped) + (t * pass.tap_count + i) * hidden, state, hidden);
-    };
-    auto norm_or_copy = [&](const float* state, const float* weight, float* out) {
-        if (weight)
-            norm(d, state, weight, hidden, out);
-        else
-            std::memcpy(out, state, hidden * sizeof(float));
-    };
-    const int64_t stage = pass.before, most = pass.most;
-    const int64_t block = std::clamp<int64_t>(tokens * shares / (UNITS * pass.threads), 4, BLOCK);
-    const int64_t blocks = (tokens + block - 1) / block;
-    auto tree_of = [&](int64_t row) { return pass.tree(row); };
-    auto position_of = [&](int64_t t) {
-        const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
-        const int64_t position = pass.lengths[row] + tree_of(row).depth(column) - 1;
-        return d.limit ? std::min(position, d.limit - 1) : position;
-    };
-    const bool of_drafter = d.mix.weight || d.layers[0].embedding_norm, context = pass.mode == CONTEXT;
-    const float* input = context ? pass.x : normed;  // of the products of queries, keys and values
-    const int64_t input_width = context ? hidden : wide;
-    Mixture mixture(d.layers, d.count, tokens);
-    Region region(pass.threads);
-    Narrowed narrowed(region, bf16);
-    Own<Room> rooms;
-    Own<LatentQueries<T>> of_latents;
-    Recurrence recurrence(d, pass.states, tokens);
-    if (pass.states.rows) {
+// One pass, stage by stage. T: what the cache and the outputs hold.
+template <class T>
+class DecoderRun {
+  public:
+    DecoderRun(const Decoder& d, const Pass& pass)
+        : d_(d), pass_(pass), tokens_(pass.tokens), hidden_(d.hidden), wide_(widest_input(d)), q_size_(d.heads * d.size),
+          kv_size_(keys_size(d)), v_size_(values_size(d)), out_size_(d.heads * mixed_size(d)),
+          head_stride_(pass.capacity * d.size), slot_stride_(d.kv_heads * head_stride_), bf16_(d.bf16),
+          context_(pass.mode == CONTEXT), normed_(pass.scratch), residual_(normed_ + tokens_ * wide_),
+          q_(residual_ + tokens_ * hidden_), k_(q_ + tokens_ * q_size_), v_(k_ + tokens_ * kv_size_),
+          gates_(v_ + tokens_ * v_size_), mixed_(gates_ + tokens_ * q_size_ * d.gates),
+          gated_(mixed_ + tokens_ * widest_mixed(d)), mixture_(d.layers, d.count, tokens_), region_(pass.threads),
+          narrowed_(region_, bf16_), recurrence_(d, pass.states, tokens_) {
+        if (!pass.states.rows) return;
         std::vector<int64_t> at(pass.states.rows * pass.columns, -1);
-        for (int64_t t = 0; t < tokens; t++) at[cell_of(t)] = t;
-        recurrence.plan(std::move(at), pass.columns, tree_of);
+        for (int64_t t = 0; t < tokens_; t++) at[cell_of(t)] = t;
+        recurrence_.plan(std::move(at), pass.columns, [&](int64_t row) { return tree_of(row); });
     }
 
-    region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-        float* state = pass.x + t * hidden;
-        if (pass.above) {
-            const int64_t row = cell_of(t) / pass.columns, column = stage + cell_of(t) % pass.columns;
-            const int64_t parent = std::max<int64_t>(tree_of(row).parent(column) - pass.above_first, 0);
-            std::memcpy(state, pass.above + (row * pass.above_count + parent) * hidden, hidden * sizeof(float));
+    void run() {
+        read_inputs();
+        for (int64_t index = 0; index < d_.count; index++) {
+            const Layer& layer = d_.layers[index];
+            norm_inputs(layer, index);
+            if (layer.recurrent.count)
+                recurrence_.run(region_, narrowed_, layer.recurrent, normed_, wide_, [&](int64_t row) { return tree_of(row); },
+                                [&](int64_t t) { return cell_of(t); }, mixed_);
+            else
+                attention(layer, index);
+            if (context_) continue;
+            add_mixed(layer);
+            mlp(layer);
         }
-        float* embedded = of_drafter ? normed + t * wide : state;
-        embed(d, pass.ids[t], d.position_embedding ? position_of(t) : 0, embedded);
-        if (d.mix.weight) std::memcpy(normed + t * wide + hidden, state, hidden * sizeof(float));
-    });
-    if (d.mix.weight && !context)
-        region.share(panels(d.mix), piece_of(tokens), [&](int64_t first, int64_t stop) {
-            multiply(d.mix, narrowed.of(d.mix, normed, wide, tokens), first, stop, bf16,
-                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(pass.x + t * hidden, o, hidden, sum); });
-        });
+        finish();
+    }
 
-    auto attention = [&](const Layer& layer, int64_t index) {
+  private:
+    int64_t cell_of(int64_t t) const { return pass_.cells ? pass_.cells[t] : t; }
+    int64_t row_of(int64_t t) const { return cell_of(t) / pass_.columns; }
+    int64_t column_of(int64_t t) const { return pass_.before + cell_of(t) % pass_.columns; }  // among the row's staged ones
+    Tree tree_of(int64_t row) const { return tree_of_row(pass_, row); }
+    int64_t position_of(int64_t t) const {
+        const int64_t row = row_of(t), position = pass_.lengths[row] + tree_of(row).depth(column_of(t)) - 1;
+        return d_.limit ? std::min(position, d_.limit - 1) : position;
+    }
+    int64_t entry_of(const Layer& layer, int64_t t) const {  // of a token's position in the RoPE tables
+        return (std::max<int64_t>(layer.rope, 0) * pass_.positions + position_of(t)) * d_.rotated;
+    }
+    T* keys_of(int64_t index) const {
+        return reinterpret_cast<T*>(pass_.keys[index]) + pass_.slot * (d_.rank ? d_.rank * pass_.capacity : slot_stride_);
+    }
+    T* values_of(int64_t index) const {
+        return reinterpret_cast<T*>(pass_.values[index]) + pass_.slot * (d_.rank ? d_.rotated * pass_.capacity : slot_stride_);
+    }
+
+    void tap(int64_t boundary, int64_t t, const float* state) const {
+        for (int64_t i = 0; i < pass_.tap_count; i++)
+            if (pass_.taps[i] == boundary)
+                write(reinterpret_cast<T*>(pass_.tapped) + (t * pass_.tap_count + i) * hidden_, state, hidden_);
+    }
+
+    void norm_or_copy(const float* state, const float* weight, float* out) const {
+        if (weight)
+            norm(d_, state, weight, hidden_, out);
+        else
+            std::memcpy(out, state, hidden_ * sizeof(float));
+    }
+
+    // Put a product of x [T, ldx] in `to` [T, ld], whose rows have room for `size` outputs.
+    template <class Out>
+    void product(const Linear& linear, const float* x, int64_t ldx, Out* to, int64_t size, int64_t ld) {
+        region_.share(panels(linear), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+            multiply(linear, narrowed_.of(linear, x, ldx, tokens_), first, stop, bf16_,
+                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * ld, o, size, sum); });
+        });
+    }
+
+    // The states of the tokens: embeddings, those of their parents, or both.
+    void read_inputs() {
+        const bool of_drafter = d_.mix.weight || d_.layers[0].embedding_norm;
+        region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
+            float* state = pass_.x + t * hidden_;
+            if (pass_.above) {
+                const int64_t row = row_of(t);
+                const int64_t parent = std::max<int64_t>(tree_of(row).parent(column_of(t)) - pass_.above_first, 0);
+                std::memcpy(state, pass_.above + (row * pass_.above_count + parent) * hidden_, hidden_ * sizeof(float));
+            }
+            float* embedded = of_drafter ? normed_ + t * wide_ : state;
+            embed(d_, pass_.ids[t], d_.position_embedding ? position_of(t) : 0, embedded);
+            if (d_.mix.weight) std::memcpy(normed_ + t * wide_ + hidden_, state, hidden_ * sizeof(float));
+        });
+        if (d_.mix.weight && !context_) product(d_.mix, normed_, wide_, pass_.x, hidden_, hidden_);
+    }
+
+    void norm_inputs(const Layer& layer, int64_t index) {
+        region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
+            float* state = pass_.x + t * hidden_;
+            float* out = normed_ + t * wide_;
+            tap(index, t, state);
+            if (layer.embedding_norm) {
+                norm(d_, out, layer.embedding_norm, hidden_, out);
+                out += hidden_;
+            }
+            norm_or_copy(state, layer.input_norm, out);
+            if (layer.normed_residual) std::memcpy(residual_ + t * hidden_, out, hidden_ * sizeof(float));
+        });
+    }
+
+    void attention(const Layer& layer, int64_t index) {
+        project(layer);
+        T *keys = keys_of(index), *values = values_of(index);
+        region_.share(tokens_, 1, [&](int64_t t, int64_t) {
+            if (d_.rank)
+                stage_latent(layer, t, keys, values);
+            else
+                stage_heads(layer, t, keys, values);
+        });
+        if (context_) return;
+        if (layer.latent.query.weight) product(layer.latent.query, v_, v_size_, q_, q_size_, q_size_);
+        attend(layer, keys, values);
+        if (d_.gates) gate();
+    }
+
+    // Queries, keys and values.
+    void project(const Layer& layer) {
+        const float* input = context_ ? pass_.x : normed_;
+        const int64_t width = context_ ? hidden_ : wide_;
         // Where 16 outputs go of a product of several parts of each head: query, key and value, or query and gate.
         auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-            float* parts[3] = {q, d.gates ? gates : k, v};
-            const int64_t turns = d.gates ? 2 : 3;
-            put(parts[o / d.size % turns] + t * q_size + o / d.size / turns * d.size, o % d.size, d.size, sum);
+            float* parts[3] = {q_, d_.gates ? gates_ : k_, v_};
+            const int64_t turns = d_.gates ? 2 : 3;
+            put(parts[o / d_.size % turns] + t * q_size_ + o / d_.size / turns * d_.size, o % d_.size, d_.size, sum);
         };
-        const int64_t of_q = context ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
-        region.share(of_q + of_k + of_v, piece_of(tokens), [&](int64_t first, int64_t stop) {
+        const int64_t of_q = context_ ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
+        region_.share(of_q + of_k + of_v, piece_of(tokens_), [&](int64_t first, int64_t stop) {
             auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                 int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
                 if (a < b)
-                    multiply(linear, narrowed.of(linear, input, input_width, tokens), a, b, bf16,
+                    multiply(linear, narrowed_.of(linear, input, width, tokens_), a, b, bf16_,
                              [=](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * size, o, size, sum); });
             };
-            if (d.heads_in_turn || (d.gates && first < of_q))
-                multiply(layer.q, narrowed.of(layer.q, input, input_width, tokens), first, std::min(stop, of_q), bf16, sort_out);
-            else if (!context)
-                part(layer.q, 0, layer.latent.query.weight ? v : q, layer.q.out);
-            part(layer.k, of_q, k, kv_size);
-            part(layer.v, of_q + of_k, v, kv_size);
+            if (d_.heads_in_turn || (d_.gates && first < of_q))
+                multiply(layer.q, narrowed_.of(layer.q, input, width, tokens_), first, std::min(stop, of_q), bf16_, sort_out);
+            else if (!context_)
+                part(layer.q, 0, layer.latent.query.weight ? v_ : q_, layer.q.out);
+            part(layer.k, of_q, k_, kv_size_);
+            part(layer.v, of_q + of_k, v_, kv_size_);
         });
+    }
 
-        T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
-        T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
-        auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
-            return (std::max<int64_t>(layer.rope, 0) * pass.positions + position_of(t)) * d.rotated;
+    // A token's latent goes into the cache, and its key that all heads share.
+    void stage_latent(const Layer& layer, int64_t t, T* keys, T* values) {
+        float *latent = k_ + t * kv_size_, *of_query = v_ + t * v_size_;
+        const int64_t row = row_of(t), at = row * pass_.capacity + pass_.lengths[row] + column_of(t), entry = entry_of(layer, t);
+        rms_norm(d_, latent, layer.latent.norm, d_.rank, latent, d_.latent_eps);
+        turn(d_, latent + d_.rank, pass_.cosines + entry, pass_.sines + entry);
+        write(keys + at * d_.rank, latent, d_.rank);
+        write(values + at * d_.rotated, latent + d_.rank, d_.rotated);
+        if (layer.latent.query.weight) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
+    }
+
+    // A token's queries and keys are normed and turned; its keys and values go into the cache.
+    void stage_heads(const Layer& layer, int64_t t, T* keys, T* values) {
+        const int64_t row = row_of(t), column = pass_.lengths[row] + column_of(t), entry = entry_of(layer, t);
+        auto turn = [&](float* head) {
+            if (layer.rope >= 0) rotate(head, pass_.cosines + entry, pass_.sines + entry, d_.rotated, bf16_);
         };
-        region.share(tokens, 1, [&](int64_t t, int64_t) {
-            const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
-            const int64_t row = cell / pass.columns, entry = entry_of(t);
-            if (d.rank) {
-                float *latent = k + t * kv_size, *of_query = v + t * v_size;
-                const int64_t at = row * pass.capacity + pass.lengths[row] + column;
-                rms_norm(d, latent, layer.latent.norm, d.rank, latent, d.latent_eps);
-                turn(d, latent + d.rank, pass.cosines + entry, pass.sines + entry);
-                write(keys + at * d.rank, latent, d.rank);
-                write(values + at * d.rotated, latent + d.rank, d.rotated);
-                if (layer.latent.query.weight) rms_norm(d, of_query, layer.latent.query_norm, v_size, of_query, d.latent_eps);
-                return;
-            }
-            auto turn = [&](float* head) {
-                if (layer.rope >= 0) rotate(head, pass.cosines + entry, pass.sines + entry, d.rotated, bf16);
-            };
-            if (!context) {
-                norm_heads(d, q + t * q_size, layer.q_norm, d.heads);
-                for (int64_t h = 0; h < d.heads; h++) turn(q + t * q_size + h * d.size);
-            }
-            norm_heads(d, k + t * kv_size, layer.k_norm, d.kv_heads);
-            for (int64_t h = 0; h < d.kv_heads; h++) {
-                float* key = k + t * kv_size + h * d.size;
-                turn(key);
-                const int64_t at = row * slot_stride + h * head_stride + (pass.lengths[row] + column) * d.size;
-                write(keys + at, key, d.size);
-                write(values + at, v + t * kv_size + h * d.size, d.size);
-            }
-        });
-        if (context) return;
-        if (layer.latent.query.weight)
-            region.share(panels(layer.latent.query), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(layer.latent.query, narrowed.of(layer.latent.query, v, v_size, tokens), first, stop, bf16,
-                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(q + t * q_size, o, q_size, sum); });
-            });
+        if (!context_) {
+            norm_heads(d_, q_ + t * q_size_, layer.q_norm, d_.heads);
+            for (int64_t h = 0; h < d_.heads; h++) turn(q_ + t * q_size_ + h * d_.size);
+        }
+        norm_heads(d_, k_ + t * kv_size_, layer.k_norm, d_.kv_heads);
+        for (int64_t h = 0; h < d_.kv_heads; h++) {
+            float* key = k_ + t * kv_size_ + h * d_.size;
+            turn(key);
+            const int64_t at = row * slot_stride_ + h * head_stride_ + column * d_.size;
+            write(keys + at, key, d_.size);
+            write(values + at, v_ + t * kv_size_ + h * d_.size, d_.size);
+        }
+    }
 
-        // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
-        region.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
-            const int64_t at_once = std::min(block, tokens);
-            Room& room = rooms.mine(score_room(at_once * group, most), 2 * most);
-            LatentQueries<T>& latents = of_latents.mine(d, at_once, group);
-            const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens, first + block);
-            const int64_t head = h * group, last = std::min(head + group, d.heads);
-            if (d.rank)
-                latents.absorb(layer, q + first * q_size, stop - first, head, last,
-                               [&](int64_t i) { return entry_of(first + i); }, pass.cosines, pass.sines);
+    // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
+    void attend(const Layer& layer, const T* keys, const T* values) {
+        const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
+        const int64_t block = std::clamp<int64_t>(tokens_ * shares / (UNITS * pass_.threads), 4, BLOCK);
+        const int64_t blocks = (tokens_ + block - 1) / block;
+        region_.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
+            const int64_t at_once = std::min(block, tokens_);
+            Room& room = rooms_.mine(score_room(at_once * group, pass_.most), 2 * pass_.most);
+            LatentQueries<T>& latents = of_latents_.mine(d_, at_once, group);
+            const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens_, first + block);
+            const int64_t head = h * group, last = std::min(head + group, d_.heads);
+            if (d_.rank)
+                latents.absorb(layer, q_ + first * q_size_, stop - first, head, last,
+                               [&](int64_t i) { return entry_of(layer, first + i); }, pass_.cosines, pass_.sines);
             auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
-                const int64_t row = cell_of(t) / pass.columns, base = row * slot_stride + h * head_stride;
-                if (d.rank)
-                    return latents.attend(keys + row * pass.capacity * d.rank, values + row * pass.capacity * d.rotated,
+                const int64_t row = row_of(t), base = row * slot_stride_ + h * head_stride_;
+                if (d_.rank)
+                    return latents.attend(keys + row * pass_.capacity * d_.rank, values + row * pass_.capacity * d_.rotated,
                                           list, t - first, count, counts, last - head, room.scores.get());
-                Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, room.scores.get());
+                Queries<T> queries({keys + base, values + base, list, d_.size, d_.size, d_.scale, d_.softcap, bf16_},
+                                   room.scores.get());
                 for (int64_t i = 0; i < count; i++)
                     for (int64_t g = head; g < last; g++) {
-                        const int64_t at = (t + i) * q_size + g * d.size;
-                        queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
+                        const int64_t at = (t + i) * q_size_ + g * d_.size;
+                        queries.add(q_ + at, mixed_ + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
                     }
                 queries.finish();
             };
-            in_runs(pass, layer.window, first, stop, room.columns.get(), attend);
-            if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
+            in_runs(pass_, layer.window, first, stop, room.columns.get(), attend);
+            if (d_.rank) latents.expand(layer, stop - first, head, last, mixed_ + first * out_size_);
         });
-        region.share(d.gates ? tokens : 0, 1, [&](int64_t t, int64_t) {
-            for (int64_t i = t * q_size; i < (t + 1) * q_size; i += LANES) {
-                const vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), load(gates + i)))));
-                const vec gated = mul(load(mixed + i), bf16 ? rounded(share) : share);
-                store(mixed + i, bf16 ? rounded(gated) : gated);
-            }
-        });
-    };
-
-    for (int64_t index = 0; index < d.count; index++) {
-        const Layer& layer = d.layers[index];
-        region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-            float* state = pass.x + t * hidden;
-            float* out = normed + t * wide;
-            tap(index, t, state);
-            if (layer.embedding_norm) {
-                norm(d, out, layer.embedding_norm, hidden, out);
-                out += hidden;
-            }
-            norm_or_copy(state, layer.input_norm, out);
-            if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
-        });
-        const int64_t mixed_width = layer.recurrent.count ? mixed_size(layer.recurrent) : out_size;
-        if (layer.recurrent.count)
-            recurrence.run(region, narrowed, layer.recurrent, normed, wide, tree_of, cell_of, mixed);
-        else
-            attention(layer, index);
-        if (context) continue;
-
-        // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
-        auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
-            region.share(panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(linear, narrowed.of(linear, x, ldx, tokens), first, stop, bf16,
-                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                             if (aside) return put(aside + t * ld, o, hidden, sum);
-                             for (int part = 0; part < PARTS; part++) {
-                                 const int64_t at = t * hidden + o + part * LANES;
-                                 vec output = sum[part];
-                                 if (d.in_parallel) output = add(output, load(residual + at));
-                                 if (d.in_parallel && bf16) output = rounded(output);
-                                 store(pass.x + at, added(d, load(before + at), output));
-                             }
-                         });
-            });
-        };
-        auto add_normed = [&](int64_t t, const float* before, const float* weight) {
-            float* output = normed + t * wide;
-            norm(d, output, weight, hidden, output);
-            for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
-                store(pass.x + at, added(d, load(before + at), load(output + i)));
-        };
-        const float* before = layer.normed_residual ? residual : pass.x;
-        if (d.in_parallel)
-            product(layer.o, mixed, mixed_width, before, residual, hidden);
-        else
-            product(layer.o, mixed, mixed_width, before, layer.attention_out_norm ? normed : nullptr, wide);
-        region.share(tokens, 1, [&](int64_t t, int64_t) {
-            if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
-            norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
-        });
-        const Experts& experts = layer.experts;
-        if (experts.count) {
-            mixture.route(region, narrowed, experts, normed, wide, tokens, bf16);
-            mixture.run(region, narrowed, experts, normed, wide, tokens, bf16);
-        }
-        if (layer.down.weight) {
-            region.share(panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                const Tokens own = narrowed.of(layer.up, normed, wide, tokens);
-                if (layer.gate.weight)
-                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16, gating, gated);
-                else
-                    plain_mlp(layer.up, own, first, stop, bf16, d.activation, gated);
-            });
-            product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
-        }
-        if (experts.count)
-            region.share(tokens, 1, [&](int64_t t, int64_t) {
-                float *state = pass.x + t * hidden, *output = normed + t * wide;
-                mixture.sum(experts, t, bf16, layer.down.weight ? output : nullptr, output);
-                if (layer.mlp_out_norm) return;
-                for (int64_t i = 0; i < hidden; i += LANES)
-                    store(state + i, added(d, load(state + i), load(output + i)));
-            });
-        if (layer.mlp_out_norm)
-            region.share(tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });
     }
 
-    region.share(context ? 0 : tokens, 1, [&](int64_t t, int64_t) {
-        float* out = normed + t * wide;
-        tap(d.count, t, pass.x + t * hidden);
-        norm_or_copy(pass.x + t * hidden, d.norm, out);
-        tap(d.count + 1, t, out);
-        if (d.returns_normed) std::memcpy(pass.x + t * hidden, out, hidden * sizeof(float));
-        if (pass.final) write(reinterpret_cast<T*>(pass.final) + t * hidden, out, hidden);
-    });
-    if (pass.logits)
-        region.share(panels(d.head), piece_of(tokens), [&](int64_t first, int64_t stop) {
-            multiply(d.head, narrowed.of(d.head, normed, wide, tokens), first, stop, bf16,
+    // What attention mixed, times its gates' sigmoids.
+    void gate() {
+        region_.share(tokens_, 1, [&](int64_t t, int64_t) {
+            for (int64_t i = t * q_size_; i < (t + 1) * q_size_; i += LANES) {
+                const vec share = div(all(1.0f), add(all(1.0f), exponential(sub(zero(), load(gates_ + i)))));
+                const vec gated = mul(load(mixed_ + i), bf16_ ? rounded(share) : share);
+                store(mixed_ + i, bf16_ ? rounded(gated) : gated);
+            }
+        });
+    }
+
+    // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
+    void add_product(const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
+        if (aside) return product(linear, x, ldx, aside, hidden_, ld);
+        region_.share(panels(linear), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+            multiply(linear, narrowed_.of(linear, x, ldx, tokens_), first, stop, bf16_,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                         put(reinterpret_cast<T*>(pass.logits) + t * d.head.out, o, d.head.out, sum);
+                         for (int part = 0; part < PARTS; part++) {
+                             const int64_t at = t * hidden_ + o + part * LANES;
+                             vec output = sum[part];
+                             if (d_.in_parallel) output = add(output, load(residual_ + at));
+                             if (d_.in_parallel && bf16_) output = rounded(output);
+                             store(pass_.x + at, added(d_, load(before + at), output));
+                         }
                      });
         });
-}
+    }
+
+    void add_normed(int64_t t, const float* before, const float* weight) {
+        float* output = normed_ + t * wide_;
+        norm(d_, output, weight, hidden_, output);
+        for (int64_t i = 0, at = t * hidden_; i < hidden_; i += LANES, at += LANES)
+            store(pass_.x + at, added(d_, load(before + at), load(output + i)));
+    }
+
+    // Add what attention or recurrence mixed, and norm what the MLP reads.
+    void add_mixed(const Layer& layer) {
+        const int64_t width = layer.recurrent.count ? mixed_size(layer.recurrent) : out_size_;
+        const float* before = layer.normed_residual ? residual_ : pass_.x;
+        if (d_.in_parallel)
+            add_product(layer.o, mixed_, width, before, residual_, hidden_);
+        else
+            add_product(layer.o, mixed_, width, before, layer.attention_out_norm ? normed_ : nullptr, wide_);
+        region_.share(tokens_, 1, [&](int64_t t, int64_t) {
+            if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
+            norm_or_copy(pass_.x + t * hidden_, layer.mlp_norm, normed_ + t * wide_);
+        });
+    }
+
+    void mlp(const Layer& layer) {
+        const Experts& experts = layer.experts;
+        const Gating gating{d_.activation, 0, 0};
+        if (experts.count) {
+            mixture_.route(region_, narrowed_, experts, normed_, wide_, tokens_, bf16_);
+            mixture_.run(region_, narrowed_, experts, normed_, wide_, tokens_, bf16_);
+        }
+        if (layer.down.weight) {
+            region_.share(panels(layer.up), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+                const Tokens own = narrowed_.of(layer.up, normed_, wide_, tokens_);
+                if (layer.gate.weight)
+                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16_, gating, gated_);
+                else
+                    plain_mlp(layer.up, own, first, stop, bf16_, d_.activation, gated_);
+            });
+            add_product(layer.down, gated_, layer.up.out, pass_.x, experts.count || layer.mlp_out_norm ? normed_ : nullptr,
+                        wide_);
+        }
+        if (experts.count)
+            region_.share(tokens_, 1, [&](int64_t t, int64_t) {
+                float *state = pass_.x + t * hidden_, *output = normed_ + t * wide_;
+                mixture_.sum(experts, t, bf16_, layer.down.weight ? output : nullptr, output);
+                if (layer.mlp_out_norm) return;
+                for (int64_t i = 0; i < hidden_; i += LANES)
+                    store(state + i, added(d_, load(state + i), load(output + i)));
+            });
+        if (layer.mlp_out_norm)
+            region_.share(tokens_, 1, [&](int64_t t, int64_t) { add_normed(t, pass_.x, layer.mlp_out_norm); });
+    }
+
+    // The final norm and the head.
+    void finish() {
+        region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
+            float* out = normed_ + t * wide_;
+            tap(d_.count, t, pass_.x + t * hidden_);
+            norm_or_copy(pass_.x + t * hidden_, d_.norm, out);
+            tap(d_.count + 1, t, out);
+            if (d_.returns_normed) std::memcpy(pass_.x + t * hidden_, out, hidden_ * sizeof(float));
+            if (pass_.final) write(reinterpret_cast<T*>(pass_.final) + t * hidden_, out, hidden_);
+        });
+        if (pass_.logits) product(d_.head, normed_, wide_, reinterpret_cast<T*>(pass_.logits), d_.head.out, d_.head.out);
+    }
+
+    const Decoder& d_;
+    const Pass& pass_;
+    const int64_t tokens_, hidden_, wide_, q_size_, kv_size_, v_size_, out_size_, head_stride_, slot_stride_;
+    const bool bf16_, context_;
+    float* const normed_;    // [T, wide]
+    float* const residual_;  // [T, H] what a layer adds to, if that isn't its input; or what its attention adds, until its MLP
+                             // has read the same state
+    float* const q_;         // [T, heads, D]
+    float* const k_;         // [T, kv_heads, D]
+    float* const v_;         // of latent attention: what its queries are made of
+    float* const gates_;     // [T, heads, D] of attention, if there are any
+    float* const mixed_;     // [T, heads, D or V]
+    float* const gated_;     // [T, intermediate]
+    Mixture mixture_;
+    Region region_;
+    Narrowed narrowed_;
+    Own<Room> rooms_;
+    Own<LatentQueries<T>> of_latents_;
+    Recurrence recurrence_;
+};
 
 }  // namespace eyas

@@ -1,4 +1,5 @@
 // What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, whole passes and drafts.
+#include <iterator>
 #include <type_traits>
 
 #include "attention.h"
@@ -7,6 +8,14 @@
 using namespace eyas;
 
 extern "C" {
+
+// The bytes of each struct of abi.h, in its order; returns how many there are.
+int64_t eyas_sizes(int64_t* sizes) {
+    const int64_t all[] = {sizeof(Linear), sizeof(Gating),    sizeof(Experts), sizeof(Latent), sizeof(Recurrent),
+                           sizeof(Layer),  sizeof(Decoder), sizeof(RowStates), sizeof(Fold),   sizeof(Pass), sizeof(Beam)};
+    std::copy(std::begin(all), std::end(all), sizes);
+    return std::size(all);
+}
 
 int64_t eyas_lanes() { return LANES; }
 
@@ -177,9 +186,9 @@ int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
     for (int64_t t = 0; t < pass->tokens && pass->ids; t++)
         if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
     if (decoder->bf16)
-        run<uint16_t>(*decoder, *pass);
+        DecoderRun<uint16_t>(*decoder, *pass).run();
     else
-        run<float>(*decoder, *pass);
+        DecoderRun<float>(*decoder, *pass).run();
     return 0;
 }
 

@@ -24,28 +24,6 @@
 
 namespace eyas {
 
-// Also known to native/library.py, field by field.
-struct RowStates {
-    int64_t rows;                  // R; 0 = the pass has none
-    const int64_t* sure;           // [R] of the pass: how many of a row's columns are kept in any case
-    const float* const* committed; // [R] the states of each row's slot
-    float* const* staged;          // [R] those after its sure columns
-    float* inputs;                 // [T, row_size] of each layer, see `row_size`
-    int64_t apart;                 // from one recurrent layer's to the next; 0 = they take turns
-    int64_t copies;                // how many copies of states are made besides
-    const int64_t* copied;         // [copies, 2] of which row, after how many of its tokens
-    float* const* to;              // [copies] where they go
-};
-
-// Also known to native/library.py, field by field.
-struct Fold {
-    RowStates states;              // whose `inputs` are those of the pass
-    int64_t tokens;                // T of the pass
-    const int64_t* starts;         // [R + 1] where each row's accepted tokens begin
-    const int64_t* accepted;       // [starts[R]] tokens of the pass, in their order
-    int64_t threads;
-};
-
 // What is kept of a token: the outputs of the layer's first products, its channels after the convolution, the decay and
 // the factor of each head.
 inline int64_t row_size(const Recurrent& r) { return r.width + r.channels + (2 * r.heads + PANEL - 1) / PANEL * PANEL; }

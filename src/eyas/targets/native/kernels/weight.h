@@ -17,20 +17,12 @@
 
 #include <type_traits>
 
+#include "abi.h"
 #include "vector.h"
 
 namespace eyas {
 
-constexpr int PANEL = 16;
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
-
-// Packed kinds have codes of 8 or 4 bits, to be read as signed by taking half of their range away, or with a least weight.
-// Those of super-blocks have a least weight (SUPER), or codes to be read as signed and a scale for each 16 inputs (HALVES).
-enum Kind : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, SUPER8 = 6, SUPER4 = 7, HALVES8 = 8
-};
-
-constexpr int64_t GROUP = 32;  // inputs of a block
 
 constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
 constexpr int code_bits(int64_t kind) { return kind == SIGNED4 || kind == LEAST4 || kind == SUPER4 ? 4 : 8; }
@@ -40,7 +32,6 @@ constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of sig
 constexpr int64_t header_bytes(int64_t kind) { return (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2); }
 constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
 constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
-constexpr int64_t SUPER = 8;  // blocks of a super-block
 constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_least(kind) ? 4 * PANEL : 2 * PANEL; }
 constexpr int64_t first_block(int64_t kind, int64_t blocks) { return (blocks + SUPER - 1) / SUPER * super_bytes(kind); }
 
@@ -54,19 +45,6 @@ constexpr bool PAIRS = LANES == 16;  // whether there is `vdpbf16ps`
 #else
 constexpr bool PAIRS = false;
 #endif
-
-// How bf16 inputs are multiplied. Below 32 bits: numbers of tokens, a bit each, that are multiplied by `vdpbf16ps`, with
-// the same sums as a chain's. Tiles (tiles.h) have sums of their own, and are for all numbers of tokens or for none.
-// Inputs of packed weights are multiplied in integers, or AS_FLOATS.
-enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34 };
-
-// Also known to native/library.py, field by field.
-struct Linear {
-    const char* weight;   // the first panel; null = there is no such linear
-    const float* bias;    // [out] or null
-    int64_t out, in, kind;
-    int64_t ways;         // how it is multiplied, see `Way`; 0 = inputs may not be bf16
-};
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
 
