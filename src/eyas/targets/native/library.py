@@ -66,6 +66,7 @@ class Activation(IntEnum):
     """Both clipped: gate * sigmoid(alpha * gate) * (up + 1) (GPT-OSS)."""
     EXACT_GELU = 3
     """By the error function."""
+    SQUARED_RELU = 4
 
 
 class Experts(Structure):
@@ -79,13 +80,13 @@ class Experts(Structure):
         *((name, c_int64) for name in ("sigmoid", "renormalised", "rounds_scores", "rounds_weights")),
         *((name, c_float) for name in ("scale",)),
         ("shared_gate", Linear),
-        ("activation", c_int64), *((name, c_float) for name in ("alpha", "limit")),
+        ("activation", c_int64), *((name, c_float) for name in ("alpha", "limit", "gate_scale")),
     )  # fmt: skip
 
     @property
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
-        linears = [part[0] for part in (self.gate, self.up, self.down)] if self.count else []
+        linears = [part[0] for part in (self.gate, self.up, self.down) if part] if self.count else []
         return int(self.chosen * sum(linear.out * linear.in_ for linear in linears))
 
 
@@ -103,10 +104,10 @@ class Latent(Structure):
 
 
 class Recurrent(Structure):
-    """What mixes tokens by a recurrence in the place of attention."""
+    """What mixes tokens by a recurrence, beside attention or in its place."""
 
     _fields_ = (
-        ("inputs", POINTER(Linear)), ("count", c_int64), ("places", c_void_p),
+        ("inputs", POINTER(Linear)), ("count", c_int64), ("places", c_void_p), ("scales", c_void_p),
         *((name, c_int64) for name in ("width", "channels", "kernel", "multiplier")),
         *((name, c_void_p) for name in ("filter", "filter_bias")),
         *((name, c_int64) for name in ("delta", "heads", "key_heads", "value_size", "key_size")),
@@ -115,7 +116,7 @@ class Recurrent(Structure):
         ("factor_scale", c_float),
         *((name, c_int64) for name in ("gate", "gates_first")),
         ("norm", c_void_p), ("norm_size", c_int64), ("norm_eps", c_float),
-        ("states", c_int64),
+        ("states", c_int64), ("out", Linear),
     )  # fmt: skip
 
 
@@ -129,14 +130,15 @@ class Layer(Structure):
         ("experts", Experts),
         *((name, c_void_p) for name in (*NORMS, "sinks")),
         *((name, c_int64) for name in ("rope", "window", "normed_residual")),
+        *((name, c_float) for name in ("recurrent_scale", "attention_scale", "mlp_scale", "gate_scale")),
     )  # fmt: skip
 
     @property
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
         latent = self.latent.query, self.latent.absorb, self.latent.expand
-        inputs = self.recurrent.inputs[: self.recurrent.count]
-        linears = (*latent, *inputs, *(getattr(self, name) for name in _LINEARS))
+        recurrent = *self.recurrent.inputs[: self.recurrent.count], self.recurrent.out
+        linears = (*latent, *recurrent, *(getattr(self, name) for name in _LINEARS))
         return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 
@@ -148,7 +150,7 @@ class Decoder(Structure):
         *((name, c_int64) for name in ("count", "hidden", "heads", "kv_heads", "size", "intermediate", "rotated")),
         *((name, c_int64) for name in ("bf16", "norms_heads_together", "rounds_twice", "centred")),
         *((name, c_int64) for name in ("activation", "in_parallel", "heads_in_turn", "gates")),
-        *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale", "residual_scale")),
+        *((name, c_float) for name in ("eps", "scale", "softcap", "embedding_scale")),
         ("embedding", c_void_p),
         *((name, c_int64) for name in ("embeddings", "embedding_kind")),
         ("position_embedding", c_void_p),

@@ -113,7 +113,6 @@ void run(const Decoder& d, const Pass& pass) {
     const int64_t shares = shares_of(d), group = (d.heads + shares - 1) / shares;  // heads that share keys
     const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
     const bool bf16 = d.bf16;
-    const Gating gating{d.activation, 0, 0};
     float* normed = pass.scratch;               // [T, wide]
     float* residual = normed + tokens * wide;   // [T, H] what a layer adds to, if that isn't its input; or what its
                                                 // attention adds, until its MLP has read the same state
@@ -289,26 +288,22 @@ void run(const Decoder& d, const Pass& pass) {
             norm_or_copy(state, layer.input_norm, out);
             if (layer.normed_residual) std::memcpy(residual + t * hidden, out, hidden * sizeof(float));
         });
-        const int64_t mixed_width = layer.recurrent.count ? mixed_size(layer.recurrent) : out_size;
-        if (layer.recurrent.count)
-            recurrence.run(region, narrowed, layer.recurrent, normed, wide, tree_of, cell_of, mixed);
-        else
-            attention(layer, index);
-        if (context) continue;
-
-        // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
-        auto product = [&](const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
+        auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+        auto scaled = [&](vec output, float scale) { return scale == 1.0f ? output : keep(mul(output, all(scale))); };
+        // What a part of the layer adds to `before`, `scale` times: at once, after what is put aside in `with` [T, H], or
+        // put aside in `aside` [T, ld].
+        auto product = [&](const Linear& linear, const float* x, float scale, const float* with, const float* before,
+                           float* aside, int64_t ld) {
             region.share(panels(linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
-                multiply(linear, narrowed.of(linear, x, ldx, tokens), first, stop, bf16,
-                         [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
-                             if (aside) return put(aside + t * ld, o, hidden, sum);
+                multiply(linear, narrowed.of(linear, x, linear.in, tokens), first, stop, bf16,
+                         [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
                              for (int part = 0; part < PARTS; part++) {
                                  const int64_t at = t * hidden + o + part * LANES;
-                                 vec output = sum[part];
-                                 if (d.in_parallel) output = add(output, load(residual + at));
-                                 if (d.in_parallel && bf16) output = rounded(output);
-                                 store(pass.x + at, added(d, load(before + at), output));
+                                 sum[part] = scaled(sum[part], scale);
+                                 if (with) sum[part] = keep(add(sum[part], load(with + at)));
+                                 if (!aside) store(pass.x + at, keep(add(load(before + at), sum[part])));
                              }
+                             if (aside) put(aside + t * ld, o, hidden, sum);
                          });
             });
         };
@@ -316,13 +311,22 @@ void run(const Decoder& d, const Pass& pass) {
             float* output = normed + t * wide;
             norm(d, output, weight, hidden, output);
             for (int64_t i = 0, at = t * hidden; i < hidden; i += LANES, at += LANES)
-                store(pass.x + at, added(d, load(before + at), load(output + i)));
+                store(pass.x + at, keep(add(load(before + at), load(output + i))));
         };
+        const bool recurs = layer.recurrent.count, attends = layer.o.weight;
         const float* before = layer.normed_residual ? residual : pass.x;
-        if (d.in_parallel)
-            product(layer.o, mixed, mixed_width, before, residual, hidden);
-        else
-            product(layer.o, mixed, mixed_width, before, layer.attention_out_norm ? normed : nullptr, wide);
+        float* normed_later = layer.attention_out_norm ? normed : nullptr;
+        if (recurs) {
+            recurrence.run(region, narrowed, layer.recurrent, normed, wide, tree_of, cell_of, mixed);
+            product(layer.recurrent.out, mixed, layer.recurrent_scale, nullptr, before, attends ? residual : normed_later,
+                    attends ? hidden : wide);
+        }
+        if (attends) attention(layer, index);
+        if (context) continue;
+        if (attends && d.in_parallel)
+            product(layer.o, mixed, layer.attention_scale, nullptr, before, residual, hidden);
+        else if (attends)
+            product(layer.o, mixed, layer.attention_scale, recurs ? residual : nullptr, before, normed_later, wide);
         region.share(tokens, 1, [&](int64_t t, int64_t) {
             if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
             norm_or_copy(pass.x + t * hidden, layer.mlp_norm, normed + t * wide);
@@ -336,11 +340,12 @@ void run(const Decoder& d, const Pass& pass) {
             region.share(panels(layer.up), piece_of(tokens), [&](int64_t first, int64_t stop) {
                 const Tokens own = narrowed.of(layer.up, normed, wide, tokens);
                 if (layer.gate.weight)
-                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16, gating, gated);
+                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16, {d.activation, 0, 0, layer.gate_scale}, gated);
                 else
                     plain_mlp(layer.up, own, first, stop, bf16, d.activation, gated);
             });
-            product(layer.down, gated, layer.up.out, pass.x, experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
+            product(layer.down, gated, experts.count ? 1.0f : layer.mlp_scale, d.in_parallel ? residual : nullptr, pass.x,
+                    experts.count || layer.mlp_out_norm ? normed : nullptr, wide);
         }
         if (experts.count)
             region.share(tokens, 1, [&](int64_t t, int64_t) {
@@ -348,7 +353,7 @@ void run(const Decoder& d, const Pass& pass) {
                 mixture.sum(experts, t, bf16, layer.down.weight ? output : nullptr, output);
                 if (layer.mlp_out_norm) return;
                 for (int64_t i = 0; i < hidden; i += LANES)
-                    store(state + i, added(d, load(state + i), load(output + i)));
+                    store(state + i, keep(add(load(state + i), scaled(load(output + i), layer.mlp_scale))));
             });
         if (layer.mlp_out_norm)
             region.share(tokens, 1, [&](int64_t t, int64_t) { add_normed(t, pass.x, layer.mlp_out_norm); });

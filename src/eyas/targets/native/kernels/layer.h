@@ -14,16 +14,17 @@ namespace eyas {
 constexpr int64_t MOST_ROTATED = 512;  // features that RoPE rotates in latent attention
 constexpr int64_t MOST_TAPS = 8;       // inputs of a convolution
 
-enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU };
+enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU, SQUARED_RELU };
 
 // The structs are also known to native/library.py, field by field.
 struct Gating {                          // what a gated MLP has inside, of the outputs of its gate and of `up`: SILU, GELU
     int64_t activation;                  // (tanh form), EXACT_GELU: that of the gate, times up. CLIPPED (GPT-OSS): both at
     float alpha, limit;                  // most `limit`, up at least -limit; gate * sigmoid(alpha * gate) * (up + 1)
+    float scale;                         // a factor of the gate, before the activation
 };
 
 struct Experts {
-    const Linear *gate, *up, *down;      // [E] of each expert
+    const Linear *gate, *up, *down;      // [E] of each expert; gate null = they have none
     int64_t count, chosen;               // E, K of them for each token; count 0 = there are none
     Linear router;                       // to E scores
     const float* bias;                   // [E] added to the scores by which experts are chosen, or null
@@ -46,8 +47,9 @@ struct Latent {                          // multi-head latent attention, see lat
 
 struct Recurrent {                       // what mixes tokens in the place of attention, see recurrent.h
     const Linear* inputs;                // of the layer's input; their outputs are a token's row [width]
-    int64_t count;                       // 0 = the layer attends
+    int64_t count;                       // 0 = there is no recurrence
     const int64_t* places;               // [panels of `inputs`] where in the row each 16 outputs go
+    const float* scales;                 // [width] factors of the row, or null
     int64_t width, channels, kernel;     // C: the first features of the row go through a convolution over K tokens
     int64_t multiplier;                  // where in the row what the channels are multiplied by before begins; 0 = nothing
     const float *filter, *filter_bias;   // [K, C], the oldest token's first; [C] or null
@@ -64,13 +66,15 @@ struct Recurrent {                       // what mixes tokens in the place of at
     int64_t norm_size;                   // features that are normed together
     float norm_eps;
     int64_t states;                      // where in a slot's states this layer's begin: [K - 1, C], those of its heads
+    Linear out;                          // of what is mixed
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none.
-                                         // An MLP without a gate has an activation between `up` and `down`
+    Linear q, k, v, o, gate, up, down;   // q, k, v, o: of attention; or none. gate, up, down: of the MLP, or of the expert
+                                         // that all tokens share; or none. Without a gate an MLP has its activation between
+                                         // `up` and `down`
     Latent latent;
-    Recurrent recurrent;                 // then there is no q, k, v
+    Recurrent recurrent;                 // beside attention, or in its place
     Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
@@ -80,6 +84,8 @@ struct Layer {
     int64_t rope;                        // which RoPE tables; -1 = none
     int64_t window;                      // latest positions that a token sees; 0 = all
     int64_t normed_residual;             // whether the layer adds to the normed input instead of the input
+    float recurrent_scale, attention_scale, mlp_scale;  // factors of what the layer adds
+    float gate_scale;                    // see `Gating`
 };
 
 struct Decoder {
@@ -93,7 +99,7 @@ struct Decoder {
     int64_t heads_in_turn;               // whether `q` makes query, key and value of each head in turn; no `k`, no `v`
     int64_t gates;                       // whether `q` makes query and gate of each head in turn: what it mixes is gated
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
-    float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
+    float embedding_scale;
     const void* embedding;               // [embeddings, H] row-major, or packed
     int64_t embeddings, embedding_kind;
     const void* position_embedding;      // [limit, H] row-major, added to the embeddings, as they are kept; or null
@@ -192,8 +198,12 @@ inline void embed(const Decoder& d, int64_t token, int64_t position, float* out)
 
 // An activation of one input, in the model's own rounding.
 inline vec activated(int64_t activation, vec x, bool bf16) {
-    vec value = activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x);
-    return bf16 ? rounded(value) : value;
+    auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+    if (activation == SQUARED_RELU) {
+        const vec positive = larger(x, zero());
+        return keep(mul(positive, positive));
+    }
+    return keep(activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x));
 }
 
 // Panels [first, stop) of what an MLP without a gate has inside, for tokens x -> inner [tokens, up.out].
@@ -212,6 +222,7 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int
     const vec limit = all(gating.limit), alpha = all(gating.alpha), one = all(1.0f);
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
     auto of_gate = [&](vec x) {
+        if (gating.scale != 1.0f) x = keep(mul(x, all(gating.scale)));
         if (gating.activation != CLIPPED) return activated(gating.activation, x, bf16);
         x = smaller(x, limit);
         const vec share = div(one, add(one, exponential(sub(zero(), keep(mul(x, alpha))))));
@@ -230,16 +241,6 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int
         }
         put(inner + t * size, o, size, sum);
     });
-}
-
-// A state with an output of attention or MLP added to it.
-inline vec added(const Decoder& d, vec state, vec output) {
-    if (d.residual_scale != 1.0f) {
-        output = mul(output, all(d.residual_scale));
-        if (d.bf16) output = rounded(output);
-    }
-    vec next = add(state, output);
-    return d.bf16 ? rounded(next) : next;
 }
 
 }  // namespace eyas
