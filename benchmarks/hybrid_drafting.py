@@ -76,9 +76,7 @@ def trained_target(chats: Path, folder: Path, steps: int) -> Path:
     )  # fmt: skip
     corpus = build_corpus(config.corpus, folder, TOY / "target")
     torch.manual_seed(0)
-    train_model(
-        hybrid_of(AutoModelForCausalLM.from_pretrained(TOY / "target", dtype=torch.float32)), corpus, config
-    )
+    train_model(hybrid_of(AutoModelForCausalLM.from_pretrained(TOY / "target", dtype=torch.float32)), corpus, config)
     return made
 
 
@@ -131,9 +129,7 @@ def main(
         ]
         plain = [one.token_ids for one in eyas.load(target, batch_size=4).generate(requests)]
         for nodes, tree in TREES.items():
-            chain, grown = (
-                accept_lengths(target, drafter, each, requests, plain) for each in (f"chain:{nodes}", tree)
-            )
+            chain, grown = (accept_lengths(target, drafter, each, requests, plain) for each in (f"chain:{nodes}", tree))
             rows.append({
                 "temperature": temperature, "nodes": nodes, "tree": tree,
                 "chain_accept_length": round(mean(chain), 3), "tree_accept_length": round(mean(grown), 3),

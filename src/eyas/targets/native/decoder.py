@@ -58,6 +58,9 @@ class LayerFactors(NamedTuple):
     gate: float = 1.0
 
 
+_NO_FACTORS = LayerFactors()
+
+
 class RoutedExperts(NamedTuple):
     """The experts of a layer, the router that chooses among them, and the gate of the one that all tokens share."""
 
@@ -94,7 +97,7 @@ class LayerParts:
     """[heads] the scores of keys without a value."""
     recurrent: RecurrentParts | None = None
     """What mixes tokens in the place of attention, or beside it: then what both make of one input is added."""
-    factors: LayerFactors = LayerFactors()
+    factors: LayerFactors = _NO_FACTORS
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
@@ -244,7 +247,8 @@ class NativeDecoder:
         self._struct = DecoderStruct(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
-            form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale, table.address, table.rows, table.kind, address(form.positions),
+            form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
+            table.address, table.rows, table.kind, address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,

@@ -50,9 +50,9 @@ class NativeExperts(nn.Module):
     def struct(self, chosen: int, **router: Any) -> Experts:
         """The experts as the kernels take them, so many of them `chosen` for a token by what a `router` does."""
         activation, alpha, limit = self._gating
-        *gate, up, down = self.linears
+        gate, up, down = (None, *self.linears)[-3:]
         return Experts(
-            *(gate or [None]), up, down, self.num_experts, chosen,
+            gate, up, down, self.num_experts, chosen,
             activation=activation, alpha=alpha, limit=limit, gate_scale=1.0, **router,
         )  # fmt: skip
 

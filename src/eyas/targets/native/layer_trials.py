@@ -177,7 +177,7 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
 
 @contextmanager
 def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
-    """Within, scans of many tokens compute what single steps do: some limit steps' sizes (Nemotron-H), and steps don't."""
+    """Within, scans of many tokens compute what single steps do: these limit no sizes of steps, as some scans do."""
     limited: list[Any] = [part for part in layers.modules() if hasattr(part, "time_step_limit")]
     limits = [part.time_step_limit for part in limited]
     for part in limited:
