@@ -176,6 +176,7 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _NEMOTRON = {
     "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32, "head_dim": 8,
+    "time_step_min": 1e-5, "time_step_max": 2.0,  # in scans of many tokens, but not in steps, none is smaller
 }  # fmt: skip
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
@@ -227,6 +228,7 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_ngroups": 2, "adapter_rank": 8,
         },
     ),
+    "minimax": ("MiniMaxConfig", {"layer_types": _LINEAR, "head_dim": 8, "num_local_experts": 4, "block_size": 4}),
     "mamba": ("MambaConfig", {"state_size": 8}),
     "falcon_mamba": ("FalconMambaConfig", {"state_size": 8}),
 }  # fmt: skip
@@ -290,6 +292,7 @@ _FITTING_RECURRENT: dict[str, dict[str, int]] = {
     },
     "kimi_linear": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_local_experts": 32},
     "nemotron_h": {"head_dim": 16, "moe_shared_expert_intermediate_size": 64},
+    "minimax": {"head_dim": 16, "num_local_experts": 32},
     **{name: {} for name in ("mamba", "mamba2")},
 }
 """Head sizes that native attention and recurrences take."""

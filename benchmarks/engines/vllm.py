@@ -77,7 +77,7 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
             check=False,
         )
         if done.returncode or not output.is_file():
-            text = done.stderr or done.stdout
+            text = done.stdout + done.stderr
             reasons = dict.fromkeys(re.findall(r"\w+Error: .+", text))  # those of its processes
             raise EndpointError(f"vLLM failed: {'; '.join(reasons) or text[-2000:]}")
         found = json.loads(output.read_text(encoding="utf-8"))

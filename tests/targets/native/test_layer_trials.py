@@ -254,3 +254,11 @@ def test_a_layer_with_other_factors_is_refused(field: str) -> None:
 
     model = tiny.build_model("falcon_h1", **tiny.fitting_recurrent("falcon_h1"))
     assert tried(model, breaks).native is None
+
+
+def test_scans_that_limit_steps_are_taken_for_their_steps() -> None:
+    """Nemotron-H's own single steps don't limit what its scans limit."""
+    model = tiny.build_model("nemotron_h", **tiny.fitting_recurrent("nemotron_h"), time_step_min=0.1)
+    layers = tried(model).layers
+    assert tried(model).native is not None
+    assert {part.time_step_limit[0] for part in layers.modules() if hasattr(part, "time_step_limit")} == {0.1}
