@@ -6,7 +6,8 @@
 Every prompt is answered by plain decoding alone, then with others in a random setting (a seed gives the same ones
 everywhere): drafter, tree, batch of 1 to 16, chunks of prompts, limits of the cache. Equality is promised in float32
 and wherever passes are native (docs/lossless.md); exits with 1 where an answer differs that shouldn't. Where it isn't
-promised, differences are counted, and how many of them are near-ties. No speed is measured.
+promised, differences are counted, and how many of them are near-ties. In float32 some prompts are also continued by
+transformers' own `generate`, greedily. A file with cells of this seed and limit is added to. No speed is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -155,9 +156,13 @@ def _sometimes(rng: Random, share: float, value: T, otherwise: T) -> T:
 
 def save_family(family: str, folder: Path, seed: int) -> Path:
     """A random model of an architecture whose vocabulary is the tokenizer's, saved as users have it."""
-    sizes = {**tiny.fitting(family), "vocab_size": len(pairs.tokenizer())}
+    fitting = tiny.fitting_recurrent if family in _RECURRENT else tiny.fitting
+    sizes = {**fitting(family), "vocab_size": len(pairs.tokenizer())}
     tiny.build_model(family, seed=seed, **sizes).save_pretrained(folder)
     return folder
+
+
+_RECURRENT = (*tiny.RECURRENT, *tiny.SELDOM_RECURRENT)
 
 
 @dataclass
@@ -203,6 +208,14 @@ class Bench:
         )
         engine = Engine(self.target, pairs.tokenizer(), speculation, controller=controller, limits=limits)
         return engine.generate(requests)
+
+    def differs_from_transformers(self, requests: Sequence[Request]) -> int:
+        """How many of the requests' prompts plain decoding continues otherwise than `generate` does, greedily."""
+        params = SamplingParams(max_tokens=16, ignore_eos=True)
+        done = Engine(self.target).generate([Request(request.prompt, params) for request in requests])
+        model, most = self.target.model, params.max_tokens
+        expected = [tiny.continuation(model, r.prompt, most, min_new_tokens=most) for r in requests]
+        return sum(one.token_ids != other for one, other in zip(done, expected, strict=True))
 
     def _drafter(self, name: str, requests: Sequence[Request], plain: Sequence[Completion]) -> Drafter:
         if name == ORACLE:
@@ -264,6 +277,9 @@ class Cell:
     equal: int = 0
     near_ties: int = 0
     """Answers that differ where two tokens score alike but for rounding."""
+    generated: int = 0
+    not_generated: int = 0
+    """Prompts that `generate` continued greedily, too, and those that plain decoding continues otherwise."""
     accept_length: float = 0.0
     logprob_gap: float = 0.0
     """The largest difference of an emitted token's log-probability, of equal answers that have them."""
@@ -278,7 +294,7 @@ class Cell:
     @property
     def broken(self) -> bool:
         """Whether an answer differs that shouldn't."""
-        return self.promised and self.equal < self.answers
+        return (self.promised and self.equal < self.answers) or self.not_generated > 0
 
 
 def groups(rng: Random, requests: Sequence[Request]) -> Iterator[tuple[Setting, Sequence[Request]]]:
@@ -302,6 +318,9 @@ def run_cell(bench: Bench, family: str, precision: str, limit: int, seed: int, p
         for request, one, other in zip(batch, plain, bench.together(batch, setting, plain), strict=True):
             pooled.merge(other.stats)
             compare(cell, bench, setting, request, one, other)
+        if precision == "float32":
+            cell.generated += 1
+            cell.not_generated += bench.differs_from_transformers(batch[:1])
         progress(f"{precision}, {family}", cell.answers, limit)
     cell.tokens, cell.accept_length = pooled.tokens, round(pooled.accept_length, 3)
     return cell
@@ -341,7 +360,8 @@ def line(cell: Cell) -> dict[str, Any]:
     return {
         "family": cell.family, "precision": cell.precision, "passes": "native" if cell.native else "modules",
         "promised": "yes" if cell.promised else "no", "answers": cell.answers, "equal": cell.equal,
-        "near-ties": cell.near_ties, "accept length": cell.accept_length, "first difference": describe(cell),
+        "near-ties": cell.near_ties, "as generate": f"{cell.generated - cell.not_generated} of {cell.generated}",
+        "accept length": cell.accept_length, "first difference": describe(cell),
     }  # fmt: skip
 
 
@@ -356,7 +376,18 @@ def describe(cell: Cell) -> str:
     return f"request {cell.first['request']['id']}, {where}{gap} ({how})"
 
 
-FAMILIES = (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY)
+def read_cells(path: Path, seed: int, limit: int) -> list[Cell]:
+    """The cells of a file; none if there is no file, or if it is of another seed or limit."""
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if (content["seed"], content["limit"]) != (seed, limit):
+        return []
+    names = {field.name for field in fields(Cell)}
+    return [Cell(**{name: value for name, value in cell.items() if name in names}) for cell in content["cells"]]
+
+
+FAMILIES = (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY, *_RECURRENT)
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
@@ -377,14 +408,17 @@ def main(
     dtypes: Annotated[list[str], "all that run on this machine", names(list(PRECISIONS))] = list(PRECISIONS),  # noqa: B006
     limit: Annotated[int, "answers for each family and precision"] = 500,
     seed: int = 0,
-    output: Annotated[Path | None, "written after each family and precision"] = None,
+    output: Annotated[Path | None, "written after each family and precision; what it has isn't done again"] = None,
 ) -> int:
     logging.disable_progress_bar()
     wanted = [name for name in dtypes if name != "int8" or kernels() is not None]
-    cells: list[Cell] = []
+    cells = [] if output is None else read_cells(output, seed, limit)
+    done = {(cell.family, cell.precision) for cell in cells}
     with TemporaryDirectory() as folder, display.counting() as progress:
         saved = {family: save_family(family, Path(folder) / family, seed) for family in families}
         for precision, family in product(wanted, families):
+            if (family, precision) in done:
+                continue
             bench = Bench.load(saved[family], precision, seed)
             cells.append(run_cell(bench, family, precision, limit, seed, progress))
             if output is not None:

@@ -173,6 +173,11 @@ _DELTA = {
 }  # fmt: skip
 _SSM = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_NEMOTRON = {
+    "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32, "head_dim": 8,
+    "time_step_min": 1e-5, "time_step_max": 2.0,  # in scans of many tokens, but not in steps, none is smaller
+}  # fmt: skip
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
     "qwen3_5": ("Qwen3_5TextConfig", _DELTA),
@@ -194,7 +199,18 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2.0,
         },
     ),
-    "falcon_h1": ("FalconH1Config", {**_SSM, "mamba_d_ssm": 64}),
+    "falcon_h1": (
+        "FalconH1Config",
+        {
+            **_SSM, "mamba_d_ssm": 64, "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5, "key_multiplier": 0.7,
+            "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8, "ssm_in_multiplier": 0.9,
+            "ssm_out_multiplier": 1.1, "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 0.7], "mlp_multipliers": [0.6, 1.3],
+        },
+    ),
+    "falcon_h1_normed": (
+        "FalconH1Config", {**_SSM, "mamba_d_ssm": 64, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
+    ),
+    "nemotron_h": ("NemotronHConfig", {**_NEMOTRON, "layers_block_type": [*_LINEAR[:2], "mlp", "moe"]}),
     "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
     "kimi_linear": (
@@ -212,6 +228,7 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_ngroups": 2, "adapter_rank": 8,
         },
     ),
+    "minimax": ("MiniMaxConfig", {"layer_types": _LINEAR, "head_dim": 8, "num_local_experts": 4, "block_size": 4}),
     "mamba": ("MambaConfig", {"state_size": 8}),
     "falcon_mamba": ("FalconMambaConfig", {"state_size": 8}),
 }  # fmt: skip
@@ -287,11 +304,15 @@ _FITTING_RECURRENT: dict[str, dict[str, int]] = {
         for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid")
     },
     "kimi_linear": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 32, "num_local_experts": 32},
+    "nemotron_h": {"head_dim": 16, "moe_shared_expert_intermediate_size": 64},
+    "minimax": {"head_dim": 16, "num_local_experts": 32},
     **{name: {} for name in ("mamba", "mamba2")},
 }
 """Head sizes that native attention and recurrences take."""
 NATIVE_RECURRENT = ("qwen3_next", "qwen3_5", "bamba", "lfm2")
-SELDOM_NATIVE_RECURRENT = ("qwen3_5_moe", "olmo_hybrid", "granitemoehybrid", "granite_dense")
+SELDOM_NATIVE_RECURRENT = (
+    "qwen3_5_moe", "olmo_hybrid", "granitemoehybrid", "granite_dense", "falcon_h1", "falcon_h1_normed", "nemotron_h",
+)  # fmt: skip
 """Of `RECURRENT` and `SELDOM_RECURRENT` those with native passes, in these sizes."""
 _WIDTHS = dict.fromkeys(
     ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64

@@ -53,13 +53,15 @@ class Job:
     prompts: Sequence[tuple[int, ...]]
     method: str = "eagle3"
     """The engines' name for the drafter's."""
+    dtype: str = "float32"
 
 
 def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
-    """vLLM's `LLM` class: its version and the answers. EndpointError, with its last output, if it fails."""
+    """vLLM's `LLM` class: its version and the answers. EndpointError, with its errors, if it fails."""
     request = {
         "model": str(job.model),
-        "speculation": vllm_speculation(job.method, str(job.drafter), job.chain),
+        "dtype": job.dtype,
+        "speculation": vllm_speculation(job.method, str(job.drafter), job.chain) if job.chain else None,
         "tokens": job.tokens,
         "prompts": [list(prompt) for prompt in job.prompts],
     }
@@ -75,7 +77,9 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
             check=False,
         )
         if done.returncode or not output.is_file():
-            raise EndpointError(f"vLLM failed: {(done.stderr or done.stdout)[-2000:]}")
+            text = done.stdout + done.stderr
+            reasons = dict.fromkeys(re.findall(r"\w+Error: .+", text))  # those of its processes
+            raise EndpointError(f"vLLM failed: {'; '.join(reasons) or text[-2000:]}")
         found = json.loads(output.read_text(encoding="utf-8"))
     return found["version"], _answers(found["answers"], job.chain)
 

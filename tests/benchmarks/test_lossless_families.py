@@ -38,6 +38,27 @@ def test_twenty_answers_in_a_precision(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert cell["tokens"] > 50
         assert cell["accept_length"] > 1
         assert cell["equal"] == 10 or not cell["promised"]
+        assert (cell["generated"] > 0) == (cell["precision"] == "float32")
+        assert cell["not_generated"] == 0
+
+
+def test_what_a_file_has_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ("--limit", "2", "--dtypes", "float32", "--families", "llama")
+    _, first = run(monkeypatch, tmp_path / "r.json", *options)
+    _, both = run(monkeypatch, tmp_path / "r.json", *options[:-1], "llama,lfm2")
+    assert both["cells"][0] == first["cells"][0]
+    assert [cell["family"] for cell in both["cells"]] == ["llama", "lfm2"]
+    _, other = run(monkeypatch, tmp_path / "r.json", *options, "--seed", "1")
+    assert len(other["cells"]) == 1
+    monkeypatch.setattr(Bench, "load", None)
+    assert run(monkeypatch, tmp_path / "r.json", *options, "--seed", "1")[1]["cells"] == other["cells"]
+
+
+def test_what_generate_says_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tiny, "continuation", lambda *_, **__: [2] * 16)
+    status, report = run(monkeypatch, tmp_path / "r.json", "--limit", "2", "--dtypes", "float32", "--families", "llama")
+    assert status
+    assert report["cells"][0]["not_generated"] == report["cells"][0]["generated"] > 0
 
 
 def test_a_difference_is_found_and_told(
@@ -78,8 +99,8 @@ def test_a_seed_gives_the_same_cases_and_all_sorts_are_drawn() -> None:
 
 
 def test_unknown_names_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["lossless_families", "--families", "llama,mamba"])
+    monkeypatch.setattr(sys, "argv", ["lossless_families", "--families", "llama,unheard"])
     with pytest.raises(SystemExit) as ended:
         lossless_families.main()
     assert ended.value.code == 2
-    assert "unknown: mamba; known: llama, " in capsys.readouterr().err
+    assert "unknown: unheard; known: llama, " in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_plain_decoding_is_what_transformers_generates(name: str) -> None:
 
 
 @pytest.mark.skipif(kernels() is None, reason="there are no native passes")
-@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+@pytest.mark.parametrize("name", [*tiny.NATIVE_RECURRENT, "falcon_h1", "nemotron_h"])
 def test_native_decoding_is_what_transformers_generates(name: str) -> None:
     model = tiny.as_loaded(name, "float32").model
     expected = [tiny.continuation(model, list(r.prompt), r.params.max_tokens) for r in requests(0.0)]
@@ -95,6 +95,8 @@ def test_speculation_is_plain_decoding(name: str, shape: tuple[str, int], temper
 ROUNDS = [(0.0, "dynamic:4,3,8", 4), (0.8, "dynamic:4,3,8,0.1", 3), (0.8, "chain:4", 1), (0.8, "dynamic:4,3,8", 8)]
 PRECISE = [
     *((name, kind) for name in tiny.NATIVE_RECURRENT for kind in ("float32", "bfloat16", "int8")),
+    ("falcon_h1", "bfloat16"),
+    ("nemotron_h", "int8"),
     *tiny.sample(sorted({*tiny.RECURRENT} - {*tiny.NATIVE_RECURRENT}), ["bfloat16", "int8"]),
 ]
 
@@ -103,7 +105,7 @@ PRECISE = [
 @pytest.mark.parametrize(("name", "kind"), PRECISE)
 def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str) -> None:
     """Alone and in batches, natively where there are such passes: every token."""
-    native = name in tiny.NATIVE_RECURRENT
+    native = name in (*tiny.NATIVE_RECURRENT, *tiny.SELDOM_NATIVE_RECURRENT)
     assert (target_of(name, kind).native is not None) == native
     for temperature, tree, batch in ROUNDS if native else ROUNDS[1:3]:  # modules are slow, and have a test of their own
         speculation = Speculation(oracle(name, temperature, kind), parse_tree(tree))

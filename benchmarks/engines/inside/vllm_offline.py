@@ -1,6 +1,6 @@
 """vLLM without a server: a job from standard input, its answers as JSON into a file. Runs in vLLM's own environment.
 
-python vllm_offline.py OUTPUT < {"model", "speculation", "tokens", "prompts"}
+python vllm_offline.py OUTPUT < {"model", "dtype", "speculation", "tokens", "prompts"}
 """
 
 import json
@@ -14,7 +14,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     llm = vllm.LLM(
         job["model"],
-        dtype="float32",
+        dtype=job["dtype"],
         enforce_eager=True,
         max_model_len=1024,
         max_num_seqs=1,

@@ -15,7 +15,7 @@ from eyas.data.store.layout import RowTotals, ShardLayout, classic_bytes, varian
 from eyas.plan.devices import Machine
 from eyas.targets.architecture import attention_plan, model_class, refuse_unsupported
 from eyas.targets.recurrent import ShapeProbe
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cached
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -187,5 +187,5 @@ def _kept(model: Any) -> ShapeProbe:
     probe = ShapeProbe()
     model = model.to(torch.bfloat16)
     with torch.device("meta"), probe.watching(model):
-        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), use_cache=True, **given(model, probe))
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), **cached(model, probe))
     return probe

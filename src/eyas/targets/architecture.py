@@ -199,7 +199,7 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
 def logit_finish(config: Any) -> Callable[[Any], Any]:
     """What a model's forward applies to its head's output: scaling and soft-capping, or nothing."""
     softcap = getattr(config, "final_logit_softcapping", None)
-    scale = getattr(config, "logit_scale", None)
+    scale = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     if softcap is scale is divisor is None:
         return nn.Identity()

@@ -62,10 +62,15 @@ class StateModule(nn.Module):
         if len(args) > 1:
             raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
 
+        others: list[Any] = []  # what it returns besides, of one step
+
         def step(tokens: Tensor, seen: LevelStates) -> Tensor:
             given = {key: seen if value is cache else value for key, value in kwargs.items() if key != name}
-            out: Tensor = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
-            return out[:, 0]
+            out = super(StateModule, self).forward(tokens.unsqueeze(1), **given)
+            if isinstance(out, tuple):
+                out, *others[:] = out
+            made: Tensor = out[:, 0]
+            return made
 
         several = states.path.steps > 1 or (self.alone and len(states.path.rows) > 1)
         steps, out = ModuleSteps(self, hidden.flatten(0, 1), step, several), None
@@ -77,7 +82,8 @@ class StateModule(nn.Module):
         assert out is not None
         if several and self.wide.last is not None:
             out = self.get_submodule(self.wide.last)(out)
-        return out.view(*hidden.shape[:2], -1)
+        out = out.view(*hidden.shape[:2], -1)
+        return (out, *others) if others else out
 
 
 class ModuleSteps:
@@ -204,6 +210,12 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
         self.states[StateKey(layer_idx, "recurrent", state_idx)] = shape
         return recurrent_states
 
+    def get_linear_cache(self, layer_idx: int) -> None:  # of MiniMax's cache
+        self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        self.update_recurrent_state(linear_cache, layer_idx)
+
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
         return False
 
@@ -234,7 +246,8 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
             if module in self.modules:
                 inside = read.get(module, [])
                 first = tuple(name for name, _, seen, _ in inside if seen is given)
-                last = next((name for name, _, _, made in inside if made is output), None)
+                own = output[0] if isinstance(output, tuple) else output
+                last = next((name for name, _, _, made in inside if made is own), None)
                 self.modules[module] = WideLinears(first, last)
 
         handles = [

@@ -479,6 +479,12 @@ class LevelStates:
         self.reached[key] = recurrent_states.to(self._above[key].dtype)
         return self.reached[key]
 
+    def get_linear_cache(self, layer_idx: int) -> Tensor:  # of MiniMax's cache
+        return self.get_recurrent_state(layer_idx)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        self.update_recurrent_state(linear_cache, layer_idx)
+
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:  # noqa: ARG002
         return True
 

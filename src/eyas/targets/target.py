@@ -36,7 +36,7 @@ from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import RecurrentStates, SlotStates
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
 from eyas.targets.trace import Trace, traced
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cached
 from eyas.targets.trials import choose_passes
 from eyas.tree import DraftTree, NodeLogits
 
@@ -196,8 +196,8 @@ class Target(EmbeddingAndHead):
         taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
         with probe.watching(self.model), taps as caught:
             out = self.model(
-                input_ids=token, attention_mask=mask, position_ids=zero, use_cache=True,
-                output_hidden_states=False, **given(self.model, probe),
+                input_ids=token, attention_mask=mask, position_ids=zero, output_hidden_states=False,
+                **cached(self.model, probe),
             )  # fmt: skip
         self._odd_taps = odd_taps(caught, self.hidden_size)
         refuse_encoder(self.model, token)
@@ -365,8 +365,7 @@ class Target(EmbeddingAndHead):
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                use_cache=True,
-                **given(runner, cache),
+                **cached(runner, cache),
             )[0]
         return out, stacked(caught, tokens, self.hidden_size, self.dtype)
 

@@ -20,7 +20,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps, stacked
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cached
 
 if TYPE_CHECKING:
     from eyas.targets.target import EmbeddingAndHead, Target
@@ -78,8 +78,7 @@ def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
                 input_ids=piece,
                 attention_mask=mask,
                 position_ids=positions,
-                use_cache=True,
-                **given(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
+                **cached(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
             )[0]
         cache.commit(range(rows), [range(piece.shape[1])] * rows)
         parts.append(Trace(stacked(caught, piece, target.hidden_size, target.dtype), final))

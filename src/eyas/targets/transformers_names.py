@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from inspect import signature
+from inspect import getmodule, signature
 from typing import Any
 
 from torch import nn
@@ -47,6 +47,19 @@ def _of_class(module_class: Any) -> str:
     if found is None:
         raise UnsupportedModelError(f"{module_class.__name__} takes no key-value cache")
     return found
+
+
+@lru_cache
+def _caches_its_own_way(module_class: Any) -> bool:
+    """Whether a model has a class of caches of its own, and takes no other where it is told to use one (MiniMax)."""
+    own = (each for each in vars(getmodule(module_class)).values() if isinstance(each, type))
+    return any(issubclass(each, cache_utils.Cache) and each.__module__ == module_class.__module__ for each in own)
+
+
+def cached(model: nn.Module, cache: Any) -> dict[str, Any]:
+    """The keyword arguments with which a whole model runs over a `cache` of ours."""
+    kind: Any = type(model)
+    return {"use_cache": not _caches_its_own_way(kind), **given(model, cache)}
 
 
 def given(module: nn.Module, cache: Any) -> dict[str, Any]:

@@ -28,6 +28,9 @@ _OUTER = {
         "enorm": "{p}enorm", "hnorm": "{p}hnorm", "proj": "{p}eh_proj", "norm": "{p}shared_head.norm",
         "head": "{p}shared_head.head", "embedding": "{p}embed_tokens",
     },
+    "nemotron": {
+        "enorm": "{p}0.enorm", "hnorm": "{p}0.hnorm", "proj": "{p}0.eh_proj", "norm": "{p}1.final_layernorm",
+    },
     "qwen": {
         "enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden", "proj": "mtp.fc", "norm": "mtp.norm",
     },
@@ -36,7 +39,12 @@ _OUTER = {
         "norm": "{p}final_layernorm",
     },
 }  # fmt: skip
-_PREFIX = {"deepseek": "model.layers.{layer}.", "qwen": "mtp.layers.{module}.", "mimo": "model.mtp_layers.{module}."}
+_PREFIX = {
+    "deepseek": "model.layers.{layer}.", "qwen": "mtp.layers.{module}.", "mimo": "model.mtp_layers.{module}.",
+    "nemotron": "mtp.layers.",
+}  # fmt: skip
+_BLOCKS = {"nemotron": {"0.": 1, "1.": 3}}
+"""Which of the target's layers those of a module are like; one like the last where nothing is said."""
 
 
 def model(architecture: str) -> Any:
@@ -58,7 +66,13 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
     torch.manual_seed(5 + module)
     prefix = _PREFIX[layout].format(layer=LAYERS + module, module=module)
     held: dict[str, Tensor] = {}
-    for name, tensor in target.model.layers[-1].state_dict().items():
+    blocks = _BLOCKS.get(layout, {"": -1})
+    states = {
+        stem + name: tensor
+        for stem, layer in blocks.items()
+        for name, tensor in target.model.layers[layer].state_dict().items()
+    }
+    for name, tensor in states.items():
         norm = tensor.dim() == 1 and "norm" in name
         drawn = torch.randn_like(tensor) * (0.1 if tensor.dim() == 1 else 0.3) + (1.0 if norm else 0.0)
         if name.endswith("experts.gate_up_proj"):
@@ -66,9 +80,10 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
                 gate, up = both.chunk(2)
                 stem = f"{prefix}{name.removesuffix('gate_up_proj')}{expert}."
                 held[stem + "gate_proj.weight"], held[stem + "up_proj.weight"] = gate.clone(), up.clone()
-        elif name.endswith("experts.down_proj"):
+        elif name.endswith(("experts.down_proj", "experts.up_proj")):
+            stem, _, part = name.rpartition(".")
             for expert, one in enumerate(drawn):
-                held[f"{prefix}{name.removesuffix('down_proj')}{expert}.down_proj.weight"] = one.clone()
+                held[f"{prefix}{stem}.{expert}.{part}.weight"] = one.clone()
         else:
             held[prefix + name] = drawn
     names = {part: name.format(p=prefix) + ".weight" for part, name in _OUTER[layout].items()}

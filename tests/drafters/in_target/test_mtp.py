@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ CASES = {
     "glm": ("glm4moe", "deepseek"),
     "qwen": ("qwen3", "qwen"),
     "qwen_next": ("qwen3_next", "qwen"),
+    "qwen3_5": ("qwen3_5", "qwen"),
     "mimo": ("qwen2", "mimo"),
+    "nemotron": ("nemotron_h", "nemotron"),
 }
 THEIRS = ("deepseek", "glm")
 
@@ -151,6 +154,27 @@ def test_logits_are_those_written_out_by_hand(case: Any, name: str) -> None:
     two = by_hand(made, name, one, tokens[0].flip(0), 1)
     for ours, other in zip(two_steps(made.drafter), (one @ head.T, two @ head.T), strict=True):
         torch.testing.assert_close(ours, other, rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_those_of_nemotron_s_own_layers(case: Any) -> None:
+    made = case("nemotron")
+    held, (tokens, states) = dict(made.tensors), inputs()
+    for part in ("up_proj", "down_proj"):
+        names = [f"mtp.layers.1.mixer.experts.{expert}.{part}.weight" for expert in range(4)]
+        held[f"mtp.layers.1.mixer.experts.{part}"] = torch.stack([held.pop(name) for name in names])
+    config = copy.deepcopy(made.target.config)
+    config.layers_block_type = config.mtp_layers_block_type
+    embedded = made.target.model.get_input_embeddings()(tokens)
+    both = norm(embedded, held["mtp.layers.0.enorm.weight"]), norm(states, held["mtp.layers.0.hnorm.weight"])
+    x = torch.cat(both, dim=-1) @ held["mtp.layers.0.eh_proj.weight"].T
+    for index in range(2):
+        layer = type(made.target.layers[0])(config, index)
+        layer.load_state_dict({name: held[f"mtp.layers.{index}.{name}"] for name in layer.state_dict()})
+        with torch.inference_mode():
+            x = layer(x)
+    head = load_file(made.path / "model.safetensors")["lm_head.weight"]
+    expected = norm(x, held["mtp.layers.1.final_layernorm.weight"]) @ head.T
+    torch.testing.assert_close(two_steps(made.drafter)[0], expected[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from safetensors.torch import load_file
 from eyas.drafters.checkpoint import save_network
 from eyas.drafters.files import read_json
 from eyas.drafters.network import DraftNetwork
-from eyas.interop.export.drafter import ServedTarget, TreePlan, drafter_to_export, tree_plan
+from eyas.interop.export.consumers import CONSUMERS
+from eyas.interop.export.drafter import DrafterToExport, ServedTarget, TreePlan, drafter_to_export, tree_plan
 from eyas.interop.export.export import export
+from eyas.interop.export.forms import refusals
 from eyas.targets import Target
 
 from ... import tiny
@@ -173,3 +176,18 @@ def test_a_target_that_caps_its_logits_lends_no_rows() -> None:
     head = ServedTarget("x", Target(tiny.build_model("gemma2"))).head
     assert head is None
     assert ServedTarget("x", tiny.target()).head is not None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "refused"),
+    [("qwen3_next", {"safeailab"}), ("bamba", {"safeailab", "vllm", "speculators"}), ("llama", set())],
+)
+def test_engines_that_draft_for_no_such_recurrent_target_say_so(model_type: str, refused: set[str]) -> None:
+    config = tiny.build_model(model_type).config
+    target: Any = SimpleNamespace(partial=SimpleNamespace(config=config, num_layers=tiny.LAYERS))
+    drafter = DrafterToExport(tiny.eagle3_module().config, {}, target)
+    found = {
+        name: [refusal for refusal in refusals(drafter, consumer.families, consumer.rules) if refusal.field == "target"]
+        for name, consumer in CONSUMERS.items()
+    }
+    assert {name for name, reasons in found.items() if reasons} == refused

@@ -229,7 +229,7 @@ def test_positions_are_near_at_numbers_of_the_config_and_far() -> None:
         ("qwen3_next", "key", 0), ("qwen3_next", "gate", 0), ("qwen3_5", "factor_scale", 2.0),
         ("qwen3_5", "gates_first", 1), ("qwen3_5", "kernel", 3), ("bamba", "skip", None),
         ("bamba", "filter_bias", None), ("bamba", "norm_size", 64), ("bamba", "gates_first", 0),
-        ("lfm2", "multiplier", 0), ("lfm2", "gate", 0),
+        ("lfm2", "multiplier", 0), ("lfm2", "gate", 0), ("falcon_h1", "scales", None),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", TYPES)
@@ -238,9 +238,27 @@ def test_a_recurrence_of_another_kind_is_refused(name: str, field: str, value: A
 
     def breaks(native: NativeDecoder) -> None:
         layers = [layer for layer in native._layers if layer.recurrent.count]
-        assert len(layers) == 2
+        assert len(layers) >= 2
         setattr(layers[1].recurrent, field, value)
 
     sizes = tiny.fitting_recurrent(name)
     assert tried(tiny.build_model(name, **sizes).to(dtype)).native is not None
     assert tried(tiny.build_model(name, **sizes).to(dtype), breaks).native is None
+
+
+@pytest.mark.parametrize("field", ["recurrent_scale", "attention_scale", "mlp_scale", "gate_scale"])
+def test_a_layer_with_other_factors_is_refused(field: str) -> None:
+    def breaks(native: NativeDecoder) -> None:
+        assert getattr(native._layers[1], field) != 1.0
+        setattr(native._layers[1], field, 1.0)
+
+    model = tiny.build_model("falcon_h1", **tiny.fitting_recurrent("falcon_h1"))
+    assert tried(model, breaks).native is None
+
+
+def test_scans_that_limit_steps_are_taken_for_their_steps() -> None:
+    """Nemotron-H's own single steps don't limit what its scans limit."""
+    model = tiny.build_model("nemotron_h", **tiny.fitting_recurrent("nemotron_h"), time_step_min=0.1)
+    layers = tried(model).layers
+    assert tried(model).native is not None
+    assert {part.time_step_limit[0] for part in layers.modules() if hasattr(part, "time_step_limit")} == {0.1}

@@ -1,8 +1,9 @@
 """MTP modules (multi-token prediction) inside target checkpoints, which transformers leaves out when it loads a target.
 
 A module is one more decoder layer of the target's (`TargetBlock`), between norms and a projection
-(`drafters/kinds/mtp.py`). Three layouts are published: those of DeepSeek-V3 (also GLM-4.5), of Qwen3-Next and of MiMo.
-They differ in names, in which half of the projection reads the embedding, and in how norms are stored.
+(`drafters/kinds/mtp.py`); of Nemotron-H, whose layers have one part each, several. Published layouts are those of
+DeepSeek-V3 (also GLM-4.5), Qwen3-Next (also Qwen3.5), MiMo and Nemotron-H. They differ in names, in which half of the
+projection reads the embedding, and in how norms are stored.
 
 Of several modules each guesses one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2). Module k reads a token
 beside the output of module k - 1 at the token before it; the first module reads the target's state there. So true
@@ -71,9 +72,10 @@ def _attention(
 class TargetBlock(nn.Module):
     """A decoder layer like the target's last one, as the layer after it would be; blank, on the meta device.
 
-    It runs unpatched: attention is plugged in through transformers' own interface, where queries and keys arrive
-    rotated and go to the `attend` of whoever runs the drafter. So any block works whose attention is plain: experts,
-    latent attention, partial rotation and norms of heads are the layer's own business.
+    Several layers where the target's config names their types. It runs unpatched: attention is plugged in through
+    transformers' own interface, where queries and keys arrive rotated and go to the `attend` of whoever runs the
+    drafter. So any block works whose attention is plain: experts, latent attention, partial rotation and norms of
+    heads are the layer's own business.
     """
 
     def __init__(self, target: Target) -> None:
@@ -81,14 +83,18 @@ class TargetBlock(nn.Module):
         super().__init__()
         AttentionInterface.register(_ATTENTION, _attention)
         cls, index = type(target.layers[-1]), target.num_layers
-        config = _longer(target.config)
+        kinds: Sequence[str] | None = getattr(target.config, "mtp_layers_block_type", None)
+        config = _longer(target.config, kinds)
         rotary: Any = getattr(text_decoder(target.model), "rotary_emb", None)
         self._rotary = (rotary,)  # in a tuple: it is the target's, no part of this module
         try:
-            if rotary is None or "layer_type" in signature(rotary.forward).parameters:
+            turned = "position_embeddings" in signature(cls.forward).parameters
+            if turned != (rotary is not None) or (turned and "layer_type" in signature(rotary.forward).parameters):
                 raise UnsupportedModelError("it has no RoPE, or several")
             with torch.device("meta"):
-                self.layer: nn.Module = cls(config, index)
+                made = [cls(config, index + i) for i in range(1 if kinds is None else len(kinds))]
+            self.layer: nn.Module = made[0] if kinds is None else nn.ModuleList(made)
+            self._layers = made
             self.kv_shape = self._probe(target)
         except (UnsupportedModelError, AttributeError, TypeError, ValueError, LookupError) as error:
             raise UnsupportedModelError(f"a drafter can't be made of a {cls.__name__}: {error}") from error
@@ -103,35 +109,35 @@ class TargetBlock(nn.Module):
 
         position = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
         rope = self.rope(torch.zeros(1, 1, target.hidden_size, device=target.device), position)
-        own: Any = self.layer.self_attn
-        own(
-            torch.zeros(1, 1, target.hidden_size, device="meta"),
-            position_embeddings=tuple(table.to("meta") for table in rope),
-            attention_mask=None,
-            attend=attend,
-        )
+        attentions = [part for part in self.layer.modules() if hasattr(part, "o_proj")]
+        if len(attentions) != 1:
+            raise UnsupportedModelError(f"{len(attentions)} of its layers attend")
+        given = {name: tuple(table.to("meta") for table in tables) for name, tables in rope.items()}
+        attentions[0](torch.zeros(1, 1, target.hidden_size, device="meta"), **given, attention_mask=None, attend=attend)
         keys, values = found
         return keys, values
 
-    def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The cosines and sines of the target's rotation at positions [B, S], in the type of x."""
-        cos, sin = self._rotary[0](x, positions)
-        return cos, sin
+    def rope(self, x: Tensor, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The cosines and sines of the target's rotation at positions [B, S], in the type of x; nothing without one."""
+        return {} if self._rotary[0] is None else {"position_embeddings": self._rotary[0](x, positions)}
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The residual stream [B, S, H] entering the layer -> the one leaving it."""
-        out = self.layer(x, position_embeddings=self.rope(x, positions), attention_mask=None, attend=attend)
-        states: Tensor = out[0] if isinstance(out, tuple) else out
-        return states
+        rope = self.rope(x, positions)
+        for layer in self._layers:
+            out = layer(x, **rope, attention_mask=None, attend=attend)
+            x = out[0] if isinstance(out, tuple) else out
+        return x
 
 
-def _longer(config: Any) -> Any:
-    """A copy of a text config for one layer more, which is like the last; it runs `_attention`."""
+def _longer(config: Any, kinds: Sequence[str] | None) -> Any:
+    """A copy of a text config for one layer more, like the last, or for more of these `kinds`; it runs `_attention`."""
     longer = copy.deepcopy(config)
     layers = longer.num_hidden_layers
     for key, value in longer.to_dict().items():
-        if isinstance(value, list | tuple) and len(value) == layers and key != "architectures":
-            setattr(longer, key, [*value, value[-1]])
+        other = key == "architectures" or key.startswith("mtp_")
+        if isinstance(value, list | tuple) and len(value) == layers and not other:
+            setattr(longer, key, [*value, *(kinds or value[-1:])])
     longer.num_hidden_layers = layers + 1
     longer._attn_implementation = _ATTENTION
     return longer
@@ -141,6 +147,8 @@ _BLOCK = "target_block.layer."
 """Where a network's block is among its tensors."""
 _KEPT_IN_FLOAT32 = "e_score_correction_bias"
 """What a mixture of experts adds to its scores to choose by: in half precision it would choose others."""
+_STACKED = ("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")
+"""What transformers stacks, and files have for each expert."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +171,8 @@ class Layout:
         found: list[str] = []
         while True:
             prefix = self.prefix.format(layer=layers + len(found), module=len(found))
+            if prefix in found:  # there is one module only
+                return found
             held = {native for name in names if (native := self.native(name, prefix)) is not None}
             if not {"eh_proj.weight", "norm.weight"} <= held or not any(name.startswith(_BLOCK) for name in held):
                 return found
@@ -204,6 +214,15 @@ LAYOUTS = (
             "*input_proj.weight": "eh_proj.weight", "*final_layernorm.weight": "norm.weight",
         },
         state_first=True,
+    ),
+    Layout(
+        "Nemotron-H",
+        "mtp.layers.",  # of one module, whose layers are counted
+        {
+            "*0.enorm.weight": "enorm.weight", "*0.hnorm.weight": "hnorm.weight", "*0.eh_proj.weight": "eh_proj.weight",
+            **{f"*{last}.final_layernorm.weight": "norm.weight" for last in range(4)},
+        },
+        zero_first=False,
     ),
 )  # fmt: skip
 
@@ -263,7 +282,7 @@ def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: T
     _restore(tensors, layout, layout.norms_from_one and _adds_one(target.layers[-1]))
     config = MtpModuleConfig(
         hidden_size=target.hidden_size, target_hidden_size=target.hidden_size, vocab_size=target.vocab_size,
-        draft_vocab_size=target.vocab_size, rms_norm_eps=getattr(target.config, "rms_norm_eps", 1e-6),
+        draft_vocab_size=target.vocab_size, rms_norm_eps=_epsilon(target.config),
         embedding="own" if EMBEDDING in tensors else "shared", head="own" if HEAD in tensors else "shared",
         zero_first=layout.zero_first, default_tree="chain:3",
     )  # fmt: skip
@@ -279,6 +298,11 @@ def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: T
     tensors |= {"d2t": torch.zeros_like(every), "t2d": torch.ones_like(every, dtype=torch.bool)}
     network.fill(tensors, target)
     return network.to(target.device)
+
+
+def _epsilon(config: Any) -> float:
+    """The epsilon of a model's norms."""
+    return float(getattr(config, "rms_norm_eps", getattr(config, "layer_norm_epsilon", 1e-6)))
 
 
 def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
@@ -314,7 +338,7 @@ def _restore(tensors: dict[str, Tensor], layout: Layout, block_adds_one: bool) -
 
 def _join_experts(tensors: dict[str, Tensor], expected: Collection[str]) -> None:
     """Stack the weights of experts that the file has one by one, as transformers' modules have them."""
-    for joined in [name for name in expected if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+    for joined in [name for name in expected if name.endswith(_STACKED)]:
         stem, _, part = joined.rpartition(".")
         parts = part.replace("gate_up", "gate up").replace("_proj", "").split()
         count = sum(1 for name in tensors if re.fullmatch(rf"{re.escape(stem)}\.\d+\.{parts[0]}_proj\.weight", name))

@@ -34,7 +34,7 @@ from eyas.targets import load_target, load_tokenizer
 from eyas.targets.native.decoder import Staged
 from eyas.targets.slots import Saved, SlotCache, StagedCache
 from eyas.targets.target import Target
-from eyas.targets.transformers_names import given
+from eyas.targets.transformers_names import cached
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
@@ -430,8 +430,7 @@ class StagedLevels:
                 input_ids=tokens,
                 attention_mask=target.masks(lengths, start, seen, positions, staged),
                 position_ids=positions,
-                use_cache=True,
-                **given(target.model, StagedCache(self._cache, staging)),
+                **cached(target.model, StagedCache(self._cache, staging)),
             )[0]
             return (out,)
 

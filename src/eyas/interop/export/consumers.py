@@ -32,6 +32,7 @@ from eyas.interop.export.forms import (
     meet_needs,
     off,
     only,
+    recurrent_targets,
     refusals,
     rising_taps,
     rotations,
@@ -131,6 +132,7 @@ _BLOCKS = (
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
 )
 _VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
+_VLLM_RECURRENT = recurrent_targets("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
 _FULL_E1 = Rule("draft_vocab_size", lambda d: not d.reduced, "its EAGLE-1 drafts the whole vocabulary only", _E1)
 _SHARED_HEAD_E1 = replace(NEEDS_SHARED_HEAD, families=_E1)
@@ -147,6 +149,7 @@ _ALL = (
     Consumer(
         "safeailab", "SafeAILab/EAGLE", "main, 2026-08", GROUPED,
         (
+            recurrent_targets(),
             _ONE_LAYER, _THREE, _FULL_E1, _HEADS_DIVIDE, identity_map(), rotations("default", "linear", "dynamic"),
             *off("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "qk_norm", why="it has no"),
             *off("attention_bias", "mlp_bias", why="it has no"),
@@ -175,6 +178,7 @@ _ALL = (
     Consumer(
         "vllm", "vLLM", "0.32.0", (*EAGLES, PEAGLE, DFLASH, JETSPEC, DSPARK),
         (
+            _VLLM_RECURRENT,
             only("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=(*GROUPED, PEAGLE)), _YARN,
             rotations("default", "yarn", families=_MLA),
@@ -187,6 +191,7 @@ _ALL = (
     Consumer(
         "speculators", "speculators (vLLM)", "0.3, vLLM 0.32.0", (*_THIRD, DFLASH, DSPARK),
         (
+            _VLLM_RECURRENT,
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
             *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _VANILLA,
             *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),

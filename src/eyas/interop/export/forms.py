@@ -24,6 +24,7 @@ from eyas.interop.export.drafter import (
     leave_out_head,
     tree_plan,
 )
+from eyas.targets.architecture import attention_plan
 
 Families = tuple[Family, ...]
 EAGLES: Families = (EAGLE, EAGLE3, EAGLE3_MLA)
@@ -70,6 +71,17 @@ class Need:
 def only(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rule:
     """A rule that a field has one of the allowed values; kinds without the field pass."""
     return Rule(field, lambda drafter: drafter.get(field, allowed[0]) in allowed, why, families)
+
+
+def recurrent_targets(*types: str) -> Rule:
+    """A rule that a target with recurrent layers is of one of these types; others pass."""
+    known = f"those of type {' or '.join(types)} only" if types else "none"
+
+    def holds(drafter: DrafterToExport) -> bool:
+        config = None if drafter.target is None else drafter.target.partial.config
+        return config is None or not attention_plan(config).recurrent or config.model_type in types
+
+    return Rule("target", holds, f"of targets with recurrent layers it drafts for {known}")
 
 
 def off(*fields: str, why: str, families: Families = EVERY) -> list[Rule]:

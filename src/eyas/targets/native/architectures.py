@@ -19,7 +19,15 @@ from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import attention_plan, context_limit, decoder_layers, text_decoder
-from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder, RopeTables, RoutedExperts
+from eyas.targets.native.decoder import (
+    DecoderForm,
+    Heads,
+    LayerFactors,
+    LayerParts,
+    NativeDecoder,
+    RopeTables,
+    RoutedExperts,
+)
 from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
@@ -30,8 +38,8 @@ from eyas.targets.native.recurrent import recurrent_parts
 _LOG = logging.getLogger("eyas")
 
 _NAMES = {
-    "embed_in": "embed_tokens", "wte": "embed_tokens", "wpe": "embed_positions", "h": "layers",
-    "final_layer_norm": "norm", "final_layernorm": "norm", "ln_f": "norm",
+    "embed_in": "embed_tokens", "wte": "embed_tokens", "embeddings": "embed_tokens", "wpe": "embed_positions",
+    "h": "layers", "final_layer_norm": "norm", "final_layernorm": "norm", "ln_f": "norm", "norm_f": "norm",
     "attention": "self_attn", "attn": "self_attn", "ln_1": "input_layernorm", "ln_2": "post_attention_layernorm",
     "query_key_value": "qkv_proj", "c_attn": "qkv_proj", "dense": "o_proj",
     "dense_h_to_4h": "up_proj", "c_fc": "up_proj", "fc1": "up_proj", "dense_4h_to_h": "down_proj", "fc2": "down_proj",
@@ -54,6 +62,7 @@ _NORMS: tuple[Mapping[str, str], ...] = (
     },
     {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"},  # OLMo
     {"input_layernorm": "input_norm"},  # Phi, whose MLP reads what attention does
+    {"norm": "input_norm"},  # Nemotron-H, whose layers have one part each
 )
 """A layer's norms by name, and which part of `LayerParts` each is."""
 _OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
@@ -91,8 +100,8 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
     kinds, heads = sorted({types[index] for index in attends}), config.num_attention_heads
     for index in attends:
-        _check_arguments(_parts(layers[index])["self_attn"])
-    attention: Any = _parts(layers[attends[0]])["self_attn"]
+        _check_arguments(_parts_of_layer(layers[index])["self_attn"])
+    attention: Any = _parts_of_layer(layers[attends[0]])["self_attn"]
     latent, size = LatentHeads(), int(getattr(attention, "head_dim", getattr(attention, "head_size", 0)))
     groups, ropes = heads // getattr(attention, "num_key_value_groups", 1), list[RopeTables]()
     if hasattr(attention, "kv_a_proj_with_mqa"):
@@ -100,20 +109,19 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         size, groups, ropes = attention.qk_head_dim, 1, [tables]
     elif "rotary_emb" in shared:
         ropes = _rope_tables(shared["rotary_emb"], kinds, torch.empty(0, dtype=model.dtype))
-    parts, scales, factors, parallel = [], set(), set(), set()
+    parts, scales, parallel = [], set(), set()
     for layer, kind in zip(layers, types, strict=True):
         rope = kinds.index(kind) if len(ropes) > 1 and kind in kinds else 0
         parts.append(_layer_parts(layer, plan.windows.get(kind), rope if ropes else None))
         alone = parts[-1].input_norm is parts[-1].mlp_norm is not None
         if kind in kinds:
-            scales.add(float(_parts(layer)["self_attn"].scaling))
-        factors.add(float(getattr(layer, "residual_multiplier", 1.0)))
+            scales.add(_scale(layer))
         parallel.add(bool(getattr(layer, "use_parallel_residual", alone)))
     activations = {
         activation_of(getattr(each.mlp, "act_fn", nn.functional.silu)) for each in parts if each.mlp is not None
     } or {Activation.SILU}
-    if any(len(found) > 1 for found in (scales, factors, parallel, activations)):
-        raise UnsupportedModelError("layers differ in activation, scale, factors, or in what their MLPs read")
+    if any(len(found) > 1 for found in (scales, parallel, activations)):
+        raise UnsupportedModelError("layers differ in activation, scale, or in what their MLPs read")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
     sizes = Heads(
@@ -125,7 +133,6 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         limit=context_limit(config),
         activation=activations.pop(),
         embedding_scale=_embedding_scale(base, shared["embed_tokens"]),
-        residual_scale=factors.pop(),
         positions=None if positions is None else positions.weight.detach(),
         in_parallel=parallel.pop(),
     )
@@ -139,12 +146,16 @@ def _gated(attention: Any, queries: int) -> bool:
 
 
 def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
-    """A module's children but for dropouts, under the names of Llama's.
+    """A module's children but for those that do nothing, under the names of Llama's.
 
     `c_proj` is what GPT-2's linear of this name, the last of attention and of an MLP, is called there.
     """
     names = {**_NAMES, "c_proj": c_proj}
-    found = [(names.get(name, name), child) for name, child in module.named_children() if type(child) is not nn.Dropout]
+    found = [
+        (names.get(name, name), child)
+        for name, child in module.named_children()
+        if type(child) not in (nn.Dropout, nn.Identity)
+    ]
     if len(dict(found)) < len(found):
         raise UnsupportedModelError(f"{type(module).__name__} has two parts of one kind")
     return dict(found)
@@ -156,23 +167,57 @@ def _check_arguments(attention: nn.Module) -> None:
         raise UnsupportedModelError(f"{type(attention).__name__} is given {', '.join(sorted(odd))}")
 
 
-def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
-    """A layer that has no other parts but norms, attention and an MLP or experts, taken apart."""
+def _parts_of_layer(layer: nn.Module) -> dict[str, Any]:
+    """A layer's parts under Llama's names, and what mixes by a recurrence as `mixer`.
+
+    Where a layer has one part beside its norm, it is called `mixer` whatever it is.
+    """
     parts = _parts(layer)
-    mixer, beside = "self_attn" if "self_attn" in parts else "mixer", parts.pop("block_sparse_moe", None)
-    names = next((names for names in _NORMS if set(parts) == {mixer, "mlp", *names}), None)
-    if names is None:
+    if set(parts) == {"norm", "mixer"}:
+        mixer = parts.pop("mixer")
+        name = "self_attn" if hasattr(mixer, "q_proj") else "mixer" if hasattr(mixer, "conv1d") else "mlp"
+        parts[name] = mixer
+    return parts
+
+
+def _scale(layer: Any) -> float:
+    """The factor of a layer's scores, with those of queries' and keys' inputs and of keys (Falcon-H1)."""
+    attention = _parts_of_layer(layer)["self_attn"]
+    of_input = float(getattr(layer, "attention_in_multiplier", 1.0))
+    return float(attention.scaling) * of_input**2 * float(getattr(attention, "key_multiplier", 1.0))
+
+
+def _factors(layer: Any, mlp: Any) -> LayerFactors:
+    """The factors of what a layer adds; that of attention's input is one of its values, too."""
+    every = float(getattr(layer, "residual_multiplier", 1.0))
+    recurrent, given, attention = (
+        float(getattr(layer, f"{name}_multiplier", 1.0)) for name in ("ssm_out", "attention_in", "attn_out")
+    )
+    gate, down = (float(getattr(mlp, f"{name}_multiplier", 1.0)) for name in ("gate", "down"))
+    return LayerFactors(every * recurrent, every * given * attention, every * down, gate)
+
+
+def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
+    """A layer that has no other parts but norms, attention, a recurrence and an MLP or experts, taken apart."""
+    parts = _parts_of_layer(layer)
+    beside, of_layer = parts.pop("block_sparse_moe", None), {"self_attn", "mixer", "mlp"} & set(parts)
+    names = next((names for names in _NORMS if set(parts) - of_layer == set(names)), None)
+    if names is None or (len(of_layer) == 1) != ("norm" in parts):
         raise UnsupportedModelError(f"{type(layer).__name__} has the parts {sorted(parts)}")
     norms: dict[str, Any] = {"input_norm": None, "mlp_norm": None}
     norms |= {part: parts[name] for name, part in names.items()}
-    if len(names) == 1:
+    if len(names) == 1 and "mlp" in of_layer:
         norms["mlp_norm"] = norms["input_norm"]
-    mlp = _mlp_parts(parts["mlp"])
+    if of_layer == {"mlp"}:
+        norms["input_norm"] = None
+    mlp = _mlp_parts(parts["mlp"]) if "mlp" in parts else {"mlp": None}
     if beside is not None:
         mlp |= {"routed": _routed(beside, "router")}
-    if mixer != "self_attn":
-        return LayerParts(None, **mlp, **norms, recurrent=recurrent_parts(parts[mixer]))
-    attention = parts[mixer]
+    mlp |= {"factors": _factors(layer, parts.get("mlp"))}
+    recurrent = recurrent_parts(parts["mixer"]) if "mixer" in parts else None
+    if "self_attn" not in parts:
+        return LayerParts(None, **mlp, **norms, recurrent=recurrent)
+    attention = parts["self_attn"]
     of_attention = _parts(attention, "o_proj")
     if set(of_attention) not in PARTS:
         _check_linears(attention, of_attention, _OF_ATTENTION, {"q_norm", "k_norm", "rotary_emb"})
@@ -185,6 +230,7 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
         window=window,
         rope=rope,
         sinks=getattr(attention, "sinks", None),
+        recurrent=recurrent,
     )
 
 
@@ -199,7 +245,7 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
     expert: Any = next((getattr(mlp, name) for name in _SHARED if getattr(mlp, name, None) is not None), None)
     shared = None if expert is None else _parts(expert)
     if shared is not None:
-        _check_linears(expert, shared, _OF_MLP[:1], {"act_fn"})
+        _check_linears(expert, shared, _OF_MLP, {"act_fn"})
     return {"mlp": None if shared is None else SimpleNamespace(**shared), "routed": _routed(mlp, router)}
 
 

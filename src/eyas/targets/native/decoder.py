@@ -56,6 +56,18 @@ Warp = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
 """[R] each: what logits are divided by, the scale of the noise added to them, its seeds, and the next positions."""
 
 
+class LayerFactors(NamedTuple):
+    """Factors of what a layer adds, and of its MLP's gate."""
+
+    recurrent: float = 1.0
+    attention: float = 1.0
+    mlp: float = 1.0
+    gate: float = 1.0
+
+
+_NO_FACTORS = LayerFactors()
+
+
 class RoutedExperts(NamedTuple):
     """The experts of a layer, the router that chooses among them, and the gate of the one that all tokens share."""
 
@@ -69,11 +81,10 @@ class LayerParts:
     """A decoder layer, taken apart; its linears have the names of Llama's."""
 
     attention: Any
-    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all; None in a recurrent
-    layer."""
+    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all; None = there is none."""
     mlp: Any
-    """The MLP, or the expert that all tokens share; None where there are only experts to choose from. It may do without
-    a `gate_proj`."""
+    """The MLP, or the expert that all tokens share; None where there are only experts to choose from, or nothing. It
+    may do without a `gate_proj`."""
     input_norm: nn.Module | None
     mlp_norm: nn.Module | None
     embedding_norm: nn.Module | None = None
@@ -92,6 +103,8 @@ class LayerParts:
     sinks: Tensor | None = None
     """[heads] the scores of keys without a value."""
     recurrent: RecurrentParts | None = None
+    """What mixes tokens in the place of attention, or beside it: then what both make of one input is added."""
+    factors: LayerFactors = _NO_FACTORS
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
@@ -129,8 +142,6 @@ class DecoderForm(NamedTuple):
     """The longest sequence: positions stay below it, and some RoPE tables change all their entries beyond it."""
     activation: Activation = Activation.SILU
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    """A factor of what attention and MLP add."""
     positions: Tensor | None = None
     """[limit, H] embeddings of positions, row-major, which are added to those of tokens."""
     in_parallel: bool = False
@@ -244,7 +255,7 @@ class NativeDecoder:
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
             form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
-            form.residual_scale, table.address, table.rows, table.kind, address(form.positions),
+            table.address, table.rows, table.kind, address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
@@ -267,41 +278,42 @@ class NativeDecoder:
             raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
-        attention = layer.attention
-        width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
-        queries, keys = heads.queries * heads.size, heads.keys * heads.size
         if layer.sinks is not None and (layer.sinks.shape != (heads.queries,) or heads.latent.rank):
             raise UnsupportedModelError(f"sinks of {tuple(layer.sinks.shape)} for {heads.queries} heads")
-        recurrent = Recurrent()
-        if layer.recurrent is not None:
-            mixed, given = layer.recurrent.mixed, ([Linear()] * 3, Latent())
-            recurrent = self._recurrent(layer.recurrent)
-        elif heads.latent.rank:
-            mixed = heads.queries * heads.latent.value_size
-            given = latent_parts(
-                attention, heads.latent, heads.queries, heads.size, width, rounds_twice, self._linear, self._vector
-            )
-        else:
-            mixed, names = queries, ("q_proj", "k_proj", "v_proj")
-            if heads.in_turn:
-                parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
-            else:
-                outputs = (queries * (1 + heads.gated), keys, keys)
-                parts = self._linears(attention, names, "qkv_proj", outputs, width)
-            given = parts, Latent()
+        of_attention, latent = [Linear()] * 4, Latent()
+        if layer.attention is not None:
+            width = 2 * self.hidden if layer.embedding_norm is not None else self.hidden
+            of_attention, latent = self._attention(layer.attention, heads, width, rounds_twice)
         return Layer(
-            *given[0],
-            self._linear(attention.o_proj if layer.recurrent is None else layer.recurrent.out, self.hidden, mixed),
+            *of_attention,
             *self._mlp(layer.mlp),
-            given[1],
-            recurrent,
+            latent,
+            Recurrent() if layer.recurrent is None else self._recurrent(layer.recurrent),
             Experts() if layer.routed is None else self._experts(layer.routed),
             *(None if norm is None else self._vector(self._norms[norm].values) for norm in layer.norms),
             None if layer.sinks is None else self._vector(layer.sinks),
             -1 if layer.rope is None else layer.rope,
             layer.window or 0,
             layer.normed_residual,
+            *layer.factors,
         )
+
+    def _attention(self, attention: Any, heads: Heads, width: int, rounds_twice: bool) -> tuple[list[Linear], Latent]:
+        """The linears of queries, keys and values, which read `width` features, and of what is mixed."""
+        queries, keys = heads.queries * heads.size, heads.keys * heads.size
+        if heads.latent.rank:
+            mixed = heads.queries * heads.latent.value_size
+            parts, latent = latent_parts(
+                attention, heads.latent, heads.queries, heads.size, width, rounds_twice, self._linear, self._vector
+            )
+        else:
+            mixed, latent = queries, Latent()
+            if heads.in_turn:
+                parts = [self._linear(attention.qkv_proj, 3 * queries, width), Linear(), Linear()]
+            else:
+                outputs = (queries * (1 + heads.gated), keys, keys)
+                parts = self._linears(attention, ("q_proj", "k_proj", "v_proj"), "qkv_proj", outputs, width)
+        return [*parts, self._linear(attention.o_proj, self.hidden, mixed)], latent
 
     def _recurrent(self, parts: RecurrentParts) -> Recurrent:
         def kept(values: Tensor) -> int:
@@ -310,8 +322,9 @@ class NativeDecoder:
             return address
 
         inputs = [self._linear(part, part.out_features, self.hidden) for part in parts.inputs]
+        out = self._linear(parts.out, self.hidden, parts.mixed)
         self._kept.append((Linear * len(inputs))(*inputs))
-        made = parts.struct(self._kept[-1], self._state_size, kept)
+        made = parts.struct(self._kept[-1], out, self._state_size, kept)
         self.recurrent, self._state_size = self.recurrent + 1, self._state_size + parts.state_size
         return made
 

@@ -1,4 +1,4 @@
-"""Experts on the native kernels: a layer's gated MLPs, of which a router chooses some for each token.
+"""Experts on the native kernels: a layer's MLPs, of which a router chooses some for each token.
 
 transformers keeps the weights of all experts in two stacked tensors. Their rows follow each other, so a stack is one
 tall linear layer to the kernels, of float weights or int8 ones, and each expert is some panels of it.
@@ -33,22 +33,25 @@ class NativeExperts(nn.Module):
         self.num_experts, self.hidden_dim, self.intermediate_dim = form.down.shape
         self._gating = form.activation, form.alpha, form.limit
         both, down = as_linear(form.gate_up, form.gate_up_bias), as_linear(form.down, form.down_bias)
-        self.gate_up_proj = layout(both, False, stacked=experts.gate_up_proj)
+        self.first = "gate_up_proj" if form.gated else "up_proj"
+        setattr(self, self.first, layout(both, False, stacked=getattr(experts, self.first)))
         self.down_proj = layout(down, False, stacked=experts.down_proj)
         if form.down_bias is not None:  # parameters of the model as before
             self.gate_up_proj_bias, self.down_proj_bias = experts.gate_up_proj_bias, experts.down_proj_bias
-        size, hidden = self.intermediate_dim, self.hidden_dim
+        first, size, hidden = getattr(self, self.first), self.intermediate_dim, self.hidden_dim
+        parts = 1 + form.gated
+        wanted = [(first, part, parts, size) for part in range(parts)] + [(self.down_proj, 0, 1, hidden)]
         self.linears = [
             (Linear * self.num_experts)(*(stack.rows((e * parts + part) * out, out) for e in range(self.num_experts)))
-            for stack, part, parts, out in (
-                (self.gate_up_proj, 0, 2, size), (self.gate_up_proj, 1, 2, size), (self.down_proj, 0, 1, hidden),
-            )
-        ]  # fmt: skip
-        """The gate, up and down projections of all experts, as the kernels take them."""
+            for stack, part, parts, out in wanted
+        ]
+        """The gate, up and down projections of all experts, as the kernels take them; there may be no gates."""
 
     def struct(self, chosen: int, **router: Any) -> Experts:
         """The experts as the kernels take them, so many of them `chosen` for a token by what a `router` does."""
-        return Experts(*self.linears, self.num_experts, chosen, gating=Gating(*self._gating), **router)
+        gate, up, down = (None, *self.linears)[-3:]
+        gating = Gating(*self._gating, 1.0)
+        return Experts(gate, up, down, self.num_experts, chosen, gating=gating, **router)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """What the experts `top_k_index` [T, K] make of states [T, H], summed with their weights [T, K]."""
@@ -99,7 +102,8 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.d
         if made is None:
             continue
         setattr(parent, name, made)
-        child.gate_up_proj = child.down_proj = None  # free them before the next are laid out
+        for stack in (made.first, "down_proj"):
+            setattr(child, stack, None)  # free them before the next are laid out
         _replace_router(parent, made, dtype)
         done += 1
     return done

@@ -73,9 +73,9 @@ class NormForm(NamedTuple):
 
 
 class ExpertsForm(NamedTuple):
-    """Stacked gated MLPs, and what they have inside."""
+    """Stacked MLPs, and what they have inside."""
 
-    gate_up: Tensor  # [E, 2 I, H] of each expert the gate's rows, then those of `up`
+    gate_up: Tensor  # [E, 2 I, H] of each expert the gate's rows, then those of `up`; [E, I, H] where there is no gate
     down: Tensor  # [E, H, I]
     gate_up_bias: Tensor | None  # [E, 2 I]
     down_bias: Tensor | None  # [E, H]
@@ -84,6 +84,11 @@ class ExpertsForm(NamedTuple):
     limit: float = 0.0
     """See `Gating` in `kernels/layer.h`."""
 
+    @property
+    def gated(self) -> bool:
+        """Whether each expert has a gate beside `up`."""
+        return self.gate_up.shape[1] == 2 * self.down.shape[2]
+
     @staticmethod
     def of(experts: Any, dtype: torch.dtype) -> ExpertsForm:
         """What a module's parameters are meant for. Raises UnsupportedModelError for others than stacks in a `dtype`.
@@ -91,13 +96,14 @@ class ExpertsForm(NamedTuple):
         Those with biases are taken for GPT-OSS's, whose weights are transposed, gates and ups in turn.
         """
         weights, name = dict(experts.named_parameters()), type(experts).__name__
-        stacks, biases = {"gate_up_proj", "down_proj"}, {"gate_up_proj_bias", "down_proj_bias"}
+        first = "gate_up_proj" if "gate_up_proj" in weights else "up_proj"
+        stacks, biases = {first, "down_proj"}, {"gate_up_proj_bias", "down_proj_bias"}
         biased = set(weights) == stacks | biases
         if not (biased or set(weights) == stacks) or any(True for _ in experts.buffers()):
             raise UnsupportedModelError(f"{name} has other parameters than stacked weights")
         if any(type(weight.data) is not Tensor or weight.dtype != dtype for weight in weights.values()):
             raise UnsupportedModelError(f"the weights of {name} aren't {dtype}")
-        both, down = weights["gate_up_proj"].detach(), weights["down_proj"].detach()
+        both, down = weights[first].detach(), weights["down_proj"].detach()
         if biased:
             halves = [(weight[..., ::2], weight[..., 1::2]) for weight in (both, weights["gate_up_proj_bias"].detach())]
             both, of_both = (torch.cat(pair, dim=-1) for pair in halves)
@@ -108,10 +114,11 @@ class ExpertsForm(NamedTuple):
         else:
             form = ExpertsForm(both, down, None, None, activation_of(experts.act_fn))
         if form.down.dim() != 3:
-            raise UnsupportedModelError(f"{name} has other sizes than gated MLPs")
+            raise UnsupportedModelError(f"{name} has other sizes than MLPs")
         count, hidden, size = form.down.shape
-        if form.gate_up.shape != (count, 2 * size, hidden) or size % PANEL or hidden % PANEL:
-            raise UnsupportedModelError(f"{name} has other sizes than gated MLPs in whole panels")
+        inner = 2 * size if first == "gate_up_proj" else size
+        if form.gate_up.shape != (count, inner, hidden) or size % PANEL or hidden % PANEL:
+            raise UnsupportedModelError(f"{name} has other sizes than MLPs in whole panels")
         return form
 
 
@@ -225,9 +232,10 @@ def activation_of(activation: Callable[[Tensor], Tensor]) -> Activation:
         Activation.SILU: nn.functional.silu,
         Activation.GELU: partial(nn.functional.gelu, approximate="tanh"),
         Activation.EXACT_GELU: nn.functional.gelu,
+        Activation.SQUARED_RELU: lambda x: nn.functional.relu(x).square(),
     }
     made = activation(x)
     for name, form in forms.items():
         if torch.allclose(made, form(x), atol=1e-5):
             return name
-    raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU")
+    raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU nor ReLU squared")

@@ -171,6 +171,25 @@ def refusal(target: Target, native: NativeDecoder) -> str | None:
 
     Which of the model's RoPE tables turns a layer's queries and keys, or that none does, is found here, and set.
     """
+    with _unlimited_steps(target.layers):
+        return _refusal(target, native)
+
+
+@contextmanager
+def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
+    """Within, scans of many tokens compute what single steps do: these limit no sizes of steps, as some scans do."""
+    limited: list[Any] = [part for part in layers.modules() if hasattr(part, "time_step_limit")]
+    limits = [part.time_step_limit for part in limited]
+    for part in limited:
+        part.time_step_limit = (0.0, float("inf"))
+    try:
+        yield
+    finally:
+        for part, limit in zip(limited, limits, strict=True):
+            part.time_step_limit = limit
+
+
+def _refusal(target: Target, native: NativeDecoder) -> str | None:
     positions = probed_positions(target.config, target.max_length)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
     cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}

@@ -63,6 +63,7 @@ class Activation(IntEnum):
     """Both clipped: gate * sigmoid(alpha * gate) * (up + 1) (GPT-OSS)."""
     EXACT_GELU = 3
     """By the error function."""
+    SQUARED_RELU = 4
 
 
 @described("Gating")
@@ -77,7 +78,7 @@ class Experts(Structure):
     @property
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
-        linears = [part[0] for part in (self.gate, self.up, self.down)] if self.count else []
+        linears = [part[0] for part in (self.gate, self.up, self.down) if part] if self.count else []
         return int(self.chosen * sum(linear.out * linear.in_ for linear in linears))
 
 
@@ -93,7 +94,7 @@ class Latent(Structure):
 
 @described("Recurrent")
 class Recurrent(Structure):
-    """What mixes tokens by a recurrence in the place of attention."""
+    """What mixes tokens by a recurrence, beside attention or in its place."""
 
 
 @described("Layer")
@@ -104,8 +105,8 @@ class Layer(Structure):
     def weights(self) -> int:
         """The number of weights that a token is multiplied by."""
         latent = self.latent.query, self.latent.absorb, self.latent.expand
-        inputs = self.recurrent.inputs[: self.recurrent.count]
-        linears = (*latent, *inputs, *(getattr(self, name) for name in _LINEARS))
+        recurrent = *self.recurrent.inputs[: self.recurrent.count], self.recurrent.out
+        linears = (*latent, *recurrent, *(getattr(self, name) for name in _LINEARS))
         return int(self.experts.weights + sum(linear.out * linear.in_ for linear in linears))
 
 

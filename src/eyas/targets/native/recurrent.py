@@ -47,6 +47,7 @@ class RecurrentParts:
     key_size: int = 0
     starts: tuple[int, int, int] = (0, 0, 0)
     """The channels in which values, keys and queries begin."""
+    scales: Tensor | None = None  # [outputs of all inputs] their factors
     multipliers: Tensor | None = None  # [C] outputs by which those of the channels are multiplied before
     skip: Tensor | None = None  # [heads]
     factor_scale: float = 1.0
@@ -69,8 +70,8 @@ class RecurrentParts:
         """Floats of a sequence's states: the convolution's last inputs, and each head's [key size, value size]."""
         return (self.conv.kernel_size[0] - 1) * len(self.channels) + self.key_size * self.mixed
 
-    def struct(self, inputs: Array[Linear], states: int, kept: Callable[[Tensor], int]) -> Recurrent:
-        """As the kernels take it, with its `inputs`, its states beginning at number `states` of a slot's.
+    def struct(self, inputs: Array[Linear], out: Linear, states: int, kept: Callable[[Tensor], int]) -> Recurrent:
+        """As the kernels take it, with its linears, its states beginning at number `states` of a slot's.
 
         `kept` keeps a tensor and returns its address. Raises UnsupportedModelError for sizes that don't fit vectors.
         """
@@ -85,8 +86,12 @@ class RecurrentParts:
         def floats(values: Tensor | None) -> int | None:
             return None if values is None else kept(values.detach().float())
 
+        scales = None
+        if self.scales is not None:
+            scales = torch.ones(width)
+            scales[where] = self.scales.float()
         return Recurrent(
-            inputs, len(inputs), kept(torch.tensor(begins_at)), width, len(self.channels), kernel,
+            inputs, len(inputs), kept(torch.tensor(begins_at)), floats(scales), width, len(self.channels), kernel,
             0 if self.multipliers is None else len(self.channels) + self.mixed,
             floats(self.conv.weight[:, 0].T), floats(self.conv.bias),
             self.factors is not None, self.heads, self.key_heads, size, self.key_size, *self.starts,
@@ -94,7 +99,7 @@ class RecurrentParts:
             floats(self.step_bias), floats(self.rates), floats(self.skip),
             self.factor_scale, len(self.channels), self.gates_first,
             None if weight is None else floats(weight.repeat(self.mixed // len(weight))),
-            self.norm_size or size, getattr(self.norm, "variance_epsilon", 0.0), states,
+            self.norm_size or size, getattr(self.norm, "variance_epsilon", 0.0), states, out,
         )  # fmt: skip
 
     def _arranged(self) -> tuple[list[int], int, Tensor]:
@@ -163,16 +168,19 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
 
 
 def _mamba(mixer: Any) -> RecurrentParts:
-    """The parts of a Mamba-2 mixer (Bamba, Granite 4)."""
+    """The parts of a Mamba-2 mixer (Bamba, Granite 4, Nemotron-H; Falcon-H1's has factors of its outputs)."""
     linears = _linears(mixer, (("in_proj",),))
     heads, channels, mixed = len(mixer.A_log), mixer.conv1d.in_channels, mixer.out_proj.in_features
-    groups, norm = int(mixer.n_groups), getattr(mixer, "norm", None)
+    groups, norm, scales = int(mixer.n_groups), getattr(mixer, "norm", None), getattr(mixer, "mup_vector", None)
+    norm = None if isinstance(norm, nn.Identity) else norm
+    size = getattr(norm, "group_size", mixed // int(getattr(norm, "n_groups", 1)))
     keys = (channels - mixed) // 2
     gates, convolved, steps = torch.split(torch.arange(linears[0].out_features), [mixed, channels, heads])
     return RecurrentParts(
         linears, mixer.out_proj, mixer.conv1d, convolved, gates, steps, None, mixer.dt_bias,
         -mixer.A_log.float().exp(), groups, keys // groups, (0, mixed, mixed + keys), skip=mixer.D,
-        norm=norm, norm_size=0 if norm is None else int(getattr(norm, "group_size", mixed)),
+        scales=None if scales is None else scales.flatten().float() * float(mixer.ssm_in_multiplier),
+        norm=norm, norm_size=0 if norm is None else int(size),
         gates_first=norm is None or not getattr(norm, "norm_before_gate", False),
     )  # fmt: skip
 

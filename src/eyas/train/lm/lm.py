@@ -294,7 +294,7 @@ class LmObjective:
     """
 
     def __init__(
-        self, model: LlamaForCausalLM, train_blocks: Mixture, held_out: Tensor, config: LmConfig, loop: ResolvedLoop
+        self, model: Any, train_blocks: Mixture, held_out: Tensor, config: LmConfig, loop: ResolvedLoop
     ) -> None:
         self.model: nn.Module = model
         self._decoder = model.model
@@ -380,6 +380,11 @@ def train_lm(config: LmConfig) -> None:
         trained = LlamaForCausalLM.from_pretrained(config.start_from, dtype=torch.float32, trust_remote_code=False)
         cuts = config.model.layers < trained.config.num_hidden_layers
         model = (cut_depth if cuts else grow_depth)(trained, config.model.layers)
+    train_model(model, corpus, config)
+
+
+def train_model(model: Any, corpus: Corpus, config: LmConfig) -> None:
+    """Train a causal LM of transformers on a corpus, as `config` says but for its sizes, and save both."""
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     identity = config.model_dump(
@@ -393,7 +398,7 @@ def train_lm(config: LmConfig) -> None:
         train(objective, loop, config.output, processes, identity, "lm")
     with writing_folder(config.output / "model") as final:
         model.to(torch.bfloat16).save_pretrained(final)
-        tokenizer.save_pretrained(final)
+        corpus.tokenizer.save_pretrained(final)
 
 
 def grow_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:

@@ -25,7 +25,7 @@ enum Kind : int64_t {
 // Inputs of packed weights are multiplied in integers, or AS_FLOATS.
 enum Way : int64_t { TILES = int64_t{1} << 32, TILES_OF_VECTORS = int64_t{1} << 33, AS_FLOATS = int64_t{1} << 34 };
 
-enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU };
+enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU, SQUARED_RELU };
 
 // PATHS: a token sees the committed columns and its own path. BLOCKS: the committed columns and all that the pass stages
 // in its row, before it and after. CONTEXT: there are no tokens; each layer only makes keys and values of the states `x`.
@@ -41,10 +41,11 @@ struct Linear {
 struct Gating {                          // what a gated MLP has inside, of the outputs of its gate and of `up`: SILU, GELU
     int64_t activation;                  // (tanh form), EXACT_GELU: that of the gate, times up. CLIPPED (GPT-OSS): both at
     float alpha, limit;                  // most `limit`, up at least -limit; gate * sigmoid(alpha * gate) * (up + 1)
+    float scale;                         // a factor of the gate, before the activation
 };
 
 struct Experts {
-    const Linear *gate, *up, *down;      // [E] of each expert
+    const Linear *gate, *up, *down;      // [E] of each expert; gate null = they have none
     int64_t count, chosen;               // E, K of them for each token; count 0 = there are none
     Linear router;                       // to E scores
     const float* bias;                   // [E] added to the scores by which experts are chosen, or null
@@ -67,8 +68,9 @@ struct Latent {                          // multi-head latent attention, see lat
 
 struct Recurrent {                       // what mixes tokens in the place of attention, see recurrent.h
     const Linear* inputs;                // of the layer's input; their outputs are a token's row [width]
-    int64_t count;                       // 0 = the layer attends
+    int64_t count;                       // 0 = there is no recurrence
     const int64_t* places;               // [panels of `inputs`] where in the row each 16 outputs go
+    const float* scales;                 // [width] factors of the row, or null
     int64_t width, channels, kernel;     // C: the first features of the row go through a convolution over K tokens
     int64_t multiplier;                  // where in the row what the channels are multiplied by before begins; 0 = nothing
     const float *filter, *filter_bias;   // [K, C], the oldest token's first; [C] or null
@@ -85,13 +87,15 @@ struct Recurrent {                       // what mixes tokens in the place of at
     int64_t norm_size;                   // features that are normed together
     float norm_eps;
     int64_t states;                      // where in a slot's states this layer's begin: [K - 1, C], those of its heads
+    Linear out;                          // of what is mixed
 };
 
 struct Layer {
-    Linear q, k, v, o, gate, up, down;   // gate, up, down: of the MLP, or of the expert that all tokens share; or none.
-                                         // An MLP without a gate has an activation between `up` and `down`
+    Linear q, k, v, o, gate, up, down;   // q, k, v, o: of attention; or none. gate, up, down: of the MLP, or of the expert
+                                         // that all tokens share; or none. Without a gate an MLP has its activation between
+                                         // `up` and `down`
     Latent latent;
-    Recurrent recurrent;                 // then there is no q, k, v
+    Recurrent recurrent;                 // beside attention, or in its place
     Experts experts;
     const float *input_norm, *mlp_norm;  // [H] or null
     const float* embedding_norm;         // [H] of a drafter's first layer, which reads embeddings too; else null
@@ -101,6 +105,8 @@ struct Layer {
     int64_t rope;                        // which RoPE tables; -1 = none
     int64_t window;                      // latest positions that a token sees; 0 = all
     int64_t normed_residual;             // whether the layer adds to the normed input instead of the input
+    float recurrent_scale, attention_scale, mlp_scale;  // factors of what the layer adds
+    float gate_scale;                    // see `Gating`
 };
 
 struct Decoder {
@@ -114,7 +120,7 @@ struct Decoder {
     int64_t heads_in_turn;               // whether `q` makes query, key and value of each head in turn; no `k`, no `v`
     int64_t gates;                       // whether `q` makes query and gate of each head in turn: what it mixes is gated
     float eps, scale, softcap;           // scale and softcap: of attention's scores, see `Context`
-    float embedding_scale, residual_scale;  // factors of the embeddings, of what attention and MLP add
+    float embedding_scale;
     const void* embedding;               // [embeddings, H] row-major, or packed
     int64_t embeddings, embedding_kind;
     const void* position_embedding;      // [limit, H] row-major, added to the embeddings, as they are kept; or null

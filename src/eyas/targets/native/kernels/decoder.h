@@ -98,13 +98,8 @@ class DecoderRun {
         for (int64_t index = 0; index < d_.count; index++) {
             const Layer& layer = d_.layers[index];
             norm_inputs(layer, index);
-            if (layer.recurrent.count)
-                recurrence_.run(region_, narrowed_, layer.recurrent, normed_, wide_, [&](int64_t row) { return tree_of(row); },
-                                [&](int64_t t) { return cell_of(t); }, mixed_);
-            else
-                attention(layer, index);
+            mix(layer, index);
             if (context_) continue;
-            add_mixed(layer);
             mlp(layer);
         }
         finish();
@@ -299,19 +294,23 @@ class DecoderRun {
         });
     }
 
-    // What attention or MLP adds to `before`: at once, or put aside in `aside` [T, ld].
-    void add_product(const Linear& linear, const float* x, int64_t ldx, const float* before, float* aside, int64_t ld) {
-        if (aside) return product(linear, x, ldx, aside, hidden_, ld);
+    vec keep(vec value) const { return bf16_ ? rounded(value) : value; }
+    vec scaled(vec output, float scale) const { return scale == 1.0f ? output : keep(mul(output, all(scale))); }
+
+    // What a part of the layer adds to `before`, `scale` times: at once, after what is put aside in `with` [T, H], or put
+    // aside in `aside` [T, ld].
+    void add_product(const Linear& linear, const float* x, float scale, const float* with, const float* before, float* aside,
+                     int64_t ld) {
         region_.share(panels(linear), piece_of(tokens_), [&](int64_t first, int64_t stop) {
-            multiply(linear, narrowed_.of(linear, x, ldx, tokens_), first, stop, bf16_,
-                     [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
+            multiply(linear, narrowed_.of(linear, x, linear.in, tokens_), first, stop, bf16_,
+                     [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
                          for (int part = 0; part < PARTS; part++) {
                              const int64_t at = t * hidden_ + o + part * LANES;
-                             vec output = sum[part];
-                             if (d_.in_parallel) output = add(output, load(residual_ + at));
-                             if (d_.in_parallel && bf16_) output = rounded(output);
-                             store(pass_.x + at, added(d_, load(before + at), output));
+                             sum[part] = scaled(sum[part], scale);
+                             if (with) sum[part] = keep(add(sum[part], load(with + at)));
+                             if (!aside) store(pass_.x + at, keep(add(load(before + at), sum[part])));
                          }
+                         if (aside) put(aside + t * ld, o, hidden_, sum);
                      });
         });
     }
@@ -320,17 +319,26 @@ class DecoderRun {
         float* output = normed_ + t * wide_;
         norm(d_, output, weight, hidden_, output);
         for (int64_t i = 0, at = t * hidden_; i < hidden_; i += LANES, at += LANES)
-            store(pass_.x + at, added(d_, load(before + at), load(output + i)));
+            store(pass_.x + at, keep(add(load(before + at), load(output + i))));
     }
 
-    // Add what attention or recurrence mixed, and norm what the MLP reads.
-    void add_mixed(const Layer& layer) {
-        const int64_t width = layer.recurrent.count ? mixed_size(layer.recurrent) : out_size_;
+    // Add what a recurrence mixes, attention, or both, and norm what the MLP reads.
+    void mix(const Layer& layer, int64_t index) {
+        const bool recurs = layer.recurrent.count, attends = layer.o.weight;
         const float* before = layer.normed_residual ? residual_ : pass_.x;
-        if (d_.in_parallel)
-            add_product(layer.o, mixed_, width, before, residual_, hidden_);
-        else
-            add_product(layer.o, mixed_, width, before, layer.attention_out_norm ? normed_ : nullptr, wide_);
+        float* normed_later = layer.attention_out_norm ? normed_ : nullptr;
+        if (recurs) {
+            recurrence_.run(region_, narrowed_, layer.recurrent, normed_, wide_, [&](int64_t row) { return tree_of(row); },
+                            [&](int64_t t) { return cell_of(t); }, mixed_);
+            add_product(layer.recurrent.out, mixed_, layer.recurrent_scale, nullptr, before,
+                        attends ? residual_ : normed_later, attends ? hidden_ : wide_);
+        }
+        if (attends) attention(layer, index);
+        if (context_) return;
+        if (attends && d_.in_parallel)
+            add_product(layer.o, mixed_, layer.attention_scale, nullptr, before, residual_, hidden_);
+        else if (attends)
+            add_product(layer.o, mixed_, layer.attention_scale, recurs ? residual_ : nullptr, before, normed_later, wide_);
         region_.share(tokens_, 1, [&](int64_t t, int64_t) {
             if (layer.attention_out_norm) add_normed(t, before, layer.attention_out_norm);
             norm_or_copy(pass_.x + t * hidden_, layer.mlp_norm, normed_ + t * wide_);
@@ -339,7 +347,6 @@ class DecoderRun {
 
     void mlp(const Layer& layer) {
         const Experts& experts = layer.experts;
-        const Gating gating{d_.activation, 0, 0};
         if (experts.count) {
             mixture_.route(region_, narrowed_, experts, normed_, wide_, tokens_, bf16_);
             mixture_.run(region_, narrowed_, experts, normed_, wide_, tokens_, bf16_);
@@ -348,12 +355,12 @@ class DecoderRun {
             region_.share(panels(layer.up), piece_of(tokens_), [&](int64_t first, int64_t stop) {
                 const Tokens own = narrowed_.of(layer.up, normed_, wide_, tokens_);
                 if (layer.gate.weight)
-                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16_, gating, gated_);
+                    gated_mlp(layer.gate, layer.up, own, first, stop, bf16_, {d_.activation, 0, 0, layer.gate_scale}, gated_);
                 else
                     plain_mlp(layer.up, own, first, stop, bf16_, d_.activation, gated_);
             });
-            add_product(layer.down, gated_, layer.up.out, pass_.x, experts.count || layer.mlp_out_norm ? normed_ : nullptr,
-                        wide_);
+            add_product(layer.down, gated_, experts.count ? 1.0f : layer.mlp_scale, d_.in_parallel ? residual_ : nullptr,
+                        pass_.x, experts.count || layer.mlp_out_norm ? normed_ : nullptr, wide_);
         }
         if (experts.count)
             region_.share(tokens_, 1, [&](int64_t t, int64_t) {
@@ -361,7 +368,7 @@ class DecoderRun {
                 mixture_.sum(experts, t, bf16_, layer.down.weight ? output : nullptr, output);
                 if (layer.mlp_out_norm) return;
                 for (int64_t i = 0; i < hidden_; i += LANES)
-                    store(state + i, added(d_, load(state + i), load(output + i)));
+                    store(state + i, keep(add(load(state + i), scaled(load(output + i), layer.mlp_scale))));
             });
         if (layer.mlp_out_norm)
             region_.share(tokens_, 1, [&](int64_t t, int64_t) { add_normed(t, pass_.x, layer.mlp_out_norm); });

@@ -119,15 +119,20 @@ class Mixture {
     // Run x [tokens, ldx] through the experts that `ids` and `weights` name.
     void run(Region& region, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
              int64_t tokens, bool bf16) {
-        const int64_t hidden = experts.down->out, inner = experts.gate->out, slots = tokens * experts.chosen;
+        const int64_t hidden = experts.down->out, inner = experts.up->out, slots = tokens * experts.chosen;
         region.share(1, 1, [&](int64_t, int64_t) { assign(experts, slots); });
         region.share(slots, 1, [&](int64_t s, int64_t) {
             std::memcpy(outer_.get() + s * hidden, x + tokens_[s] * ldx, hidden * sizeof(float));
         });
-        share(region, panels(*experts.gate), [&](int64_t e, int64_t first, int64_t stop) {
+        share(region, panels(*experts.up), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e], count = starts_[e + 1] - start;
-            const Tokens own = narrowed.of(experts.gate[e], outer_.get() + start * hidden, hidden, count);
-            gated_mlp(experts.gate[e], experts.up[e], own, first, stop, bf16, experts.gating, inner_.get() + start * inner);
+            const Linear& up = experts.up[e];
+            const Tokens own = narrowed.of(up, outer_.get() + start * hidden, hidden, count);
+            float* inside = inner_.get() + start * inner;
+            if (experts.gate)
+                gated_mlp(experts.gate[e], up, own, first, stop, bf16, experts.gating, inside);
+            else
+                plain_mlp(up, own, first, stop, bf16, experts.gating.activation, inside);
         });
         share(region, panels(*experts.down), [&](int64_t e, int64_t first, int64_t stop) {
             const int64_t start = starts_[e], count = starts_[e + 1] - start;
@@ -162,7 +167,7 @@ class Mixture {
 
   private:
     void reserve(const Experts& experts, int64_t tokens) {
-        const int64_t slots = tokens * experts.chosen, hidden = experts.down->out, inner = experts.gate->out;
+        const int64_t slots = tokens * experts.chosen, hidden = experts.down->out, inner = experts.up->out;
         if (slots > static_cast<int64_t>(ids_.size())) {
             ids_.resize(slots), weights_.resize(slots), tokens_.resize(slots), slots_.resize(slots), factors_.resize(slots);
             outer_.reset(new float[slots * hidden]);

@@ -96,8 +96,12 @@ inline void embed(const Decoder& d, int64_t token, int64_t position, float* out)
 
 // An activation of one input, in the model's own rounding.
 inline vec activated(int64_t activation, vec x, bool bf16) {
-    vec value = activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x);
-    return bf16 ? rounded(value) : value;
+    auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
+    if (activation == SQUARED_RELU) {
+        const vec positive = larger(x, zero());
+        return keep(mul(positive, positive));
+    }
+    return keep(activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x));
 }
 
 // Panels [first, stop) of what an MLP without a gate has inside, for tokens x -> inner [tokens, up.out].
@@ -116,6 +120,7 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int
     const vec limit = all(gating.limit), alpha = all(gating.alpha), one = all(1.0f);
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
     auto of_gate = [&](vec x) {
+        if (gating.scale != 1.0f) x = keep(mul(x, all(gating.scale)));
         if (gating.activation != CLIPPED) return activated(gating.activation, x, bf16);
         x = smaller(x, limit);
         const vec share = div(one, add(one, exponential(sub(zero(), keep(mul(x, alpha))))));
@@ -134,16 +139,6 @@ inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int
         }
         put(inner + t * size, o, size, sum);
     });
-}
-
-// A state with an output of attention or MLP added to it.
-inline vec added(const Decoder& d, vec state, vec output) {
-    if (d.residual_scale != 1.0f) {
-        output = mul(output, all(d.residual_scale));
-        if (d.bf16) output = rounded(output);
-    }
-    vec next = add(state, output);
-    return d.bf16 ? rounded(next) : next;
 }
 
 }  // namespace eyas

@@ -134,8 +134,9 @@ class Recurrence {
     void run(Region& region, Narrowed& narrowed, const Recurrent& layer, const float* x, int64_t ld, const TreeOf& tree_of,
              const CellOf& cell_of, float* mixed) {
         project(region, narrowed, layer, x, ld);
-        region.share(layer.multiplier ? tokens_ : 0, 1, [&](int64_t t, int64_t) {
-            multiply_into(row(t), row(t), row(t) + layer.multiplier, layer.channels);
+        region.share(layer.multiplier || layer.scales ? tokens_ : 0, 1, [&](int64_t t, int64_t) {
+            if (layer.scales) multiply_into(row(t), row(t), layer.scales, layer.width);
+            if (layer.multiplier) multiply_into(row(t), row(t), row(t) + layer.multiplier, layer.channels);
         });
         const int64_t normed = layer.delta ? 2 * layer.key_heads : 0;  // heads whose channels are normed
         const int64_t pieces = normed + (layer.channels - normed * layer.key_size + PIECE - 1) / PIECE + 1;
