@@ -40,7 +40,7 @@ _END = struct.Struct("<Q8s")
 _MAGIC = b"eyaspan1"
 
 
-class _Entry(NamedTuple):
+class _StoredPanels(NamedTuple):
     """Where the panels [panels, bytes] of a weight lie in the file."""
 
     kind: int
@@ -64,7 +64,7 @@ class _Shelf(Protocol):
 class _MappedPanels:
     """Panels of a file that was written by an earlier process."""
 
-    def __init__(self, path: Path, entries: list[_Entry], pages: mmap.mmap) -> None:
+    def __init__(self, path: Path, entries: list[_StoredPanels], pages: mmap.mmap) -> None:
         self._path, self._entries, self._pages, self._taken = path, entries, pages, 0
 
     def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
@@ -87,7 +87,7 @@ class _WrittenPanels:
 
     def __init__(self, path: Path, file: IO[bytes], stack: ExitStack) -> None:
         self._path, self._file, self._stack = path, file, stack
-        self._entries: list[_Entry] = []
+        self._entries: list[_StoredPanels] = []
         self._room = min(MOST, shutil.disk_usage(path.parent).free // 2)
         self._failure: Exception | None = None
 
@@ -104,8 +104,10 @@ class _WrittenPanels:
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         if self._file.tell() + panels.nbytes > self._room:
             raise OSError(f"there is no room for more than {self._room >> 20} MiB")
-        data = memoryview(panels.numpy())
-        self._entries.append(_Entry(kind, out, *panels.shape, self._file.tell(), content_hash(data)))
+        data: Any = panels.numpy()
+        self._entries.append(
+            _StoredPanels(kind, out, len(panels), panels.shape[1], self._file.tell(), content_hash(data))
+        )
         self._file.write(data)
 
     def close(self, complete: bool) -> None:
@@ -195,7 +197,7 @@ def _mapped(path: Path) -> _MappedPanels | None:
     return _MappedPanels(path, entries, pages)
 
 
-def _entries(pages: mmap.mmap) -> list[_Entry] | None:
+def _entries(pages: mmap.mmap) -> list[_StoredPanels] | None:
     """The index of a file, if each of its parts has the hash that is written there."""
     for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):
         if hasattr(mmap, advice):
@@ -203,7 +205,7 @@ def _entries(pages: mmap.mmap) -> list[_Entry] | None:
     try:
         size, magic = _END.unpack(pages[-_END.size :])
         index = pages[len(pages) - _END.size - size : len(pages) - _END.size]
-        entries = [_Entry(*entry) for entry in json.loads(index)]
+        entries = [_StoredPanels(*entry) for entry in json.loads(index)]
         whole = magic == _MAGIC and all(
             content_hash(memoryview(pages)[entry.offset : entry.offset + entry.panels * entry.bytes]) == entry.hash
             for entry in entries
