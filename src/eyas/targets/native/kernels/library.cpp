@@ -1,10 +1,10 @@
-// What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, and whole passes.
+// What native/library.py calls: packing weights, single products, attention, guesses, noise; the rest is in passes.cpp.
 #include <type_traits>
 
 #include "attention.h"
-#include "decoder.h"
 #include "guess.h"
 #include "gumbel.h"
+#include "linear.h"
 
 using namespace eyas;
 
@@ -121,42 +121,5 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
         const int64_t at = unit / pieces, first = unit % pieces * piece;
         gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
     });
-}
-
-// The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
-void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const int64_t* ids, const float* weights,
-                  float* out, int64_t bf16, int64_t threads) {
-    const int64_t hidden = experts->down->out, slots = tokens * experts->chosen;
-    Mixture mixture(*experts, tokens);
-    std::copy(ids, ids + slots, mixture.ids(*experts, 0));
-    std::copy(weights, weights + slots, mixture.weights(*experts, 0));
-    Region region(threads);
-    Narrowed narrowed(region, bf16);
-    mixture.run(region, narrowed, *experts, x, hidden, tokens, bf16);
-    region.share(tokens, 1, [&](int64_t t, int64_t) {
-        mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
-    });
-}
-
-int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
-
-// Floats that a recurrent layer keeps of each token.
-int64_t eyas_row_size(const Decoder* decoder) { return row_size(*decoder); }
-
-// Repeat the steps of accepted guesses on the staged states.
-void eyas_fold(const Decoder* decoder, const Fold* fold) {
-    Region region(fold->threads);
-    Recurrence(*decoder, fold->states, fold->tokens).fold(region, *fold);
-}
-
-// Returns 0, or 1 without running where a token has no embedding.
-int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
-    for (int64_t t = 0; t < pass->tokens && pass->ids; t++)
-        if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
-    if (decoder->bf16)
-        run<uint16_t>(*decoder, *pass);
-    else
-        run<float>(*decoder, *pass);
-    return 0;
 }
 }
