@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["EYAS_KEEP"] = "0"  # every model is laid out and tried as if it were the first
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start; pytest-xdist runs several of us
 
 import pytest

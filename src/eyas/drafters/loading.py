@@ -30,11 +30,12 @@ from eyas.hub import find_drafter, find_target
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
-from eyas.targets.fingerprint import fingerprint
+from eyas.targets.fingerprint import fingerprint, weights_hash
 from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.panel_files import kept_panels
 
 _LOG = logging.getLogger("eyas")
 
@@ -133,7 +134,8 @@ def _decoding(
     chosen = _window(network.config, read_window(window), trained)
     layout = drafter_layout(target, quantize)
     if layout is not None:
-        prepack_linears(network, layout)
+        with kept_panels(lambda: weights_hash(network)):
+            prepack_linears(network, layout)
         use_huge_pages()
     return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)
 

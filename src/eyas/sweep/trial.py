@@ -249,20 +249,16 @@ class Trials:
         return section
 
 
-_YOUNGER = {
-    "shape": tuple(
-        "block_size confidence_head_with_markov conv_group_size conv_kernel_size emb_dim enable_confidence_head "
-        "gru_hidden_dim lilicorr_candidate_topk lilicorr_factor_dim lilicorr_hidden_size lilicorr_logit_scale "
-        "lilicorr_mlp_ratio lilicorr_num_heads lilicorr_num_layers markov_head_type markov_rank mask_token_id "
-        "medusa_heads num_depths pure_draft_prefix_len sample_from_anchor selector_rank selector_top_k sliding_window "
-        "window xpress_mlp_hidden xpress_rank".split()
+_FIRST = {
+    "shape": frozenset(
+        "bias default_tree depth draft_vocab_size dropout embedding fc_norm gate head head_dim heads hidden_size "
+        "intermediate_size kv_heads kv_lora_rank layers norm_before_fc norm_before_residual norm_output q_lora_rank "
+        "qk_nope_head_dim qk_rope_head_dim taps train_head v_head_dim".split()
     ),
-    "loop": ("until", "mlflow", "threads"),
-    "loss": (
-        "anchors", "base_weight", "confidence_weight", "down_sample_ratio", "down_sample_ratio_min", "random_start",
-    ),
-}  # fmt: skip
-"""Settings by section that came after the first sweeps; where they are None, recipes mean what they meant without."""
+    "loop": frozenset({"steps", "epochs", "wandb"}),
+    "loss": frozenset({"kl_decay"}),
+}
+"""Settings of the first sweeps that may be None. Where any other one is, a recipe means what it meant without it."""
 
 
 def _name(section: DrafterTrainConfig) -> str:
@@ -279,8 +275,8 @@ def _name(section: DrafterTrainConfig) -> str:
         del values["segments"]
     if values["shape"]["draft_vocab_size"] == "auto" and section.shape.head_owner == "shared":
         values["shape"]["draft_vocab_size"] = None
-    for part, names in _YOUNGER.items():
-        values[part] = {name: value for name, value in values[part].items() if value is not None or name not in names}
+    for part, names in _FIRST.items():
+        values[part] = {name: value for name, value in values[part].items() if value is not None or name in names}
     identity = json.dumps({"drafter": values}, sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:8]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from eyas.kept import content_hash
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.linears import PackedEmbedding
 
@@ -29,6 +30,23 @@ def fingerprint(model: nn.Module) -> str:
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """The shape of every weight as the checkpoint has it, a tied one once, wherever native layers keep it."""
     return {name: tuple(shape) for name, shape, _ in _samples(model)}
+
+
+def weights_hash(model: nn.Module) -> str:
+    """A hash of every value of every tensor below a model, however it is laid out. ValueError for a library's own."""
+    found = hashlib.sha256()
+    for name, part in model.named_modules():
+        if isinstance(part, PackedEmbedding):
+            part = part.table
+        held = {**part._parameters, **part._buffers, **vars(part)}
+        for key, tensor in held.items():
+            if isinstance(tensor, Tensor):
+                data = tensor.detach()
+                if type(data) is not Tensor or data.device.type != "cpu" or data.layout != torch.strided:
+                    raise ValueError(f"{name}.{key} is no plain tensor")
+                values = content_hash(data.contiguous().reshape(-1).view(torch.uint8).numpy())
+                found.update(f"{name} {key} {tuple(data.shape)} {data.dtype} {values}".encode())
+    return found.hexdigest()
 
 
 def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | None = None) -> None:

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
 from eyas.hub import find_target, why_unreadable
+from eyas.kept import identity
 from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
@@ -41,6 +42,7 @@ from eyas.targets.native.linears import (
     best_layout,
     sums_codes,
 )
+from eyas.targets.native.panel_files import kept_panels
 from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
 from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
@@ -106,9 +108,10 @@ def load_target(
     packs = own_kernels and quantize is None and torch_device.type == "cpu" and kernels() is not None and sums_codes()
 
     def loaded_in(chosen: torch.dtype) -> Target:
-        loaded = read_model(name, config, chosen, attention, packs=packs)
-        loaded = loaded.to(torch_device).eval().requires_grad_(False)
-        native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
+        with kept_panels(lambda: f"{identity(_files_of(name))} {chosen} {attention} {quantize} {packing} {packs}"):
+            loaded = read_model(name, config, chosen, attention, packs=packs)
+            loaded = loaded.to(torch_device).eval().requires_grad_(False)
+            native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
         if torch_device.type == "cpu":
             use_huge_pages()
         # a compiled graph would be compiled anew for every layout
@@ -441,6 +444,16 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
     if most not in _STORED:
         raise UsageError(f"{name} is stored in {most}: choose a dtype among {', '.join(_DTYPES)}")
     return _STORED[most]
+
+
+def _files_of(name: str) -> list[Path]:
+    """The files that a model is made of: weights and configs, an adapter's and its base model's."""
+    found: list[Path] = []
+    for source in dict.fromkeys((name, base_of(name))):
+        folder = Path(source) if Path(source).is_dir() else Path(cast(str, cached_file(source, CONFIG_NAME))).parent
+        found += [path for path in sorted(folder.rglob("*")) if path.suffix in (".safetensors", ".json")]
+        found += [file for file in (weights_file(source),) if file is not None]
+    return found
 
 
 def _weight_file(name: str) -> str:

@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from eyas.errors import EyasError
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
+from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import inputs_as_floats, refusal
+from eyas.targets.native.verdicts import Verdict, keep_verdict, kept_verdict, verdict_file
 from eyas.targets.roundings import moved_by_roundings
 from eyas.tree import DraftTree
 
@@ -44,39 +46,72 @@ _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyE
 
 
 def choose_passes(target: Target) -> None:
-    """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes."""
+    """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes.
+
+    What was found of this very model on this machine before isn't tried again (`native/verdicts.py`).
+    """
+    native, file = target.native, verdict_file(target)
+    if native is None or file is None:
+        _try_passes(target)
+        return
+    verdict = kept_verdict(file, target.num_layers)
+    if verdict is not None:
+        for layer, rope in zip(native._layers, verdict.ropes, strict=True):
+            layer.rope = rope
+        target.ragged = verdict.ragged and (verdict.refusal is None or intercept(target.model))
+        if verdict.refusal is not None:
+            _refuse(target, verdict.refusal)
+        return
+    refused = _try_passes(target)
+    keep_verdict(file, Verdict(refused, tuple(layer.rope for layer in native._layers), target.ragged))
+
+
+def _try_passes(target: Target) -> str | None:
+    """As `choose_passes`; returns why a native decoder isn't used, if there is one."""
     with inputs_as_floats(target.model, target.native):
-        _choose_passes(target)
+        native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
+        record = target.record
+        target.native, target.ragged, target.record = None, False, None
+        trial, why = PassTrial(target), None
+        if native is not None:
+            why = _try_native(target, native, ragged, trial)
+            if why is None:
+                return None
+            _refuse(target, why)
+        if ragged and intercept(target.model):
+            target.ragged = True
+            if not trial.passed():
+                target.ragged = False
+                set_attention(target.model, own)
+        if record is not None:
+            graphs = PassGraphs(record, uses=1)
+            if trial.passed(graphs) and graphs.failure is None:
+                target.record = record
+            elif graphs.failure is None:
+                _LOG.warning(
+                    "CUDA graphs of %s give other logits: its passes aren't recorded", type(target.model).__name__
+                )
+        return why
 
 
-def _choose_passes(target: Target) -> None:
-    native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
-    record = target.record
-    target.native, target.ragged, target.record = None, False, None
-    trial = PassTrial(target)
-    if native is not None:
-        try:
-            why = refusal(target, native)
-        except _RAISED as error:
-            why = f"a layer can't be tried alone: {type(error).__name__}: {error}"
-        if why is None:
-            target.native, target.ragged = native, ragged
-            if trial.passed():
-                return
-            why = "passes give other logits, though each layer agrees"
-        _LOG.warning("%s runs its modules, not native passes: %s", type(target.model).__name__, why)
-        target.native, target.ragged = None, False
-    if ragged and intercept(target.model):
-        target.ragged = True
-        if not trial.passed():
-            target.ragged = False
-            set_attention(target.model, own)
-    if record is not None:
-        graphs = PassGraphs(record, uses=1)
-        if trial.passed(graphs) and graphs.failure is None:
-            target.record = record
-        elif graphs.failure is None:
-            _LOG.warning("CUDA graphs of %s give other logits: its passes aren't recorded", type(target.model).__name__)
+def _try_native(target: Target, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
+    """Have a target run native passes if they are right; else it runs padded ones of its modules. Returns why."""
+    try:
+        why = refusal(target, native)
+    except _RAISED as error:
+        why = f"a layer can't be tried alone: {type(error).__name__}: {error}"
+    if why is None:
+        target.native, target.ragged = native, ragged
+        if trial.passed():
+            return None
+        why = "passes give other logits, though each layer agrees"
+    target.native, target.ragged = None, False
+    return why
+
+
+def _refuse(target: Target, why: str) -> None:
+    target.native = None
+    _LOG.warning("%s runs its modules, not native passes: %s", type(target.model).__name__, why)
 
 
 class PassTrial:

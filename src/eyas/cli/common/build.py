@@ -17,6 +17,7 @@ from eyas.cli.common.options import (
 from eyas.drafters.options import check_source, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError
+from eyas.runtime import importing
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
 
@@ -115,11 +116,13 @@ def open_engine(
 
     `around` as in `eyas.options.EngineOptions`.
     """
-    tree = check_engine(target, draft)
-    rule = walk_rule(draft.acceptance)
+    with importing():
+        tree = check_engine(target, draft)
+        rule = walk_rule(draft.acceptance)
     with nullcontext() if logged else loading(target.model):
-        quiet()
-        from eyas import session
+        with importing():
+            quiet()
+            from eyas import session
 
         options = replace(draft.engine(tree, batch_size, limits, rule), around=around)
         return session.open_engine(target.of(target.model), draft.drafter, options)
@@ -128,8 +131,9 @@ def open_engine(
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:
     """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well."""
     with loading(str(target.model)):
-        quiet()
-        from eyas.session import Session
+        with importing():
+            quiet()
+            from eyas.session import Session
 
         return Session.open(target, modules=modules)
 

@@ -26,12 +26,12 @@ from eyas.targets.native.packed import (
     PIECE,
     WeightBlocks,
     WeightFormat,
-    joint_panels,
     nearest4,
     nearest8,
     product,
     random_blocks,
 )
+from eyas.targets.native.panel_files import laid_out
 
 _LOG = logging.getLogger("eyas")
 
@@ -307,7 +307,7 @@ class PackedLinear(NativeLinear):
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
         made.name, made._tied = name, tied
-        made._kind, made._prepacked = joint_panels(pieces, made.out_features)
+        made._kind, made._prepacked = laid_out(pieces, made.out_features)
         first = made.blocks(-(-SAMPLED // made.in_features)).floats(made.in_features)
         made._first = first.to(dtype).flatten()[:SAMPLED]
         return made
@@ -368,7 +368,7 @@ class Int8Linear(PackedLinear):
     def _pack(self, weight: Tensor) -> Tensor:
         self._widen_bias()
         pieces = (self._nearest(weight[first : first + PIECE]) for first in range(0, len(weight), PIECE))
-        self._kind, panels = joint_panels(pieces, len(weight))
+        self._kind, panels = laid_out(pieces, len(weight))
         return panels
 
 

@@ -237,4 +237,7 @@ class Queries {
     int64_t total_ = 0;
 };
 
+extern template class Queries<float>;  // attention.cpp
+extern template class Queries<uint16_t>;
+
 }  // namespace eyas

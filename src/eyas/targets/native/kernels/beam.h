@@ -20,7 +20,6 @@ namespace eyas {
 
 constexpr int64_t BINS = 28;           // of probabilities: bin = floor(10 sqrt(-log p))
 constexpr float FINENESS = 10.0f, TIE_BREAK = 1e-4f;
-constexpr int64_t NOISE_PIECE = 1024;  // tokens whose noise a thread makes at once
 
 inline int64_t children_of(const Beam& beam) { return beam.width + (beam.depth - 1) * beam.width * beam.width; }
 

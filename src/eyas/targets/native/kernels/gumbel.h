@@ -6,6 +6,8 @@
 
 namespace eyas {
 
+constexpr int64_t NOISE_PIECE = 1024;  // tokens whose noise a thread makes at once
+
 // SplitMix64's finalizer (Steele, Lea, Flood 2014).
 inline uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;

@@ -1,9 +1,12 @@
-// What native/library.py calls: packing weights, single products, experts, attention, guesses, noise, whole passes and drafts.
+// What native/library.py calls: packing weights, single products, attention, guesses, noise; the rest is in passes.cpp.
 #include <iterator>
 #include <type_traits>
+#include <vector>
 
 #include "attention.h"
-#include "beam.h"
+#include "guess.h"
+#include "gumbel.h"
+#include "linear.h"
 
 using namespace eyas;
 
@@ -147,55 +150,10 @@ int64_t eyas_draw(const void* logits, int64_t size, int64_t bf16, float divisor,
 // Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
 void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, int64_t steps, const int64_t* ids,
                  int64_t count, float* out, int64_t threads) {
-    constexpr int64_t piece = 1024;
-    const int64_t pieces = (count + piece - 1) / piece;
+    const int64_t pieces = (count + NOISE_PIECE - 1) / NOISE_PIECE;
     Region(threads).share(rows * steps * pieces, 1, [&](int64_t unit, int64_t) {
-        const int64_t at = unit / pieces, first = unit % pieces * piece;
-        gumbel(seeds[at / steps], positions[at], ids + first, std::min(piece, count - first), out + at * count + first);
+        const int64_t at = unit / pieces, first = unit % pieces * NOISE_PIECE;
+        gumbel(seeds[at / steps], positions[at], ids + first, std::min(NOISE_PIECE, count - first), out + at * count + first);
     });
-}
-
-// The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
-void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const int64_t* ids, const float* weights,
-                  float* out, int64_t bf16, int64_t threads) {
-    const int64_t hidden = experts->down->out, slots = tokens * experts->chosen;
-    Mixture mixture(*experts, tokens);
-    std::copy(ids, ids + slots, mixture.ids(*experts, 0));
-    std::copy(weights, weights + slots, mixture.weights(*experts, 0));
-    Region region(threads);
-    Narrowed narrowed(region, bf16);
-    mixture.run(region, narrowed, *experts, x, hidden, tokens, bf16);
-    region.share(tokens, 1, [&](int64_t t, int64_t) {
-        mixture.sum(*experts, t, bf16, nullptr, out + t * hidden);
-    });
-}
-
-int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
-
-// Floats that a recurrent layer keeps of each token.
-int64_t eyas_row_size(const Decoder* decoder) { return row_size(*decoder); }
-
-// Repeat the steps of accepted guesses on the staged states.
-void eyas_fold(const Decoder* decoder, const Fold* fold) {
-    Region region(fold->threads);
-    Recurrence(*decoder, fold->states, fold->tokens).fold(region, *fold);
-}
-
-// Returns 0, or 1 without running where a token has no embedding.
-int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
-    for (int64_t t = 0; t < pass->tokens && pass->ids; t++)
-        if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
-    if (decoder->bf16)
-        DecoderRun<uint16_t>(*decoder, *pass).run();
-    else
-        DecoderRun<float>(*decoder, *pass).run();
-    return 0;
-}
-
-// Grow a draft's candidates; returns the number of levels, or 0 without running where a token has no embedding.
-int64_t eyas_beam(const Decoder* decoder, const Pass* pass, const Beam* beam) {
-    for (int64_t i = 0; i < decoder->head.out; i++)
-        if (beam->ids[i] < 0 || beam->ids[i] >= decoder->embeddings) return 0;
-    return decoder->bf16 ? search<uint16_t>(*decoder, *pass, *beam) : search<float>(*decoder, *pass, *beam);
 }
 }

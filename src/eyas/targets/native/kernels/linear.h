@@ -100,10 +100,7 @@ Tile tile_of(int64_t tokens, int64_t panels) {
     return panels == 1 ? tile<KIND, PAIRED, T, 1> : tile<KIND, PAIRED, T, together(T)>;
 }
 
-inline Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels) {
-    if (kind == FLOAT32) return tile_of<FLOAT32, false>(tokens, panels);
-    return paired ? tile_of<BFLOAT16, PAIRS>(tokens, panels) : tile_of<BFLOAT16, false>(tokens, panels);
-}
+Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // floats.cpp
 
 // The tile of a packed weight: of so many tokens and as many panels as go together, or one.
 template <int64_t KIND, int T = MOST>
@@ -113,11 +110,7 @@ Tile integer_tile_of(int64_t tokens, int64_t panels) {
     return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, together_in_integers(T)>;
 }
 
-inline Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels) {
-    return with_kind(linear.kind, [&](auto kind) -> Tile {
-        return linear.ways == AS_FLOATS ? float_tile<kind.value> : integer_tile_of<kind.value>(tokens, panels);
-    });
-}
+Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
 
 // How many panels are multiplied at once by a group of so many tokens.
 inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens) {

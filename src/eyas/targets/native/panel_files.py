@@ -1,0 +1,241 @@
+"""Panels of packed weights in the user's cache: laid out once, then mapped into memory by every later process.
+
+A mapped file takes no time to read and no memory of its own: processes share its pages, and the system may drop them.
+It is written beside its final path, flushed and renamed, and never changed afterwards, so nobody maps half a file.
+Every byte is compared with the file's hashes before it is used. The files used last stay, 16 GiB in all; none is
+written that takes more than half of what the disk has left.
+
+A file holds a model's panels in the order in which they are made, an index of them, and the index's length.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eyas.files import remove_leftovers, writing
+from eyas.kept import code, content_hash, keeps, prune
+from eyas.machine import cache_directory
+from eyas.targets.native.packed import WeightBlocks, WeightFormat, joint_panels
+
+_LOG = logging.getLogger("eyas")
+
+MOST = 16 << 30
+"""Bytes of all files."""
+_ALIGNMENT = 4096
+_END = struct.Struct("<Q8s")
+_MAGIC = b"eyaspan1"
+
+
+class _StoredPanels(NamedTuple):
+    """Where the panels [panels, bytes] of a weight lie in the file."""
+
+    kind: int
+    out: int
+    panels: int
+    bytes: int
+    offset: int
+    hash: str
+
+
+class _Shelf(Protocol):
+    """A source of panels, one weight after the other."""
+
+    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+        """As `joint_panels`."""
+
+    def close(self, complete: bool) -> None:
+        """There are no more; `complete` unless loading failed."""
+
+
+class _MappedPanels:
+    """Panels of a file that was written by an earlier process."""
+
+    def __init__(self, path: Path, entries: list[_StoredPanels], pages: mmap.mmap) -> None:
+        self._path, self._entries, self._pages, self._taken = path, entries, pages, 0
+
+    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+        entry = self._entries[self._taken] if self._taken < len(self._entries) else None
+        self._taken += 1
+        if entry is None or entry.out != out:  # nothing but a bug, or a file of somebody else's, leads here
+            self._taken = len(self._entries) + 1
+            return joint_panels(pieces, out)
+        flat = torch.frombuffer(self._pages, dtype=torch.uint8, count=entry.panels * entry.bytes, offset=entry.offset)
+        return WeightFormat(entry.kind), flat.view(entry.panels, entry.bytes)
+
+    def close(self, complete: bool) -> None:
+        if complete and self._taken != len(self._entries):
+            _LOG.warning("%s doesn't hold the panels that this model has: it is made anew", self._path)
+            self._path.unlink(missing_ok=True)
+
+
+class _WrittenPanels:
+    """Panels that are laid out now, and written for later processes."""
+
+    def __init__(self, path: Path, file: IO[bytes], stack: ExitStack) -> None:
+        self._path, self._file, self._stack = path, file, stack
+        self._entries: list[_StoredPanels] = []
+        self._room = min(MOST, shutil.disk_usage(path.parent).free // 2)
+        self._failure: Exception | None = None
+
+    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+        kind, panels = joint_panels(pieces, out)
+        if self._failure is None:
+            try:
+                self._write(kind, out, panels)
+            except OSError as error:
+                self._failure = error
+        return kind, panels
+
+    def _write(self, kind: WeightFormat, out: int, panels: Tensor) -> None:
+        self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
+        if self._file.tell() + panels.nbytes > self._room:
+            raise OSError(f"there is no room for more than {self._room >> 20} MiB")
+        data: Any = panels.numpy()
+        self._entries.append(
+            _StoredPanels(kind, out, len(panels), panels.shape[1], self._file.tell(), content_hash(data))
+        )
+        self._file.write(data)
+
+    def close(self, complete: bool) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            index = json.dumps(self._entries).encode()
+            self._file.write(index + _END.pack(len(index), _MAGIC))
+            if complete:
+                self._stack.close()
+                prune(self._path.parent, MOST, self._path)
+                return
+        except OSError as error:
+            _LOG.info("laid-out weights aren't kept: %s", error)
+        _discard(self._stack)
+
+
+def _discard(stack: ExitStack) -> None:
+    """Leave a block of `writing` without its file."""
+    try:
+        with stack:
+            raise _DiscardedError
+    except _DiscardedError:
+        pass
+
+
+class _DiscardedError(Exception):
+    """What is written isn't to be kept."""
+
+
+class _PanelsOf:
+    """The panels of a model, whose file is looked for when the first of them is asked for."""
+
+    def __init__(self, made_of: Callable[[], str]) -> None:
+        self._made_of = made_of
+        self._shelf: _Shelf | None = None
+        self._failed = False
+
+    def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+        if self._shelf is None and not self._failed:
+            try:
+                self._shelf = _open(self._made_of())
+            except OSError as error:
+                _LOG.info("laid-out weights aren't kept: %s", error)
+                self._failed = True
+        return joint_panels(pieces, out) if self._shelf is None else self._shelf.next(pieces, out)
+
+    def close(self, complete: bool) -> None:
+        if self._shelf is not None:
+            self._shelf.close(complete)
+
+
+def _open(made_of: str) -> _Shelf:
+    """The shelf of a model that was made of something; one process writes it, others wait. OSError."""
+    name = sha256(f"{code()} {made_of}".encode()).hexdigest()[:24]
+    path = cache_directory() / "panels" / f"{name}.panels"
+    found = _mapped(path)
+    if found is not None:
+        return found
+    stack = ExitStack()
+    file: Any = stack.enter_context(writing(path, "wb"))
+    remove_leftovers(path.parent)
+    found = _mapped(path)  # who waited takes what it waited for
+    if found is not None:
+        _discard(stack)
+        return found
+    return _WrittenPanels(path, file, stack)
+
+
+def _mapped(path: Path) -> _MappedPanels | None:
+    """The panels of a file, mapped; None if there is none, or it is damaged, which is reported."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            pages = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    except FileNotFoundError:
+        return None
+    except ValueError:  # it is empty
+        entries = None
+    else:
+        entries = _entries(pages)
+    if entries is None:
+        _LOG.warning("%s is damaged: its weights are laid out anew", path)
+        path.unlink(missing_ok=True)
+        return None
+    os.utime(path)  # it is used
+    return _MappedPanels(path, entries, pages)
+
+
+def _entries(pages: mmap.mmap) -> list[_StoredPanels] | None:
+    """The index of a file, if each of its parts has the hash that is written there."""
+    for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):
+        if hasattr(mmap, advice):
+            pages.madvise(getattr(mmap, advice))
+    try:
+        size, magic = _END.unpack(pages[-_END.size :])
+        index = pages[len(pages) - _END.size - size : len(pages) - _END.size]
+        entries = [_StoredPanels(*entry) for entry in json.loads(index)]
+        whole = magic == _MAGIC and all(
+            content_hash(memoryview(pages)[entry.offset : entry.offset + entry.panels * entry.bytes]) == entry.hash
+            for entry in entries
+        )
+    except (struct.error, ValueError, TypeError):
+        return None
+    return entries if whole else None
+
+
+_KEPT: ContextVar[_Shelf | None] = ContextVar("the panels of the model that is being loaded", default=None)
+
+
+@contextmanager
+def kept_panels(made_of: Callable[[], str]) -> Iterator[None]:
+    """Within, a model is loaded whose panels are kept under a name for what it is `made_of`, asked when one is made."""
+    if not keeps():
+        yield
+        return
+    shelf = _PanelsOf(made_of)
+    token = _KEPT.set(shelf)
+    complete = False
+    try:
+        yield
+        complete = True
+    finally:
+        _KEPT.reset(token)
+        shelf.close(complete)
+
+
+def laid_out(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
+    """`joint_panels`, or what is kept of it within `kept_panels`: then the `pieces` aren't looked at."""
+    shelf = _KEPT.get()
+    return joint_panels(pieces, out) if shelf is None else shelf.next(pieces, out)

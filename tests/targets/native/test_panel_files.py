@@ -1,0 +1,201 @@
+"""Panels kept on disk: mapped by the next load, never trusted when damaged, and bounded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import eyas
+from eyas import kept
+from eyas.errors import ModelError
+from eyas.targets import Target, load_target
+from eyas.targets.native import panel_files
+from eyas.targets.native.library import kernels
+from eyas.targets.native.linears import PackedLinear, weight_formats
+
+from ... import gguf_models
+from ...pairs import save_drafter, save_target
+
+pytestmark = [
+    pytest.mark.usefixtures("_keeps"),
+    pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512"),
+]
+SOURCES: dict[str, dict[str, Any]] = {"Q4_1": {"dtype": "auto"}, "int4": {"quantize": "int4"}}
+
+
+@pytest.fixture
+def _keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("EYAS_KEEP", "1")
+
+
+@pytest.fixture
+def panels(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "eyas" / "panels"
+
+
+@pytest.fixture
+def laid_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Outputs of the weights that are laid out, not mapped."""
+    made: list[int] = []
+    whole = panel_files.joint_panels
+
+    def counted(pieces: Any, out: int) -> Any:
+        made.append(out)
+        return whole(pieces, out)
+
+    monkeypatch.setattr(panel_files, "joint_panels", counted)
+    return made
+
+
+def model_of(source: str, folder: Path) -> Path:
+    if source == "int4":
+        return save_target(folder / "model")
+    path = folder / "model.gguf"
+    if not path.exists():
+        gguf_models.write_llama(path, source)
+    return path
+
+
+def weights_of(target: Target) -> list[torch.Tensor]:
+    return [part.exact() for part in target.model.modules() if isinstance(part, PackedLinear)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_second_load_maps_what_the_first_one_wrote(
+    source: str, tmp_path: Path, panels: Path, laid_out: list[int]
+) -> None:
+    path = model_of(source, tmp_path)
+    first = load_target(path, device="cpu", **SOURCES[source])
+    count = len(laid_out)
+    assert count >= len(weights_of(first)) > 0
+    second = load_target(path, device="cpu", **SOURCES[source])
+    assert len(laid_out) == count
+    assert weight_formats(first.model) == weight_formats(second.model)
+    for one, other in zip(weights_of(first), weights_of(second), strict=True):
+        assert torch.equal(one, other)
+    assert len(list(panels.iterdir())) == 1
+
+
+def truncated(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def emptied(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def bit_flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[777] ^= 4
+    file.write_bytes(data)
+
+
+def index_of_another(file: Path) -> None:
+    file.write_bytes(file.read_bytes().replace(b", ", b",1", 1))
+
+
+@pytest.mark.parametrize("damage", [truncated, emptied, bit_flipped, index_of_another])
+def test_a_damaged_file_is_named_and_made_anew(
+    damage: Callable[[Path], None], tmp_path: Path, panels: Path, laid_out: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = model_of("Q4_1", tmp_path)
+    expected = weights_of(load_target(path, dtype="auto", device="cpu"))
+    (file,) = panels.iterdir()
+    whole = file.read_bytes()
+    damage(file)
+    laid_out.clear()
+    found = weights_of(load_target(path, dtype="auto", device="cpu"))
+    assert laid_out
+    assert str(file) in caplog.text
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("change", ["file", "time", "code", "format"])
+def test_what_was_made_of_something_else_is_not_used(
+    change: str, tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_of("int4" if change == "format" else "Q4_1", tmp_path)
+    options: dict[str, Any] = SOURCES["int4"] if change == "format" else {"dtype": "auto"}
+    load_target(path, device="cpu", **options)
+    if change == "file":  # another value somewhere in the middle; the same size and time
+        stat = path.stat()
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    elif change == "time":
+        os.utime(path, ns=(1, 1))
+    elif change == "code":
+        monkeypatch.setattr(panel_files, "code", lambda: "another")
+    else:
+        options = {"quantize": "int8"}
+    load_target(path, device="cpu", **options)
+    assert len(list(panels.iterdir())) == 2
+
+
+def test_the_files_used_last_stay(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    (tmp_path / "own").write_bytes(bytes(100))
+    os.utime(tmp_path / "own", (1, 1))
+    kept.prune(tmp_path, 350, tmp_path / "own")
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {"own", "new", "old"}
+
+
+def test_without_room_or_on_request_nothing_is_written(
+    tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = model_of("Q4_1", tmp_path)
+    monkeypatch.setattr(panel_files, "MOST", 1000)
+    expected = weights_of(load_target(path, dtype="auto", device="cpu"))
+    monkeypatch.setattr(panel_files, "MOST", 1 << 30)
+    monkeypatch.setenv("EYAS_KEEP", "0")
+    load_target(path, dtype="auto", device="cpu")
+    assert not list(panels.iterdir())
+    monkeypatch.setenv("EYAS_KEEP", "1")
+    panels.rmdir()
+    panels.write_text("not a folder", encoding="utf-8")
+    found = weights_of(load_target(path, dtype="auto", device="cpu"))
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_a_load_that_fails_leaves_no_file(tmp_path: Path, panels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ModelError("broken")
+
+    monkeypatch.setattr("eyas.targets.loading.finish_dequantized", fail)
+    with pytest.raises(ModelError, match="broken"):
+        load_target(model_of("Q4_1", tmp_path), dtype="auto", device="cpu")
+    assert not list(panels.iterdir())
+
+
+def test_a_hash_of_contents_sees_every_change() -> None:
+    data = torch.arange(3 * 8 * kept._CHUNK // 2 + 5, dtype=torch.int64).to(torch.uint8).numpy()
+    whole = kept.content_hash(data)
+    for at in (0, 9, 8 * kept._CHUNK, len(data) - 1):
+        data[at] ^= 128
+        assert kept.content_hash(data) != whole
+        data[at] ^= 128
+    data[:8], data[8:16] = data[8:16].copy(), data[:8].copy()  # words that change places
+    assert kept.content_hash(data) != whole
+    assert kept.content_hash(data[:-1]) != kept.content_hash(data)
+    assert kept.content_hash(data[:0]) != kept.content_hash(data[:8] * 0)
+
+
+def test_a_drafter_s_panels_are_kept_too(tmp_path: Path, panels: Path, laid_out: list[int]) -> None:
+    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    engines = [eyas.load(model, drafter, tree="chain:2", device="cpu", draft_quantize="int8") for _ in range(2)]
+    assert len(list(panels.iterdir())) == 1
+    networks = [engine.speculation.drafter.network for engine in engines if engine.speculation is not None]
+    parts = [[part for part in network.modules() if isinstance(part, PackedLinear)] for network in networks]
+    assert len(laid_out) == len(parts[0]) > 0
+    for one, other in zip(*parts, strict=True):
+        assert torch.equal(one.exact(), other.exact())
