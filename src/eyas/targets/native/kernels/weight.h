@@ -12,7 +12,8 @@
 // up with zeros. A block holds the 16 outputs' scales, perhaps their least weights, and codes: of four inputs at a time, which
 // lie together, for one output after the other. Of codes in 4 bits a byte has that of an input i < 16 below that of i + 16.
 // Scales and least weights are halves; or (super-blocks: GGML's k-quants) small integers, one for each output or two, times
-// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors.
+// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors. AWQ's and
+// GPTQ's blocks (ZERO) have the code of 0, a byte, in place of a least weight, which is that code times the scale.
 #pragma once
 
 #include <type_traits>
@@ -27,17 +28,22 @@ constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 // Packed kinds have codes of 8 or 4 bits, to be read as signed by taking half of their range away, or with a least weight.
 // Those of super-blocks have a least weight (SUPER), or codes to be read as signed and a scale for each 16 inputs (HALVES).
 enum Kind : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, SUPER8 = 6, SUPER4 = 7, HALVES8 = 8
+    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, ZERO4 = 6, SUPER8 = 7, SUPER4 = 8,
+    HALVES8 = 9
 };
 
 constexpr int64_t GROUP = 32;  // inputs of a block
 
 constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
-constexpr int code_bits(int64_t kind) { return kind == SIGNED4 || kind == LEAST4 || kind == SUPER4 ? 4 : 8; }
+constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : 8; }
 constexpr bool is_super(int64_t kind) { return kind >= SUPER8; }
-constexpr bool has_least(int64_t kind) { return kind == LEAST8 || kind == LEAST4 || kind == SUPER8 || kind == SUPER4; }
+constexpr bool has_least(int64_t kind) {
+    return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER8 || kind == SUPER4;
+}
 constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the code of 0 is 2 to this power
-constexpr int64_t header_bytes(int64_t kind) { return (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2); }
+constexpr int64_t header_bytes(int64_t kind) {
+    return kind == ZERO4 ? 3 * PANEL : (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
+}
 constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
 constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
 constexpr int64_t SUPER = 8;  // blocks of a super-block
