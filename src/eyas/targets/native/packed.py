@@ -1,4 +1,4 @@
-"""Weights in 4 or 8 bits: those of GGUF, AWQ and other files, and what `--quantize` makes, as the kernels multiply them.
+"""Weights in 4 or 8 bits: those of GGUF, AWQ and other files, and of `--quantize`, as the kernels multiply them.
 
 32 inputs of an output are a block: codes with a scale, and with a least weight, or the code that stands for 0.
 What a file holds is never rounded again: `Q5_0`, for instance, lies in bytes, and means the same numbers. Inputs become
@@ -10,9 +10,10 @@ Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -138,7 +139,8 @@ class WeightBlocks:
             shared = numbers(_parted(panels[:, : supers * size], 1, supers, size), torch.float16)
             panels = panels[:, supers * size :]
         sizes = [PANEL * dtype.itemsize for dtype in kind.numbers]
-        *headers, codes = _parted(panels, 1, blocks, -1).split([*sizes, GROUP * PANEL * kind.bits // 8], dim=2)
+        whole = _parted(panels, 1, blocks, -1)
+        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.bits // 8], dim=2)
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
@@ -146,6 +148,22 @@ class WeightBlocks:
         least = others[0][..., 0] if kind.has_least else None
         scales = torch.cat((scales, *others), dim=2) if kind is WeightFormat.HALVES8 else scales[..., 0]
         return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+
+
+class PackedWeight(NamedTuple):
+    """A weight that stays in the blocks of its file."""
+
+    format: str
+    """What they are called, such as `Q4_1` or `awq int4`."""
+    pieces: Callable[[], Iterator[WeightBlocks]]
+    """As `joint_panels` takes them."""
+
+
+class Weights(NamedTuple):
+    """The weights of a model: its state dict, and those that stay packed, which have places there without memory."""
+
+    state: dict[str, Tensor]
+    packed: dict[str, PackedWeight]
 
 
 PIECE = 2048
