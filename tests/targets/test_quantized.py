@@ -155,7 +155,7 @@ def decoded_losslessly(target: Target, own: Any = None) -> None:
             assert sum(one.stats.target_passes for one in done) < sum(one.stats.tokens for one in done)
 
 
-DEQUANTISED = ["fp8-blocks", "mxfp4", "compressed-fp8", "compressed-fp8-dynamic", *quantized.INTEGERS]
+DEQUANTISED = ["fp8-blocks", "mxfp4", "compressed-fp8", "compressed-fp8-dynamic", "compressed-int4", "awq"]
 
 
 def write(folder: Path, name: str) -> Any:

@@ -55,6 +55,9 @@ def test_weights_stay_as_the_file_has_them(tmp_path: Path, name: str) -> None:
 
     plain, short = load_target(tmp_path, device="cpu"), load_embedding_and_head(tmp_path, device="cpu", dtype="float32")
     assert weight_formats(plain.model) is None
+    assert all(
+        torch.equal(plain.model.get_submodule(path).weight, meant.get_parameter(f"{path}.weight")) for path in packed
+    )
     assert len({fingerprint(one.model) for one in (target, plain)}) == 1
     assert len({embedding_head_fingerprint(one.model, one.layers) for one in (target, plain, short)}) == 1
 
@@ -169,4 +172,3 @@ def test_experts_of_another_form_are_dequantised(tmp_path: Path, monkeypatch: py
     for name, weight in meant.state_dict().items():
         if name.endswith("experts.down_proj"):
             assert torch.equal(target.model.get_parameter(name), weight.to(target.dtype))
-    decoded_losslessly(target)
