@@ -32,13 +32,13 @@ def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
     drawn = np.random.default_rng(values.size).integers(0, 256, (values.size // size, bytes_), dtype=np.uint8)
     first, stop = K_SCALES[kind]
     drawn[:, first:stop] = np.full((stop - first) // 2, 0.0007, np.float16).view(np.uint8)
-    return drawn.reshape(values.shape[0], -1)
+    return drawn.reshape(*values.shape[:-1], -1)
 
 
-def write_llama(path: Path, kind: str = "F32") -> Any:
+def write_llama(path: Path, kind: str = "F32", **others: int) -> Any:
     """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of."""
     sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
-    model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1])
+    model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1], **others)
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
     tensors = {}
     for name, weight in model.state_dict().items():
@@ -48,9 +48,11 @@ def write_llama(path: Path, kind: str = "F32") -> Any:
     return model
 
 
-def write_moe(path: Path, kind: str = "F32", down: str | None = None) -> Any:
+def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: int) -> Any:
     """As `write_llama`, a Qwen3-MoE; perhaps what leads out of experts is of another type."""
-    model = tiny.build_model("qwen3moe", hidden_size=64, intermediate_size=128, head_dim=16)
+    size = 256 if kind in K_SCALES else 64
+    sizes = {"hidden_size": size, "intermediate_size": size, "moe_intermediate_size": size, "head_dim": size // 4}
+    model = tiny.build_model("qwen3moe", **sizes, **others)
     tensors = {}
     for name, weight in model.state_dict().items():
         if name.endswith("gate_up_proj"):
