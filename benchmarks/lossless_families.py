@@ -188,7 +188,8 @@ class Bench:
         layout = drafter_layout(target)
         networks = {}
         for name, (kind, settings) in DRAFTERS.items():
-            sizes = {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size}
+            hidden = target.hidden_size
+            sizes = {"vocab_size": target.vocab_size, "hidden_size": hidden, "target_hidden_size": hidden}
             network = tiny.network(kind, seed, **sizes, **settings)
             if "shared" in (network.config.embedding, network.config.head):
                 network.borrow(target)
