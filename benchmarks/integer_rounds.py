@@ -7,13 +7,16 @@ and `float32` dequantise them), or what bfloat16 weights are quantised to (`int8
     python -m benchmarks.integer_rounds plain MODEL auto bfloat16 [--new 128] [--repeats 5] [--draft-model DRAFTER]
         [--prompt-file EVAL/gsm8k.jsonl]
     python -m benchmarks.integer_rounds perplexity MODEL auto bfloat16 --text TEXT [--windows 40]
+        [--llama http://127.0.0.1:8080]
 
 `passes` gives milliseconds of a verified chain of so many tokens, and over those of one, and of a prompt's token.
-`perplexity` is llama.cpp's: windows of 512 tokens, of which the later half counts.
+`perplexity` is llama.cpp's: windows of 512 tokens, of which the later half counts. `--llama` is a server of llama.cpp's
+that holds the same file (`llama-server -m FILE.gguf -c 1024`): it is asked for one token after another.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -21,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
+from urllib.request import Request, urlopen
 
 import torch
 
@@ -127,9 +131,33 @@ def log_loss(target: Target, ids: Sequence[int], windows: int) -> tuple[float, i
     return total / count, count
 
 
-def perplexity(model: str, forms: Forms, *, text: Path, windows: int = 40, output: Output = None) -> None:
+def llama_log_loss(url: str, ids: Sequence[int], windows: int) -> tuple[float, int]:
+    """As `log_loss`, by a server of llama.cpp's, which gives log-probabilities of the next token only."""
+    total, count = 0.0, 0
+    for first in range(0, min(len(ids) - _WINDOW + 1, windows * _WINDOW), _WINDOW):
+        for at in range(first + _WINDOW // 2, first + _WINDOW):
+            total, count = total - llama_logprob(url, ids[first:at], ids[at], 500), count + 1
+    return total / count, count
+
+
+def llama_logprob(url: str, before: Sequence[int], token: int, most: int) -> float:
+    """The log-probability of a token, which is among the `most` likely ones, or among all."""
+    asked = {"prompt": list(before), "n_predict": 1, "n_probs": most, "cache_prompt": True}
+    request = Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=600) as answer:
+        likely = json.load(answer)["completion_probabilities"][0]["top_logprobs"]
+    found = next((each["logprob"] for each in likely if each["id"] == token), None)
+    return llama_logprob(url, before, token, 100 * most) if found is None else float(found)
+
+
+def perplexity(
+    model: str, forms: Forms, *, text: Path, windows: int = 40, llama: str | None = None, output: Output = None
+) -> None:
     ids = load_tokenizer(model)(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids
     found: dict[str, Any] = {}
+    if llama is not None:
+        loss, count = llama_log_loss(llama, ids, windows)
+        found["llama.cpp"] = {"perplexity": round(math.exp(loss), 4), "tokens": count}
     for form in forms:
         target = load_target(model, device="cpu", **how(form))
         loss, count = log_loss(target, ids, windows)

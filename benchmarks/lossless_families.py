@@ -2,6 +2,10 @@
 
     python -m benchmarks.lossless_families [--limit 500] [--families llama,gemma2] [--dtypes float32,bfloat16,int8]
         [--seed 0] [--output FILE.json]
+    python -m benchmarks.lossless_families --families llama,qwen3moe --dtypes int4,Q4_0,Q4_K,awq,gptq-zeros
+
+`--dtypes` are precisions, GGML's types of GGUF files (of a Llama and a Qwen3-MoE) and layouts of integers in
+checkpoints (`tests/quantized.py`). What FILE.json holds already isn't run again.
 
 Every prompt is answered by plain decoding alone, then with others in a random setting (a seed gives the same ones
 everywhere): drafter, tree, batch of 1 to 16, chunks of prompts, limits of the cache. Equality is promised in float32
@@ -37,11 +41,12 @@ from eyas.files import write_json
 from eyas.targets import Target, load_target
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear
+from eyas.targets.native.linears import PackedLinear
+from eyas.targets.native.packed import GGML
 from eyas.targets.tokenizers import eos_token_ids
 from eyas.tree import parse_tree
 from eyas.types import Completion, GrammarSpec, Limits, Request, SamplingParams, Stats
-from tests import pairs, tiny
+from tests import gguf_models, pairs, quantized, tiny
 
 T = TypeVar("T")
 
@@ -49,8 +54,12 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "bfloat16": {"dtype": torch.bfloat16},
     "int8": {"dtype": torch.bfloat16, "quantize": "int8"},
+    "int4": {"dtype": torch.bfloat16, "quantize": "int4"},
 }
-"""Options of `load_target`; int8 weights are multiplied by bfloat16 states."""
+"""Options of `load_target` for a float checkpoint."""
+FORMATS = (*GGML, *quantized.INTEGERS)
+"""Formats of files whose weights stay packed."""
+_GGUF = {"llama": gguf_models.write_llama, "qwen3moe": gguf_models.write_moe}
 _SHARED = {"embedding": "shared", "head": "shared"}
 _REDUCED = {"draft_vocab_size": 200}
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -154,11 +163,16 @@ def _sometimes(rng: Random, share: float, value: T, otherwise: T) -> T:
     return value if rng.random() < share else otherwise
 
 
-def save_family(family: str, folder: Path, seed: int) -> Path:
+def save_family(family: str, precision: str, folder: Path, seed: int) -> Path:
     """A random model of an architecture whose vocabulary is the tokenizer's, saved as users have it."""
     fitting = tiny.fitting_recurrent if family in _RECURRENT else tiny.fitting
     sizes = {**fitting(family), "vocab_size": len(pairs.tokenizer())}
-    tiny.build_model(family, seed=seed, **sizes).save_pretrained(folder)
+    if precision in GGML:
+        _GGUF[family](folder, precision, vocab_size=sizes["vocab_size"])
+    elif precision in FORMATS:
+        quantized.write(folder, precision, family=family, **sizes)
+    else:
+        tiny.build_model(family, seed=seed, **sizes).save_pretrained(folder)
     return folder
 
 
@@ -175,11 +189,13 @@ class Bench:
     @classmethod
     def load(cls, folder: Path, precision: str, seed: int) -> Bench:
         """The model of a folder, and a random network of every sort in `DRAFTERS`, laid out as `load_drafter` does."""
-        target = load_target(folder, device="cpu", **PRECISIONS[precision])
+        target = load_target(folder, device="cpu", **PRECISIONS.get(precision, {"dtype": "auto"}))
         layout = drafter_layout(target)
         networks = {}
         for name, (kind, settings) in DRAFTERS.items():
-            network = tiny.network(kind, seed, vocab_size=target.vocab_size, **settings)
+            hidden = target.hidden_size
+            sizes = {"vocab_size": target.vocab_size, "hidden_size": hidden, "target_hidden_size": hidden}
+            network = tiny.network(kind, seed, **sizes, **settings)
             if "shared" in (network.config.embedding, network.config.head):
                 network.borrow(target)
             networks[name] = network.to(target.dtype)
@@ -270,8 +286,8 @@ class Cell:
     precision: str
     native: bool
     """Whether the target's passes are native."""
-    int8_linears: int
-    """Layers whose weights are int8."""
+    packed_linears: int
+    """Layers whose weights have 4 or 8 bits."""
     answers: int = 0
     tokens: int = 0
     equal: int = 0
@@ -310,8 +326,8 @@ def groups(rng: Random, requests: Sequence[Request]) -> Iterator[tuple[Setting, 
 def run_cell(bench: Bench, family: str, precision: str, limit: int, seed: int, progress: Progress) -> Cell:
     """Compare `limit` answers of one model."""
     rng = Random(f"{seed} {family} {precision}")
-    int8 = sum(isinstance(module, Int8Linear) for module in bench.target.model.modules())
-    cell = Cell(family, precision, bench.target.native is not None, int8)
+    packed = sum(isinstance(module, PackedLinear) for module in bench.target.model.modules())
+    cell = Cell(family, precision, bench.target.native is not None, packed)
     pooled = Stats()
     for setting, batch in groups(rng, random_requests(rng, limit, bench.target.vocab_size)):
         plain = bench.alone(batch)
@@ -405,21 +421,21 @@ def names(known: Sequence[str]) -> Callable[[str], list[str]]:
 def main(
     *,
     families: Annotated[list[str], "all by default", names(FAMILIES)] = list(FAMILIES),  # noqa: B006
-    dtypes: Annotated[list[str], "all that run on this machine", names(list(PRECISIONS))] = list(PRECISIONS),  # noqa: B006
+    dtypes: Annotated[list[str], "all that run on this machine", names([*PRECISIONS, *FORMATS])] = list(PRECISIONS),  # noqa: B006
     limit: Annotated[int, "answers for each family and precision"] = 500,
     seed: int = 0,
     output: Annotated[Path | None, "written after each family and precision; what it has isn't done again"] = None,
 ) -> int:
     logging.disable_progress_bar()
-    wanted = [name for name in dtypes if name != "int8" or kernels() is not None]
+    wanted = [name for name in dtypes if name in ("float32", "bfloat16") or kernels() is not None]
     cells = [] if output is None else read_cells(output, seed, limit)
     done = {(cell.family, cell.precision) for cell in cells}
     with TemporaryDirectory() as folder, display.counting() as progress:
-        saved = {family: save_family(family, Path(folder) / family, seed) for family in families}
         for precision, family in product(wanted, families):
-            if (family, precision) in done:
+            if (family, precision) in done or (precision in GGML and family not in _GGUF):
                 continue
-            bench = Bench.load(saved[family], precision, seed)
+            path = Path(folder) / f"{family}-{precision}.gguf"
+            bench = Bench.load(save_family(family, precision, path, seed), precision, seed)
             cells.append(run_cell(bench, family, precision, limit, seed, progress))
             if output is not None:
                 found = [asdict(cell) | {"promised": cell.promised, "broken": cell.broken} for cell in cells]

@@ -32,15 +32,43 @@ def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
     drawn = np.random.default_rng(values.size).integers(0, 256, (values.size // size, bytes_), dtype=np.uint8)
     first, stop = K_SCALES[kind]
     drawn[:, first:stop] = np.full((stop - first) // 2, 0.0007, np.float16).view(np.uint8)
-    return drawn.reshape(values.shape[0], -1)
+    return drawn.reshape(*values.shape[:-1], -1)
 
 
-def write_llama(path: Path, kind: str = "F32") -> Any:
+def write_llama(path: Path, kind: str = "F32", **others: int) -> Any:
     """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of."""
     sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
-    model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1])
-    config = model.config
-    writer = gguf.GGUFWriter(path, "llama")
+    model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1], **others)
+    heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
+    tensors = {}
+    for name, weight in model.state_dict().items():
+        turned = heads.get(name.split(".")[-2])
+        tensors[name.removesuffix(".weight")] = weight if turned is None else permuted(weight, turned)
+    _write(path, gguf.MODEL_ARCH.LLAMA, model.config, tensors, kind)
+    return model
+
+
+def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: int) -> Any:
+    """As `write_llama`, a Qwen3-MoE; perhaps what leads out of experts is of another type."""
+    size = 256 if kind in K_SCALES else 64
+    sizes = {"hidden_size": size, "intermediate_size": size, "moe_intermediate_size": size, "head_dim": size // 4}
+    model = tiny.build_model("qwen3moe", **sizes, **others)
+    tensors = {}
+    for name, weight in model.state_dict().items():
+        if name.endswith("gate_up_proj"):
+            gates, ups = weight.chunk(2, dim=1)
+            tensors |= {name.replace("gate_up", "gate"): gates, name.replace("gate_up", "up"): ups}
+        else:
+            tensors[name.removesuffix(".weight")] = weight
+    _write(path, gguf.MODEL_ARCH.QWEN3MOE, model.config, tensors, kind, down)
+    return model
+
+
+def _write(
+    path: Path, architecture: Any, config: Any, tensors: dict[str, torch.Tensor], kind: str, down: str | None = None
+) -> None:
+    """Write tensors by the names of a model's modules; stacks of experts keep theirs."""
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("tiny")
     writer.add_vocab_size(config.vocab_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -49,25 +77,29 @@ def write_llama(path: Path, kind: str = "F32") -> Any:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(config, "num_experts"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     _add_tokenizer(writer, config.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, weight in model.state_dict().items():
-        base = name.removesuffix(".weight")
-        if base.endswith(("q_proj", "k_proj")):
-            query = base.endswith("q_proj")
-            weight = permuted(weight, config.num_attention_heads if query else config.num_key_value_heads)
-        values, type_ = weight.float().numpy(), gguf.GGMLQuantizationType[kind]
-        if weight.dim() == 1:
-            type_ = gguf.GGMLQuantizationType.F32
-        writer.add_tensor(f"{names.get_name(base)}.weight", blocks_of(values, type_.name), raw_dtype=type_)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, weight in tensors.items():
+        own = down if down is not None and weight.dim() == 3 and name.endswith("down_proj") else kind
+        plain = weight.dim() == 1 or name.endswith("mlp.gate")  # routers are never quantised
+        type_ = gguf.GGMLQuantizationType["F32" if plain else own]
+        writer.add_tensor(
+            f"{names.get_name(name)}.weight", blocks_of(weight.float().numpy(), type_.name), raw_dtype=type_
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return model
 
 
 def _add_tokenizer(writer: Any, size: int) -> None:

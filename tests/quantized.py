@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,18 @@ def _codes(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
     return codes.flatten(1).long(), scales
 
 
-def _decoded(codes: Tensor, scales: Tensor, zero: int) -> Tensor:
-    grouped = codes.unflatten(1, (scales.shape[1], -1)) - zero
+def _with_zeros(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Unsigned codes [O, I], any float16 scales and unsigned zeros [O, I / G], neither 0 nor all in the middle."""
+    grouped = weight.unflatten(1, (-1, group))
+    most, least = grouped.amax(-1).clamp(min=0), grouped.amin(-1).clamp(max=0)
+    scales = ((most - least) / (2**bits - 1)).half()
+    zeros = (-least / scales.float()).round().clamp(1, 2**bits - 1)
+    codes = (grouped / scales.float().unsqueeze(-1)).round() + zeros.unsqueeze(-1)
+    return codes.clamp(0, 2**bits - 1).flatten(1).long(), scales, zeros.long()
+
+
+def _decoded(codes: Tensor, scales: Tensor, zeros: Tensor | int) -> Tensor:
+    grouped = codes.unflatten(1, (scales.shape[1], -1)) - (zeros if isinstance(zeros, int) else zeros.unsqueeze(-1))
     return (grouped * scales.float().unsqueeze(-1)).flatten(1)
 
 
@@ -80,28 +91,60 @@ def _fp8_blocks(weight: Tensor) -> _Stored:
     return {"weight": values, "weight_scale_inv": scales}, values.float() * wide
 
 
-def _gptq(weight: Tensor) -> _Stored:
-    """GPTQ (version 1, which stores zero points less one): words run along the inputs."""
-    codes, scales = _codes(weight, 4, GROUP)
+def _compressed_zeros(weight: Tensor) -> _Stored:
+    """compressed-tensors' pack-quantized with zeros, in words that run along the outputs."""
+    codes, scales, zeros = _with_zeros(weight, 4, GROUP)
     stored = {
-        "qweight": _words(codes, 4).T.contiguous(),
-        "qzeros": _words(torch.full_like(scales.T, 7), 4),
-        "scales": scales.T.contiguous(),
-        "g_idx": (torch.arange(weight.shape[1]) // GROUP).to(torch.int32),
+        "weight_packed": _words(codes, 4),
+        "weight_scale": scales,
+        "weight_zero_point": _words(zeros.T, 4).T.contiguous(),
+        "weight_shape": torch.tensor(weight.shape),
     }
-    return stored, _decoded(codes, scales, 8)
+    return stored, _decoded(codes, scales, zeros)
 
 
-def _awq(weight: Tensor) -> _Stored:
+def _int_quantized(weight: Tensor) -> _Stored:
+    """compressed-tensors' int-quantized, W8A8: a scale for each output; inputs are rounded by token."""
+    codes, scales = _codes(weight, 8, weight.shape[1])
+    return {"weight": (codes - 128).to(torch.int8), "weight_scale": scales.bfloat16()}, _decoded(codes, scales, 128)
+
+
+def _gptq(weight: Tensor, bits: int = 4, group: int = GROUP, zeros: bool = False, less: int = 1) -> _Stored:
+    """GPTQ (version 1, which stores zeros `less` one): words run along the inputs, those of zeros along the outputs."""
+    if zeros:
+        codes, scales, middle = _with_zeros(weight, bits, group)
+    else:
+        codes, scales = _codes(weight, bits, group)
+        middle = torch.full(scales.shape, 1 << (bits - 1))
+    stored = {
+        "qweight": _words(codes, bits).T.contiguous(),
+        "qzeros": _words(middle.T - less, bits),
+        "scales": scales.T.contiguous(),
+        "g_idx": (torch.arange(weight.shape[1]) // group).to(torch.int32),
+        "bias": torch.zeros(len(weight), dtype=torch.float16),  # as old files have it
+    }
+    return stored, _decoded(codes, scales, middle)
+
+
+def _act_order(weight: Tensor) -> _Stored:
+    """GPTQ with inputs that take turns in groups (desc_act)."""
+    stored, meant = _gptq(weight)
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
+    codes = meant.unflatten(1, (-1, GROUP)) / stored["scales"].T.float().unsqueeze(-1) + 8
+    stored["qweight"] = _words(codes.flatten(1)[:, order].long(), 4).T.contiguous()
+    stored["g_idx"] = stored["g_idx"][order].contiguous()
+    return stored, meant[:, order]
+
+
+def _awq(weight: Tensor, group: int = GROUP) -> _Stored:
     """AWQ (gemm): words run along the outputs, in an order of their own."""
-    codes, scales = _codes(weight, 4, GROUP)
-    ordered = codes.T.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1)
-    stored = {
-        "qweight": _words(ordered, 4),
-        "qzeros": _words(torch.full_like(scales.T, 8), 4),
-        "scales": scales.T.contiguous(),
-    }
-    return stored, _decoded(codes, scales, 8)
+    codes, scales, zeros = _with_zeros(weight, 4, group)
+
+    def ordered(values: Tensor) -> Tensor:
+        return _words(values.T.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1), 4)
+
+    stored = {"qweight": ordered(codes), "qzeros": ordered(zeros), "scales": scales.T.contiguous()}
+    return stored, _decoded(codes, scales, zeros)
 
 
 def _compressed(kind: str, activations: bool = False, **weights: Any) -> dict[str, Any]:
@@ -122,6 +165,8 @@ def _compressed(kind: str, activations: bool = False, **weights: Any) -> dict[st
 _INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 _INT8 = {"num_bits": 8, "type": "int", "strategy": "channel"}
 _FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
     "compressed-int4": (lambda w: _compressed_int(w, 4, GROUP), _compressed("pack-quantized", **_INT4)),
     "compressed-int8": (lambda w: _compressed_int(w, 8, w.shape[1]), _compressed("pack-quantized", **_INT8)),
@@ -138,27 +183,44 @@ FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
             "modules_to_not_convert": ["lm_head"],
         },
     ),
-    "gptq": (_gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}),
-    "awq": (
-        _awq,
-        {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
-    ),
+    "compressed-int4-zeros": (_compressed_zeros, _compressed("pack-quantized", **{**_INT4, "symmetric": False})),
+    "compressed-w8a8": (_int_quantized, _compressed("int-quantized", activations=True, **_INT8)),
+    "gptq": (_gptq, _GPTQ),
+    "gptq-zeros": (partial(_gptq, zeros=True), {**_GPTQ, "sym": False}),
+    "gptq-v2": (partial(_gptq, zeros=True, less=0), {**_GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}),
+    "gptq-8": (partial(_gptq, bits=8, group=64), {**_GPTQ, "bits": 8, "group_size": 64}),
+    "gptq-act-order": (_act_order, {**_GPTQ, "desc_act": True}),
+    "awq": (_awq, _AWQ),
+    "awq-64": (partial(_awq, group=64), {**_AWQ, "group_size": 64}),
 }
 """By name: what stores a weight, and the config."""
+INTEGERS = [name for name in FORMATS if "fp8" not in name]
+"""Those in 4 and 8 bits that eyas reads itself."""
 
 
-def write(folder: Path, name: str, mlp: str | None = None, **sizes: int) -> Any:
-    """Write a Llama in one of `FORMATS`, its MLP in another; returns the float model that it stands for."""
+def write(folder: Path, name: str, mlp: str | None = None, family: str = "llama", **sizes: int) -> Any:
+    """Write a model in one of `FORMATS`, its MLP in another; returns the float model that it stands for.
+
+    Experts lie in files one by one. What isn't quantised is in bfloat16, which is no less than float16 here.
+    """
     store, settings = FORMATS[name]
     others = store
     if mlp is not None:
         others, (first, second) = FORMATS[mlp][0], (FORMATS[one][1]["config_groups"]["group_0"] for one in (name, mlp))
         groups = {"attention": {**first, "targets": ["re:.*attn.*"]}, "mlp": {**second, "targets": ["re:.*mlp.*"]}}
         settings = {**settings, "config_groups": groups}
-    model = tiny.build_model("llama", **{**SIZES, **sizes})
+    model = tiny.build_model(family, **{**SIZES, **sizes})
     tensors = {}
     for key, weight in model.state_dict().items():
-        if key.endswith("proj.weight"):
+        if key.endswith(("gate_up_proj", "down_proj")):
+            names = ("gate_proj", "up_proj") if key.endswith("gate_up_proj") else ("down_proj",)
+            for expert, whole in enumerate(weight):
+                for part, own in zip(names, whole.chunk(len(names)), strict=True):
+                    stored, meant = others(own)
+                    prefix = f"{key.rpartition('.')[0]}.{expert}.{part}."
+                    tensors.update({prefix + end: tensor for end, tensor in stored.items()})
+                    own.copy_(meant)
+        elif key.endswith("proj.weight") or "kv_a_proj" in key:
             stored, meant = (others if ".mlp." in key else store)(weight)
             tensors.update({key.removesuffix("weight") + part: tensor for part, tensor in stored.items()})
             weight.copy_(meant)

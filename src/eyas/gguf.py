@@ -93,10 +93,13 @@ class Gguf:
         self.tensors = self._tensors(tensors)
 
     def blocks(self, name: str, rows: Tensor) -> Tensor:
-        """The blocks [rows, B, bytes] uint8 of some rows of a quantised matrix, as they lie in the file."""
+        """The blocks [rows, B, bytes] uint8 of some rows of a quantised tensor, as they lie in the file.
+
+        Rows of a stack of matrices are counted through all of them.
+        """
         info = self.tensors[name]
         size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
-        whole = np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(info.shape[0], -1, size)
+        whole = np.frombuffer(self._data, np.uint8, info.size, info.offset).reshape(prod(info.shape[:-1]), -1, size)
         return torch.from_numpy(whole[rows.numpy()])
 
     def load(self, name: str) -> Tensor:

@@ -85,11 +85,17 @@ def _convert(file: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file as transformers keeps them."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    from eyas.gguf import Gguf  # it imports torch
+
     try:
         config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # transformers' reader raises whatever a file makes it stumble over
         raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
+    metadata = Gguf(file).metadata
+    size = metadata.get(f"{metadata['general.architecture']}.expert_feed_forward_length")
+    if size is not None and hasattr(config, "moe_intermediate_size"):
+        config.moe_intermediate_size = size  # which transformers overlooks in some architectures
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import eyas
+from eyas.assets import named_target
 from eyas.bench.offline.certificate import own_modules
 from eyas.engine.controller.calibration import describe
 from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.gguf_weights import model_by_transformers
+from eyas.targets.loading import read_config, read_model
 from eyas.targets.native import linears
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import PackedEmbedding, PackedLinear, weight_formats
@@ -75,6 +77,34 @@ def test_speculation_gives_the_tokens_of_plain_decoding(kind: str, file_of: Call
         plain = plain or tokens
         assert tokens == plain, (method, tree, batch)
     assert target.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("kind", "down"), [("Q4_0", "Q8_0"), ("Q8_0", "F16")])
+def test_experts_stay_packed(kind: str, down: str, tmp_path: Path) -> None:
+    """Unless a part of them can't; gates and ups of a file are one stack."""
+    path = tmp_path / "moe.gguf"
+    gguf_models.write_moe(path, kind, down)
+    target, plain = (load_target(path, dtype=dtype, device="cpu") for dtype in ("auto", "bfloat16"))
+    assert target.native is not None
+    name = named_target(str(path))
+    stock = read_model(name, read_config(name), torch.float32)  # transformers overlooks the size of its experts
+    stacks = {name: part for name, part in target.model.named_modules() if getattr(part, "stacked", None)}
+    assert len(stacks) == 2 * tiny.LAYERS
+    for name, part in stacks.items():
+        weight = stock.get_parameter(name)
+        assert isinstance(part, PackedLinear) == (down in GGML)
+        assert torch.equal(part.exact().view(weight.shape), weight if down in GGML else weight.bfloat16())
+    assert fingerprint(target.model) == fingerprint(plain.model)
+    assert weight_shapes(target.model) == weight_shapes(plain.model)
+    requests = [
+        eyas.Request(tuple(text), eyas.SamplingParams(max_tokens=12, ignore_eos=True))
+        for text in tiny.prompts(5, 9, 12)
+    ]
+    answers = [
+        [done.token_ids for done in eyas.load(path, method=method, batch_size=batch).generate(requests)]
+        for method, batch in ((None, 1), ("ngram", 4))
+    ]
+    assert answers[0] == answers[1]
 
 
 def test_logits_are_those_of_the_same_arithmetic_in_float64(

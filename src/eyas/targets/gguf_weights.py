@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,23 +22,8 @@ from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
-from eyas.targets.native.packed import GGML, PIECE, WeightBlocks
-
-
-class PackedWeight(NamedTuple):
-    """A weight that stays in the blocks of its file."""
-
-    format: str
-    """GGML's name of them, such as `Q4_1`."""
-    pieces: Callable[[], Iterator[WeightBlocks]]
-    """As `joint_panels` takes them."""
-
-
-class Weights(NamedTuple):
-    """The weights of a model: its state dict, and those that stay packed, which have places there without memory."""
-
-    state: dict[str, Tensor]
-    packed: dict[str, PackedWeight]
+from eyas.targets.native.experts import can_stay_packed
+from eyas.targets.native.packed import GGML, PIECE, PackedWeight, WeightBlocks, Weights
 
 
 def read_weights(
@@ -67,7 +53,7 @@ def read_weights(
     ]
     packed = _packed(opened, used, model, processor, names) if packs else {}
     for name in used:
-        if names.get(name) in packed:
+        if _parameter(names, name) in packed:
             continue
         made = processor.process(
             weights=opened.load(name).float().numpy(), name=name, tensor_key_mapping=names, parsed_parameters=read
@@ -85,36 +71,72 @@ def read_weights(
     return Weights(state | shapes, packed)
 
 
+def _parameter(names: dict[str, str], tensor: str) -> str | None:
+    """The model's parameter that a tensor is, or is a part of; those of experts have no ending."""
+    return names.get(tensor) or names.get(tensor.removesuffix(".weight"))
+
+
 def _packed(
     opened: Gguf, used: Sequence[str], model: nn.Module, processor: Any, names: dict[str, str]
 ) -> dict[str, PackedWeight]:
-    """The weights of linear layers and plain embeddings that can stay in their blocks; none if that is the lesser part.
+    """The weights of linears, plain embeddings and experts that can stay in their blocks; none if that is the less.
 
-    transformers may change the order of a weight's rows, which it shows with their numbers.
+    transformers may change the order of a weight's rows, and makes one stack of gates and ups, which it shows with
+    their numbers.
     """
-    found, size, whole = dict[str, PackedWeight](), 0, sum(opened.tensors[name].size for name in used)
+    parts: dict[str, list[str]] = {}
     for name in used:
-        tensor, key = opened.tensors[name], names.get(name)
-        if key is None or len(tensor.shape) != 2 or tensor.type not in GGML:
-            continue
-        if type(model.get_submodule(key.rpartition(".")[0])) not in (nn.Linear, nn.Embedding):
-            continue
-        numbers = np.arange(float(tensor.shape[0]))[:, None]
-        made = processor.process(weights=numbers, name=name, tensor_key_mapping=names)
-        order = torch.from_numpy(np.array(made.weights)).flatten().long()
-        if (
-            made.name == name
-            and made.weights.shape == numbers.shape
-            and order.sort().values.equal(torch.arange(len(order)))
-        ):
-            found[key] = PackedWeight(tensor.type, partial(_pieces, opened, name, order))
-            size += tensor.size
-    return found if size > whole / 2 else {}
+        key = _parameter(names, name)
+        if key is not None and opened.tensors[name].type in GGML and len(opened.tensors[name].shape) > 1:
+            parts.setdefault(key, []).append(name)
+    found = {}
+    for key, tensors in parts.items():
+        order, kinds = _order(opened, tensors, processor, names), {opened.tensors[name].type for name in tensors}
+        shape, module = model.get_parameter(key).shape, model.get_submodule(key.rpartition(".")[0])
+        kept = type(module) in (nn.Linear, nn.Embedding) if len(shape) == 2 else can_stay_packed(module)
+        whole = order is not None and order.sort().values.equal(torch.arange(prod(shape[:-1])))
+        if kept and whole and len(kinds) == 1 and order is not None:
+            found[key] = PackedWeight(kinds.pop(), partial(_pieces, opened, tensors, order))
+    for key in [key for key in found if not key.endswith(".weight")]:
+        layer = key.rpartition(".")[0]
+        if not {f"{layer}.gate_up_proj", f"{layer}.down_proj"} <= set(found):
+            found.pop(key)
+    size = sum(opened.tensors[name].size for key in found for name in parts[key])
+    return found if 2 * size > sum(opened.tensors[name].size for name in used) else {}
 
 
-def _pieces(opened: Gguf, name: str, order: Tensor) -> Iterator[WeightBlocks]:
+def _order(opened: Gguf, tensors: Sequence[str], processor: Any, names: dict[str, str]) -> Tensor | None:
+    """Which rows of some tensors, one below the other, make the parameter that they are; None if none do.
+
+    Numbers of rows are few enough for float64.
+    """
+    read: dict[str, Any] = {"tensors": {}}
+    first = 0
+    for name in tensors:
+        shape = (*opened.tensors[name].shape[:-1], 1)
+        numbers = np.arange(float(prod(shape))).reshape(shape) + first
+        first += numbers.size
+        made = processor.process(weights=numbers, name=name, tensor_key_mapping=names, parsed_parameters=read)
+    if made.name is None:  # a part of a stack
+        stack = read["tensors"].get(_parameter(names, tensors[0]))
+        return None if stack is None else stack.flatten().long()
+    if len(tensors) > 1 or made.name != tensors[0] or made.weights.shape != shape:
+        return None
+    return torch.from_numpy(np.array(made.weights)).flatten().long()
+
+
+def _pieces(opened: Gguf, tensors: Sequence[str], order: Tensor) -> Iterator[WeightBlocks]:
+    """The rows of some tensors, one below the other, in an `order`."""
+    stops = torch.tensor([prod(opened.tensors[name].shape[:-1]) for name in tensors]).cumsum(0)
     for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
-        yield GGML[opened.tensors[name].type](opened.blocks(name, rows))
+        owners, raw = torch.bucketize(rows, stops, right=True), torch.empty(0, dtype=torch.uint8)
+        for owner in owners.unique().tolist():  # type: ignore[no-untyped-call]
+            mine = owners == owner
+            blocks = opened.blocks(tensors[owner], rows[mine] - (int(stops[owner - 1]) if owner else 0))
+            if len(raw) != len(rows):
+                raw = blocks.new_empty(len(rows), *blocks.shape[1:])
+            raw[mine] = blocks
+        yield GGML[opened.tensors[tensors[0]].type](raw)
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:

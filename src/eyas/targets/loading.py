@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import CONFIG_NAME, cached_file
 from transformers.utils import logging as transformers_logging
 
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
@@ -25,7 +25,7 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
-from eyas.targets.gguf_weights import PackedWeight, read_weights, stored_dtype
+from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import fuse_linears, prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
@@ -42,14 +42,23 @@ from eyas.targets.native.linears import (
     best_layout,
     sums_codes,
 )
+from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.panel_files import kept_panels
-from eyas.targets.quantization import dequantize_at_load, finish_dequantized, quantized_by, refuse_quantization
+from eyas.targets.quantization import (
+    dequantize_at_load,
+    finish_dequantized,
+    quantized_by,
+    read_here,
+    refuse_quantization,
+)
+from eyas.targets.quantized_weights import read_quantized, weight_files
 from eyas.targets.target import EmbeddingAndHead, Target
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 _MOST_LAYERS = 10_000
+_NO_KERNEL = "nothing here multiplies by them as they are"
 _QUANTIZED: dict[str, type[Int8Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 
@@ -67,7 +76,8 @@ def load_target(
     """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
 
     Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native; and weights of
-    a GGUF file stay in 4 and 8 bits, where there are kernels that multiply by them.
+    a GGUF, AWQ, GPTQ or compressed-tensors checkpoint stay in 4 and 8 bits, where there are kernels that multiply by
+    them; what such a one has in float16 becomes float32, which holds it.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
     the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
@@ -100,8 +110,8 @@ def load_target(
     refuse_unsupported(model_class(config), config)
     stored = dequantize_at_load(config, torch_device)
     method = quantized_by(config)
-    if method is not None and quantize:
-        raise UsageError(f"{name} is quantised by {method} already: leave quantize out")
+    if quantize and (method or read_here(config)):
+        raise UsageError(f"{name} is quantised by {method or stored} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
     own_kernels = dtype == "auto" and packing and attention is None and method is None
@@ -119,13 +129,15 @@ def load_target(
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
         return make(loaded, ragged=not compiled, native=native, record=record)
 
-    if stored is not None:
-        _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
+    if stored is not None and not (packs and read_here(config)):
+        why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if read_here(config) else _NO_KERNEL
+        _LOG.warning("the %s weights of %s are dequantised: %s", stored, name, why)
     if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
             return target
-    target = loaded_in(resolve_dtype(dtype, name, torch_device))
+    chosen = resolve_dtype(dtype, name, torch_device)
+    target = loaded_in(torch.float32 if packs and read_here(config) and chosen == torch.float16 else chosen)
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
@@ -188,8 +200,8 @@ def _prepack(
     elif layout is not None:
         prepack_linears(model, layout, dtype)
         _leave_file(model)
-        if layout is NativeLinear:
-            replace_experts(model, NativeLinear, dtype)
+    if not quantize:
+        replace_experts(model, NativeLinear if layout is NativeLinear else None, dtype)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
     if layout is not None:
@@ -318,27 +330,36 @@ def read_model(
 ) -> Any:  # fmt: skip
     """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
 
-    `partial`: the config has fewer layers than there are weights. `packs`: those of a GGUF file stay in formats that
-    the kernels multiply by; an adapter's base is always dequantised. Raises ModelError if weights can't be read or are
-    missing, or a library for quantised ones is.
+    `partial`: the config has fewer layers than there are weights. `packs`: those of GGUF files, AWQ, GPTQ and
+    compressed-tensors stay in formats that the kernels multiply by; an adapter's base is always dequantised. Raises
+    ModelError if weights can't be read or are missing, or a library for quantised ones is.
     """
     refuse_quantization(model_class(config), config)
     adapter, source = find_adapter(name), name
     if adapter is not None:
         check_peft(adapter)
         source = adapter.base
-    gguf_file = weights_file(source)
+    gguf_file, settings = weights_file(source), read_here(config)
     beside: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
     if adapter is not None and adapter.beside:
         beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
+        packs = packs and adapter is None
         if gguf_file is not None:
             beside["state_dict"], packed = read_weights(
-                gguf_file, model_class(config), config, dtype, first=partial, packs=packs and adapter is None
+                gguf_file, model_class(config), config, dtype, first=partial, packs=packs
             )
-        loaded, report = (auto_class if gguf_file is None else model_class)(config).from_pretrained(
-            source if gguf_file is None else None,
+        elif settings is not None:
+            config = copy.deepcopy(config)
+            for part in (config, config.get_text_config()):
+                vars(part).pop("quantization_config", None)
+            beside["state_dict"], packed = read_quantized(
+                source, model_class(config), config, settings, dtype, packs=packs
+            )
+        given = "state_dict" in beside
+        loaded, report = (model_class if given else auto_class)(config).from_pretrained(
+            None if given else source,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
@@ -360,16 +381,22 @@ def read_model(
 
 
 def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dtype) -> None:
-    """Give the modules of a model's `packed` weights these in place of their parameters; a tied head reads the same."""
+    """Give the modules of a model's `packed` weights these in place of their parameters; a tied head reads the same.
+
+    Stacks of experts become children in place of parameters, which `replace_experts` takes on.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for name, weight in packed.items():
-        path = name.rpartition(".")[0]
+        path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
+        shape, bias = tuple(model.get_parameter(name).shape), getattr(module, "bias", None)
         tied = embedding.weight is head.weight and module is embedding
-        made = PackedLinear.of_blocks(
-            weight.pieces(), weight.format, dtype, tuple(module.weight.shape), getattr(module, "bias", None), tied
-        )
-        model.set_submodule(path, PackedEmbedding(made) if module is embedding else made)
+        made = PackedLinear.of_blocks(weight.pieces(), weight.format, dtype, shape, bias, tied)
+        if made.stacked is not None:
+            delattr(module, own)
+            setattr(module, own, made)
+        else:
+            model.set_submodule(path, PackedEmbedding(made) if module is embedding else made)
         if tied:
             model.set_output_embeddings(made)
 
@@ -434,7 +461,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
         return stored_dtype(gguf_file)
     sizes: dict[str, int] = {}
     try:
-        with safe_open(_weight_file(name), framework="pt") as file:
+        with safe_open(weight_files(base_of(name))[0], framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # no mapping
                 tensor = file.get_slice(key)
                 sizes[tensor.get_dtype()] = sizes.get(tensor.get_dtype(), 0) + math.prod(tensor.get_shape())
@@ -454,13 +481,3 @@ def _files_of(name: str) -> list[Path]:
         found += [path for path in sorted(folder.rglob("*")) if path.suffix in (".safetensors", ".json")]
         found += [file for file in (weights_file(source),) if file is not None]
     return found
-
-
-def _weight_file(name: str) -> str:
-    """The first safetensors file of a local directory or Hub id."""
-    name = base_of(name)
-    index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
-    file = SAFE_WEIGHTS_NAME
-    if index is not None:
-        file = min(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
-    return cast(str, cached_file(name, file))

@@ -1,8 +1,9 @@
 """Quantised checkpoints: which are refused, and which are dequantised while they are loaded.
 
-A library's quantised layers stay as they are. But where transformers multiplies by float weights anyway, it makes them
-at load, rather than before the first pass: the model is then a plain one, with native passes. What speculation repeats
-is that model.
+Integers of AWQ, GPTQ and compressed-tensors are read by eyas itself on a CPU (`quantized_weights.py`). Other libraries'
+quantised layers stay as they are. But where transformers multiplies by float weights anyway, it makes them at load,
+rather than before the first pass: the model is then a plain one, with native passes. What speculation repeats is that
+model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 from eyas.errors import ModelError, UnsupportedModelError
 
 _KERNELS_ON_GPUS = ("fp8", "mxfp8", "mxfp4")
+_INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", None)
+"""compressed-tensors' formats of integers; None = the checkpoint's own is that of its groups."""
 
 
 def quantized_by(config: Any) -> str | None:
@@ -26,17 +29,47 @@ def quantized_by(config: Any) -> str | None:
     return None if settings is None or settings.get("dequantize") else _method(settings)
 
 
-def dequantize_at_load(config: Any, device: torch.device) -> str | None:
-    """Have transformers dequantise a checkpoint that it wouldn't run as it is; returns by what it is quantised, if so.
+def read_here(config: Any) -> dict[str, Any] | None:
+    """The settings of a checkpoint that eyas reads itself, once `dequantize_at_load` has said so; None for others."""
+    settings = _quantization(config)
+    return settings if settings is not None and settings.get("dequantize") and _has_known_layout(settings) else None
 
-    These are FP8 and MXFP4 on a CPU, for which there are no kernels, and compressed-tensors, which transformers
-    decompresses before the first pass, but then wraps the layers. Checkpoints of several schemes can't be dequantised.
+
+def _has_known_layout(settings: dict[str, Any]) -> bool:
+    """Whether eyas knows the layout of a checkpoint's weights: 4 and 8 bits, without rotations or sparsity."""
+    method = _method(settings)
+    if method == "awq":
+        layout = settings.get("version") or settings.get("format") or "gemm"
+        return settings.get("bits") == 4 and str(getattr(layout, "value", layout)).lower() == "gemm"
+    if method == "gptq":
+        version = settings.get("checkpoint_format") or "gptq"
+        return (
+            settings.get("bits") in (4, 8) and version in ("gptq", "gptq_v2") and not settings.get("is_marlin_format")
+        )
+    groups = [group for group in (settings.get("config_groups") or {}).values() if isinstance(group, dict)]
+    if method != "compressed-tensors" or not groups or settings.get("transform_config"):
+        return False
+    if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        return False
+    weights = [group.get("weights") or {} for group in groups]
+    formats = {group.get("format") for group in groups} | {settings.get("format")} - {"mixed-precision"}
+    return formats <= set(_INTEGERS) and all(
+        str(each.get("type")) == "int" and each.get("num_bits") in (4, 8) for each in weights
+    )
+
+
+def dequantize_at_load(config: Any, device: torch.device) -> str | None:
+    """Have a checkpoint dequantised that transformers wouldn't run as it is; returns by what it is quantised, if so.
+
+    On a CPU these are the integers that eyas reads itself, which may then stay packed, and FP8 and MXFP4, for which
+    there are no kernels. Anywhere it is compressed-tensors, which transformers decompresses before the first pass, but
+    then wraps the layers. Its other checkpoints of several schemes can't be dequantised.
     """
     settings = _quantization(config)
     if settings is None:
         return None
     method = _method(settings)
-    plain = device.type == "cpu" and method in _KERNELS_ON_GPUS
+    plain = device.type == "cpu" and (method in _KERNELS_ON_GPUS or _has_known_layout(settings))
     if not plain and not (method == "compressed-tensors" and len(settings.get("config_groups") or ()) == 1):
         return None
     config.quantization_config = {**settings, "dequantize": True}
@@ -48,7 +81,7 @@ def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
 
     transformers leaves those that FP8 checkpoints hold as plain ones in the dtype they are stored in.
     """
-    if (_quantization(config) or {}).get("dequantize"):
+    if (_quantization(config) or {}).get("dequantize") and read_here(config) is None:
         for parameter in model.parameters():
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 parameter.data = parameter.data.to(dtype)
@@ -61,7 +94,7 @@ def refuse_quantization(model_class: type[Any], config: Any) -> None:
     its pass, so that no pass repeats another.
     """
     settings = _quantization(config)
-    if settings is None:
+    if settings is None or read_here(config) is not None:
         return
     method = _method(settings)
     if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:

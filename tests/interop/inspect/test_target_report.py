@@ -51,10 +51,13 @@ def test_architectures(name: str, windows: dict[str, Any], tmp_path: Path) -> No
     assert report.profile.hidden_size == tiny.HIDDEN
 
 
-def test_a_quantised_target_has_the_parameters_of_a_plain_one(tmp_path: Path) -> None:
-    meant = quantized.write(tmp_path, "compressed-int4")
+@pytest.mark.parametrize(
+    ("name", "method"), [("compressed-int4", "compressed-tensors"), ("gptq", "gptq"), ("awq", "awq")]
+)
+def test_a_quantised_target_has_the_parameters_of_a_plain_one(name: str, method: str, tmp_path: Path) -> None:
+    meant = quantized.write(tmp_path, name)
     report = examine(tmp_path)
-    assert report.quantized_by == "compressed-tensors"
+    assert (report.quantized_by, report.problems) == (method, [])
     assert report.parameters == sum(parameter.numel() for parameter in meant.parameters())
 
 

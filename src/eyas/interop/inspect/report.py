@@ -26,8 +26,8 @@ from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedMod
 from eyas.hub import find_model
 from eyas.targets.adapters import check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
-from eyas.targets.loading import read_config
-from eyas.targets.quantization import quantized_by, refuse_quantization
+from eyas.targets.loading import read_config, resolve_device
+from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
 from eyas.targets.taps import default_taps
 from eyas.targets.tokenizers import load_tokenizer, stop_token_origins
 
@@ -182,6 +182,7 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     try:
         refuse_unsupported(chosen, config)
         report.attention = dict(attention_plan(text).windows)
+        dequantize_at_load(config, resolve_device(None))
         refuse_quantization(chosen, config)
     except ModelError as error:
         report.problems.append(str(error))

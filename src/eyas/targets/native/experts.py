@@ -1,7 +1,7 @@
 """Experts on the native kernels: a layer's MLPs, of which a router chooses some for each token.
 
 transformers keeps the weights of all experts in two stacked tensors. Their rows follow each other, so a stack is one
-tall linear layer to the kernels, of float weights or int8 ones, and each expert is some panels of it.
+tall linear layer to the kernels, of float weights or packed ones, and each expert is some panels of it.
 
 Shapes: T tokens, E experts, K of them chosen for a token, I size of an expert, H hidden size.
 """
@@ -9,6 +9,8 @@ Shapes: T tokens, E experts, K of them chosen for a token, I size of an expert, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import byref
 from typing import Any
 
@@ -16,29 +18,41 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
+from eyas.runtime import mapped_zeros
 from eyas.targets.native.forms import ExpertsForm, RouterForm
-from eyas.targets.native.library import Experts, Gating, Linear
-from eyas.targets.native.linears import NativeLinear, as_linear, loaded_kernels, threads_for
+from eyas.targets.native.library import PANEL, Experts, Gating, Linear
+from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear, loaded_kernels, threads_for
 
 _LOG = logging.getLogger("eyas")
+Packed = tuple[PackedLinear, PackedLinear]
+"""Packed stacks: of gates and ups, and of downs."""
 
 
 class NativeExperts(nn.Module):
     """A frozen replacement of transformers' module of stacked experts; each token's sums are its own, in any pass."""
 
-    def __init__(self, experts: Any, layout: type[NativeLinear]) -> None:
-        """Raises UnsupportedModelError for experts of another form than `ExpertsForm` knows."""
+    def __init__(self, experts: Any, layout: type[NativeLinear], packed: Packed | None = None) -> None:
+        """With weights laid out anew, or `packed` ones in place of what the module holds.
+
+        Raises UnsupportedModelError for experts of another form than `ExpertsForm` knows.
+        """
         super().__init__()
         form = ExpertsForm.of(experts, experts.down_proj.dtype)
         self.num_experts, self.hidden_dim, self.intermediate_dim = form.down.shape
         self._gating = form.activation, form.alpha, form.limit
-        both, down = as_linear(form.gate_up, form.gate_up_bias), as_linear(form.down, form.down_bias)
         self.first = "gate_up_proj" if form.gated else "up_proj"
-        setattr(self, self.first, layout(both, False, stacked=getattr(experts, self.first)))
-        self.down_proj = layout(down, False, stacked=experts.down_proj)
+        self.down_proj: NativeLinear
+        first: NativeLinear
+        if packed is not None:
+            first, self.down_proj = packed
+        else:
+            both, down = as_linear(form.gate_up, form.gate_up_bias), as_linear(form.down, form.down_bias)
+            first = layout(both, False, stacked=getattr(experts, self.first))
+            self.down_proj = layout(down, False, stacked=experts.down_proj)
+        setattr(self, self.first, first)
         if form.down_bias is not None:  # parameters of the model as before
             self.gate_up_proj_bias, self.down_proj_bias = experts.gate_up_proj_bias, experts.down_proj_bias
-        first, size, hidden = getattr(self, self.first), self.intermediate_dim, self.hidden_dim
+        size, hidden = self.intermediate_dim, self.hidden_dim
         parts = 1 + form.gated
         wanted = [(first, part, parts, size) for part in range(parts)] + [(self.down_proj, 0, 1, hidden)]
         self.linears = [
@@ -83,23 +97,37 @@ class NativeRouter(NativeLinear):
         return scores.to(rounded), weights.to(self._states if self.form.rounds_weights else torch.float32), ids
 
 
-def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.dtype) -> int:
+def can_stay_packed(experts: Any) -> bool:
+    """Whether a module consists of stacked weights alone, of whole panels, so that packed ones may take their place."""
+    weights = dict(experts.named_parameters())
+    if set(weights) != {"gate_up_proj", "down_proj"} or any(weight.dim() != 3 for weight in weights.values()):
+        return False
+    count, hidden, size = weights["down_proj"].shape
+    return tuple(weights["gate_up_proj"].shape) == (count, 2 * size, hidden) and size % PANEL == hidden % PANEL == 0
+
+
+def replace_experts(model: nn.Module, layout: type[NativeLinear] | None, dtype: torch.dtype) -> int:
     """Replace every module of stacked experts in `dtype` below `model` by a native one; returns how many were.
 
-    So are the routers beside them, in float weights. Left alone is what doesn't compute as the kernels do, which is
-    tried.
+    Without a `layout` only those with packed weights. So are the routers beside them, in float weights. Left alone is
+    what doesn't compute as the kernels do, which is tried; packed weights are then dequantised.
     """
     found = [
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if hasattr(child, "down_proj") and not isinstance(child.down_proj, nn.Module)
+        if not isinstance(child, NativeExperts) and (_packed(child) or (layout is not None and _is_stacked(child)))
     ]
     done = 0
     child: Any
     for parent, name, child in found:
-        made = _tried(child, layout, dtype)
+        packed = _packed(child)
+        if packed is not None:
+            _stand_in(child, packed, dtype, whole=False)
+        made = _tried(child, layout or NativeLinear, dtype, packed)
         if made is None:
+            if packed is not None:
+                _stand_in(child, packed, dtype, whole=True)
             continue
         setattr(parent, name, made)
         for stack in (made.first, "down_proj"):
@@ -107,6 +135,33 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear], dtype: torch.d
         _replace_router(parent, made, dtype)
         done += 1
     return done
+
+
+def _is_stacked(module: nn.Module) -> bool:
+    return hasattr(module, "down_proj") and not isinstance(module.down_proj, nn.Module)
+
+
+def _packed(module: Any) -> Packed | None:
+    """The packed stacks of a module of experts; None if it has others, or none."""
+    both, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
+    if not isinstance(both, PackedLinear) or not isinstance(down, PackedLinear) or down.stacked is None:
+        return None
+    return both, down
+
+
+def _stand_in(experts: Any, packed: Packed, dtype: torch.dtype, whole: bool) -> None:
+    """Give a module dequantised weights in place of `packed` ones: the `whole`, or those of the experts that are tried.
+
+    What isn't written takes no memory.
+    """
+    for name, stack in zip(("gate_up_proj", "down_proj"), packed, strict=True):
+        assert stack.stacked is not None
+        count, outputs, inputs = stack.stacked
+        weight = mapped_zeros((count, outputs, inputs), dtype, torch.device("cpu"), huge=False)
+        for expert in range(count) if whole else _tried_experts(count):
+            weight[expert] = stack.lookup(torch.arange(expert * outputs, (expert + 1) * outputs))
+        delattr(experts, name)
+        setattr(experts, name, nn.Parameter(weight, requires_grad=False))
 
 
 def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtype) -> None:
@@ -123,7 +178,7 @@ def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtyp
 
 
 @torch.inference_mode()
-def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> NativeExperts | None:
+def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype, packed: Packed | None) -> NativeExperts | None:
     """A module of experts as a native one; None, with a line in the log, if the two differ by more than rounding."""
     try:
         count, hidden, _ = ExpertsForm.of(experts, dtype).down.shape
@@ -132,16 +187,36 @@ def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype) -> Nati
         return None
     states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()
     states[1] *= 100.0  # some experts clip large values
-    ids, weights = torch.tensor([[0, count - 1], [count // 2, 0]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
+    first, middle, last = _tried_experts(count)
+    ids, weights = torch.tensor([[first, last], [middle, first]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]])
     given = states.to(dtype), ids, weights.to(dtype)
     try:
         expected = experts(*given).float()
-        made = NativeExperts(experts, NativeLinear)  # first with the same weights
+        with _as_floats(packed):
+            made = NativeExperts(experts, NativeLinear, packed)  # first with the same weights
+            found = made(*given).float()
     except (UnsupportedModelError, RuntimeError, TypeError, AttributeError, IndexError) as error:
         _LOG.info("%s stay as they are: %s", type(experts).__name__, error)
         return None
     most = expected.abs().amax(1) * (1e-4 if dtype == torch.float32 else 5e-2)
-    if ((made(*given).float() - expected).abs().amax(1) > most).any():
+    if ((found - expected).abs().amax(1) > most).any():
         _LOG.info("%s stay as they are: native ones compute something else", type(experts).__name__)
         return None
-    return made if layout is NativeLinear else NativeExperts(experts, layout)
+    return made if layout is NativeLinear and packed is None else NativeExperts(experts, layout, packed)
+
+
+def _tried_experts(count: int) -> tuple[int, int, int]:
+    """Which of so many experts are tried."""
+    return 0, count // 2, count - 1
+
+
+@contextmanager
+def _as_floats(packed: Packed | None) -> Iterator[None]:
+    """Within, native experts are made that multiply packed weights by their inputs as they are."""
+    for stack in packed or ():
+        stack.as_floats = True
+    try:
+        yield
+    finally:
+        for stack in packed or ():
+            stack.as_floats = False

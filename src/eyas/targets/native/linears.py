@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from ctypes import byref
 from functools import cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -296,14 +297,17 @@ class PackedLinear(NativeLinear):
 
     @classmethod
     def of_blocks(
-        cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, int],
+        cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, ...],
         bias: Tensor | None = None, tied: bool = False,
     ) -> PackedLinear:  # fmt: skip
-        """A layer in `dtype` whose weight [out, in] comes in `pieces` (`joint_panels`), in a format of that `name`."""
+        """A layer in `dtype` whose weight comes in `pieces` (`joint_panels`), in a format of that `name`.
+
+        Its `shape` is [out, in], or [E, out, in] of a stack of weights.
+        """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
-        made.stacked, made._shared, made.transposed = None, None, False
-        (made.out_features, made.in_features), made._dtype = shape, dtype
+        made.stacked, made._shared, made.transposed = shape if len(shape) == 3 else None, None, False
+        made.out_features, made.in_features, made._dtype = prod(shape[:-1]), shape[-1], dtype
         made.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         made._widen_bias()
         made.name, made._tied = name, tied

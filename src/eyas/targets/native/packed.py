@@ -1,6 +1,6 @@
-"""Weights in 4 or 8 bits: the blocks of GGUF files, and those that `--quantize` makes, as the kernels multiply them.
+"""Weights in 4 or 8 bits: those of GGUF, AWQ and other files, and of `--quantize`, as the kernels multiply them.
 
-32 inputs of an output are a block: codes with a scale, and with a least weight or a zero in the middle of the codes.
+32 inputs of an output are a block: codes with a scale, and with a least weight, or the code that stands for 0.
 What a file holds is never rounded again: `Q5_0`, for instance, lies in bytes, and means the same numbers. Inputs become
 codes of 8 bits, block by block, so products are sums of integers (`kernels/integer.h`); `product` is the same
 arithmetic in PyTorch.
@@ -10,9 +10,10 @@ Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,24 +36,33 @@ class WeightFormat(IntEnum):
     LEAST8 = 3
     SIGNED4 = 4
     LEAST4 = 5
-    SUPER8 = 6
-    SUPER4 = 7
-    HALVES8 = 8
+    ZERO4 = 6
+    SUPER8 = 7
+    SUPER4 = 8
+    HALVES8 = 9
 
     @property
     def bits(self) -> int:
         """Bits of a stored code: 4 or 8."""
-        return 4 if self in (WeightFormat.SIGNED4, WeightFormat.LEAST4, WeightFormat.SUPER4) else 8
+        return 4 if self.name.endswith("4") else 8
 
     @property
     def has_least(self) -> bool:
         """Whether code 0 stands for a least weight."""
-        return self in (WeightFormat.LEAST8, WeightFormat.LEAST4, WeightFormat.SUPER8, WeightFormat.SUPER4)
+        return self not in (WeightFormat.SIGNED8, WeightFormat.SIGNED4, WeightFormat.HALVES8)
 
     @property
     def zero(self) -> int:
         """The code that stands for 0, where there is no least weight."""
         return 0 if self.has_least else 1 << (self.bits - 1)
+
+    @property
+    def numbers(self) -> tuple[torch.dtype, ...]:
+        """Of what types a block's numbers are: its scale, or two, and its least weight or the code of 0."""
+        if self is WeightFormat.ZERO4:
+            return (torch.float16, torch.uint8)
+        own = torch.int8 if self is WeightFormat.HALVES8 else torch.uint8
+        return (own, own) if self >= WeightFormat.SUPER8 else (torch.float16,) * (1 + self.has_least)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class WeightBlocks:
     kind: WeightFormat
     codes: Tensor  # [out, B, 32] uint8
     scales: Tensor  # [out, B] float16; of super-blocks uint8, or [out, B, 2] int8
-    least: Tensor | None = None  # [out, B] as scales are
+    least: Tensor | None = None  # [out, B] as scales are; of ZERO4 the codes that stand for 0, uint8
     shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, of 8 blocks each
 
     def rows(self, ids: Tensor) -> WeightBlocks:
@@ -74,6 +84,8 @@ class WeightBlocks:
         """What codes are multiplied by, [out, B, 1 or 2] in float32, and the least weights [out, B, 1]; both exact."""
         scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
         wide = None if least is None else least.float().unsqueeze(2)
+        if self.kind is WeightFormat.ZERO4 and wide is not None:
+            wide = -wide * scales
         if self.shared is not None:
             parts = (
                 self.shared.float()
@@ -115,30 +127,44 @@ class WeightBlocks:
     @classmethod
     def of_panels(cls, kind: WeightFormat, panels: Tensor, out: int, inputs: int) -> WeightBlocks:
         """The blocks of a weight with so many outputs and inputs that `panels` were made of."""
-        blocks, packed = -(-inputs // GROUP), kind >= WeightFormat.SUPER8
-        parts = 2 if kind.has_least or kind is WeightFormat.HALVES8 else 1
+        blocks = -(-inputs // GROUP)
 
         def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
             wide = _parted(raw.contiguous().view(dtype), 2, -1, PANEL)
             return wide.permute(0, 3, 1, 2).flatten(0, 1)[:out].contiguous()
 
         shared = None
-        if packed:
+        if kind >= WeightFormat.SUPER8:
             size = 2 * PANEL * (2 if kind.has_least else 1)
             supers = -(-blocks // SUPER)
             shared = numbers(_parted(panels[:, : supers * size], 1, supers, size), torch.float16)
             panels = panels[:, supers * size :]
+        sizes = [PANEL * dtype.itemsize for dtype in kind.numbers]
         whole = _parted(panels, 1, blocks, -1)
-        size = parts * PANEL * (1 if packed else 2)
-        codes = whole[..., size:]
+        *headers, codes = torch.split(whole, [*sizes, GROUP * PANEL * kind.bits // 8], dim=2)
         if kind.bits == 4:
             codes = torch.cat((codes & 15, codes >> 4), dim=2)
         fours = _parted(codes.contiguous().view(torch.int32), 2, 8, PANEL).permute(0, 3, 1, 2).contiguous()
-        own = torch.int8 if kind is WeightFormat.HALVES8 else torch.uint8 if packed else torch.float16
-        scales, least = numbers(whole[..., :size], own), None
-        if kind is not WeightFormat.HALVES8:
-            scales, least = scales[..., 0], scales[..., 1] if kind.has_least else None
+        scales, *others = (numbers(raw, dtype) for raw, dtype in zip(headers, kind.numbers, strict=True))
+        least = others[0][..., 0] if kind.has_least else None
+        scales = torch.cat((scales, *others), dim=2) if kind is WeightFormat.HALVES8 else scales[..., 0]
         return cls(kind, fours.view(torch.uint8).view(-1, blocks, GROUP)[:out], scales, least, shared)
+
+
+class PackedWeight(NamedTuple):
+    """A weight that stays in the blocks of its file."""
+
+    format: str
+    """What they are called, such as `Q4_1` or `awq int4`."""
+    pieces: Callable[[], Iterator[WeightBlocks]]
+    """As `joint_panels` takes them."""
+
+
+class Weights(NamedTuple):
+    """The weights of a model: its state dict, and those that stay packed, which have places there without memory."""
+
+    state: dict[str, Tensor]
+    packed: dict[str, PackedWeight]
 
 
 PIECE = 2048
@@ -169,8 +195,10 @@ def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> W
             return WeightBlocks(kind, codes, scales, None, shared)
         scales, least = (torch.randint(64, (out, count), dtype=torch.uint8, generator=draw) for _ in range(2))
         return WeightBlocks(kind, codes, scales, least, shared)
-    scales, lowest = (torch.randn(out, count, generator=draw).half() for _ in range(2))
-    return WeightBlocks(kind, codes, scales, lowest if kind.has_least else None)
+    scales, least = (torch.randn(out, count, generator=draw).half() for _ in range(2))
+    if kind is WeightFormat.ZERO4:
+        least = torch.randint(17, (out, count), dtype=torch.uint8, generator=draw)
+    return WeightBlocks(kind, codes, scales, least if kind.has_least else None)
 
 
 def product(blocks: WeightBlocks, x: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ constexpr int64_t MOST_TAPS = 8;       // inputs of a convolution
 // Packed kinds have codes of 8 or 4 bits, to be read as signed by taking half of their range away, or with a least weight.
 // Those of super-blocks have a least weight (SUPER), or codes to be read as signed and a scale for each 16 inputs (HALVES).
 enum Kind : int64_t {
-    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, SUPER8 = 6, SUPER4 = 7, HALVES8 = 8
+    FLOAT32 = 0, BFLOAT16 = 1, SIGNED8 = 2, LEAST8 = 3, SIGNED4 = 4, LEAST4 = 5, ZERO4 = 6, SUPER8 = 7, SUPER4 = 8,
+    HALVES8 = 9
 };
 
 // How bf16 inputs are multiplied. Below 32 bits: numbers of tokens, a bit each, that are multiplied by `vdpbf16ps`, with

@@ -155,6 +155,10 @@ inline vec scale_of(const char* panel, const char* block, int64_t b, int part, i
 }
 template <int64_t KIND>
 inline vec least_of(const char* panel, const char* block, int64_t b, int part) {
+    if constexpr (KIND == ZERO4) {  // exact: a product of 5 and 11 bits
+        const vec zeros = bytes(reinterpret_cast<const uint8_t*>(block) + 2 * PANEL + part * LANES);
+        return mul(sub(zero(), zeros), scale_of<KIND>(panel, block, b, part));
+    }
     if constexpr (!is_super(KIND)) return halves(block + 2 * PANEL + part * 2 * LANES);
     const vec all_of_super = halves(panel + b / SUPER * super_bytes(KIND) + 2 * PANEL + part * 2 * LANES);
     return mul(bytes(reinterpret_cast<const uint8_t*>(block) + PANEL + part * LANES), all_of_super);
@@ -305,6 +309,7 @@ auto with_kind(int64_t kind, const Work& work) {
         case LEAST8: return work(std::integral_constant<int64_t, LEAST8>());
         case SIGNED4: return work(std::integral_constant<int64_t, SIGNED4>());
         case LEAST4: return work(std::integral_constant<int64_t, LEAST4>());
+        case ZERO4: return work(std::integral_constant<int64_t, ZERO4>());
         case SUPER8: return work(std::integral_constant<int64_t, SUPER8>());
         case SUPER4: return work(std::integral_constant<int64_t, SUPER4>());
         default: return work(std::integral_constant<int64_t, HALVES8>());

@@ -12,7 +12,8 @@
 // up with zeros. A block holds the 16 outputs' scales, perhaps their least weights, and codes: of four inputs at a time, which
 // lie together, for one output after the other. Of codes in 4 bits a byte has that of an input i < 16 below that of i + 16.
 // Scales and least weights are halves; or (super-blocks: GGML's k-quants) small integers, one for each output or two, times
-// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors.
+// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors. AWQ's and
+// GPTQ's blocks (ZERO) have the code of 0, a byte, in place of a least weight, which is that code times the scale.
 #pragma once
 
 #include <type_traits>
@@ -25,11 +26,15 @@ namespace eyas {
 constexpr int PARTS = PANEL / LANES;  // vectors that hold a panel's outputs
 
 constexpr bool is_packed(int64_t kind) { return kind > BFLOAT16; }
-constexpr int code_bits(int64_t kind) { return kind == SIGNED4 || kind == LEAST4 || kind == SUPER4 ? 4 : 8; }
+constexpr int code_bits(int64_t kind) { return (kind >= SIGNED4 && kind <= ZERO4) || kind == SUPER4 ? 4 : 8; }
 constexpr bool is_super(int64_t kind) { return kind >= SUPER8; }
-constexpr bool has_least(int64_t kind) { return kind == LEAST8 || kind == LEAST4 || kind == SUPER8 || kind == SUPER4; }
+constexpr bool has_least(int64_t kind) {
+    return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER8 || kind == SUPER4;
+}
 constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the code of 0 is 2 to this power
-constexpr int64_t header_bytes(int64_t kind) { return (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2); }
+constexpr int64_t header_bytes(int64_t kind) {
+    return kind == ZERO4 ? 3 * PANEL : (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
+}
 constexpr int64_t block_bytes(int64_t kind) { return header_bytes(kind) + GROUP * PANEL * code_bits(kind) / 8; }
 constexpr int64_t blocks_of(int64_t in) { return (in + GROUP - 1) / GROUP; }
 constexpr int64_t super_bytes(int64_t kind) { return !is_super(kind) ? 0 : has_least(kind) ? 4 * PANEL : 2 * PANEL; }
