@@ -457,7 +457,8 @@ WRITING = {
     "bench/serving/servers.py": {"TemporaryFile"},  # a server's output, which no path names
     "cli/decode/chat.py": {"open a"},  # a conversation is added to the end of a file of chats
     "gguf_target.py": {"save_pretrained"},  # in a folder that becomes visible when it is complete
-    "targets/native/builds.py": {"open ab"},  # the hash behind a library, before it becomes visible
+    # object files, and the hash behind a library, before it becomes visible
+    "targets/native/builds.py": {"TemporaryDirectory", "open ab"},
     "other_engines/workers.py": {"TemporaryDirectory"},  # what vLLM hands over, until it is read
     "data/capture/connector.py": {"flock"},  # waits until vLLM has written a file
     "data/chats/prepare.py": {"open w", "open wb+"},  # in a folder that becomes visible when it is complete

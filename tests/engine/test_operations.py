@@ -86,12 +86,12 @@ def native() -> tuple[Target, NetworkDrafter]:
 @pytest.mark.parametrize(
     ("tree", "rows", "temperature", "most"),
     [
-        (None, 1, 0.0, 50),
-        (parse_tree("chain:3"), 1, 0.0, 121),
-        (parse_tree("chain:3"), 4, 0.0, 122),
-        (parse_tree("chain:3"), 1, 0.8, 454),  # most of them make noise
-        (parse_tree("dynamic:3,3,8"), 1, 0.0, 155),
-        (PlannedTree(SharedTree(3, 3, 16, per_row=8, threshold=0.001), prices=PRICES), 1, 0.0, 169),
+        (None, 1, 0.0, 37),
+        (parse_tree("chain:3"), 1, 0.0, 72),
+        (parse_tree("chain:3"), 4, 0.0, 76),
+        (parse_tree("chain:3"), 1, 0.8, 84),
+        (parse_tree("dynamic:3,3,8"), 1, 0.0, 92),
+        (PlannedTree(SharedTree(3, 3, 16, per_row=8, threshold=0.001), prices=PRICES), 1, 0.0, 67),
     ],
 )
 def test_a_round_dispatches_few_operations(

@@ -31,7 +31,7 @@ from eyas.targets.native.library import PANEL
 from eyas.targets.native.packed import GROUP, PIECE, PackedWeight, WeightBlocks, WeightFormat, Weights
 
 _LOG = logging.getLogger("eyas")
-_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Where in a word of AWQ's the code of each of eight outputs is."""
 _PARTS = {
     "awq": ("qweight", {"qzeros", "scales"}),
@@ -236,10 +236,10 @@ class _Reader:
                 layer = _LAYER.search(key)
                 if layer is None or int(layer[1]) < layers:
                     self._files[key] = opened
-        told, others = _PARTS[self.method]
-        self.quantized = sorted(key.removesuffix(f".{told}") for key in self._files if key.endswith(f".{told}"))
+        main, others = _PARTS[self.method]
+        self.quantized = sorted(key.removesuffix(f".{main}") for key in self._files if key.endswith(f".{main}"))
         """What quantised weights are called."""
-        belonging = {f"{prefix}.{part}" for prefix in self.quantized for part in (told, *others)}
+        belonging = {f"{prefix}.{part}" for prefix in self.quantized for part in (main, *others)}
         self.plain = [key for key in self._files if key not in belonging and not _OF_INPUTS.search(key)]
         """The names of all other tensors."""
         if lone := [key for key in self.plain if key.endswith((".scales", ".qzeros", ".weight_packed"))]:
@@ -286,7 +286,7 @@ def _awq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
 
     def ordered(words: Tensor | None) -> Tensor:
         codes = _codes(_present(words), 4)
-        return codes.view(len(codes), -1, 8)[..., _AWQ_PLACES].flatten(1).T
+        return codes.view(len(codes), -1, 8)[..., _AWQ_ORDER].flatten(1).T
 
     scales, words = _present(take("scales")).T, _present(take("qweight"))
     if words.shape[1] * 8 != len(scales):

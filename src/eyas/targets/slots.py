@@ -79,7 +79,7 @@ class SlotCache:
             for shape in pair or ():
                 self._where[-1].append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
-        self._addresses: Tensor | None = None
+        self._addresses: tuple[Tensor, Tensor] | None = None
         self.column_bytes = sum(n * shape.heads * shape.size for shape, n in members.items()) * dtype.itemsize
         """Size of one token's keys and values."""
         self._groups = {  # [G, slots, Hkv, C, D]
@@ -176,8 +176,9 @@ class SlotCache:
             found = [
                 [self._groups[shape][member].data_ptr() for shape, member in layer] or [0, 0] for layer in self._where
             ]
-            self._addresses = torch.tensor(found, dtype=torch.int64).view(-1, 2).T.contiguous()
-        return self._addresses[0], self._addresses[1]
+            keys, values = torch.tensor(found, dtype=torch.int64).view(-1, 2).T.contiguous()
+            self._addresses = keys, values
+        return self._addresses
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
         """Keep each row's staged columns in `paths` (0 = the first staged one), in that order; drop the rest."""

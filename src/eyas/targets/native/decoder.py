@@ -240,7 +240,8 @@ class NativeDecoder:
         self.hidden: int = table.width
         sizes = [layer.mlp.down_proj.in_features for layer in layers if layer.mlp is not None]
         self.outputs: int = 0 if head is None else head.out_features  # type: ignore[assignment]  # of any module
-        self._keep_embeddings(embedding, table, form.positions, form.limit, dtype)
+        _check_positions(embedding, table, form, dtype)
+        self._kept += [embedding, form.positions]
         widths = {self._norms[norm].width for layer in layers for norm in layer.norms[3:5] if norm is not None}
         together = widths == {heads.queries * heads.size, heads.keys * heads.size} and widths != {heads.size}
         if widths and not together and widths != {heads.size}:
@@ -264,18 +265,6 @@ class NativeDecoder:
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
         self.row_size = self._kernels.row_size(byref(self._struct))
-
-    def _keep_embeddings(
-        self, embedding: Tensor | PackedLinear, table: Table, positions: Tensor | None, limit: int | None,
-        dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        """Keep the embeddings; those of positions are as wide as the tokens', in one dtype, and enough for `limit`."""
-        alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
-        if positions is not None and Table.of(positions)[2:] != alike:
-            raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
-        self._kept += [embedding, positions]
-        if positions is not None and not (limit and limit <= len(positions)):
-            raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
     def _layer(self, layer: LayerParts, heads: Heads, rounds_twice: bool) -> Layer:
         if layer.sinks is not None and (layer.sinks.shape != (heads.queries,) or heads.latent.rank):
@@ -428,13 +417,13 @@ class NativeDecoder:
         lengths = cache.lengths[rows.start : rows.stop]
         self._grow(max(lengths) + staged + 1)
         (keys, values), columns = cache.addresses(), _integers(lengths)
-        place = NativePass(
+        base = NativePass(
             lengths=addressof(columns), slot=rows.start, cosines=self._tables[0].data_ptr(),
             sines=self._tables[1].data_ptr(), positions=self._tables[0].shape[1], keys=keys.data_ptr(),
             values=values.data_ptr(), capacity=cache.capacity,
             threads=threads_for(len(rows) * beam.width * self._layer_weights),
         )  # fmt: skip
-        levels: int = self._kernels.beam(byref(self._struct), byref(place), byref(beam))
+        levels: int = self._kernels.beam(byref(self._struct), byref(base), byref(beam))
         if not levels:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
         return levels
@@ -467,8 +456,18 @@ class NativeDecoder:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
 
 
-def _place(array: np.ndarray[Any, Any] | None) -> int | None:
-    """Where an array's values begin, as the kernels take it."""
+def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: DecoderForm, dtype: torch.dtype) -> None:
+    """Refuse embeddings of positions unless they are like the tokens', in one dtype, and enough for the limit."""
+    alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
+    positions, limit = form.positions, form.limit
+    if positions is not None and Table.of(positions)[2:] != alike:
+        raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
+    if positions is not None and not (limit and limit <= len(positions)):
+        raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
+
+
+def values_of(array: np.ndarray[Any, Any] | None) -> int | None:
+    """The address of an array's values, as the kernels take it; None is their null."""
     return None if array is None else array.ctypes.data
 
 
@@ -534,10 +533,25 @@ class NativeLevels:
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
         beams = np.empty((rows, staged), np.int64)
-        given = *map(address, (self._normed, self._above.states, ids, *warp)), _place(search.worth)
-        made = _place(tokens), _place(parents), _place(scores), _place(logprobs), _place(beams)
+        given = *map(address, (self._normed, self._above.states, ids, *warp)), values_of(search.worth)
+        made = (
+            values_of(tokens),
+            values_of(parents),
+            values_of(scores),
+            values_of(logprobs),
+            values_of(beams),
+        )
         self._cache.reserve(max(self._lengths) + staged)
-        beam = Beam(rows, depth, width, *given, _place(search.groups), _place(search.drafting), search.least, *made)
+        beam = Beam(
+            rows,
+            depth,
+            width,
+            *given,
+            values_of(search.groups),
+            values_of(search.drafting),
+            search.least,
+            *made,
+        )
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]
         found = slice(None), slice(sum(sizes))
