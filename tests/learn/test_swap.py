@@ -40,7 +40,7 @@ def requests(seed: int, count: int, temperature: float) -> list[Request]:
 
 
 def plain(target: Any, asked: list[Request]) -> list[list[int]]:
-    return [list(done.token_ids) for done in Engine(target).generate(asked)]
+    return [list(done.token_ids) for done in Engine(target, batch_size=8).generate(asked)]
 
 
 def served(engine: Engine, asked: list[Request], between: Any) -> list[list[int]]:
