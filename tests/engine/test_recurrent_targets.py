@@ -75,7 +75,7 @@ def test_native_decoding_is_what_transformers_generates(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "temperature"),
-    tiny.pairwise(
+    tiny.every_other(
         [*tiny.RECURRENT, *tiny.SELDOM_RECURRENT],
         [("chain:4", 1), ("dynamic:4,3,8", 4), ("dynamic:4,3,8,0.1", 4)],
         [0.0, 0.8],
