@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 
 # torch and transformers are imported where they are used: pytest-xdist's own process needs neither
-settings.register_profile("eyas", deadline=None)
+settings.register_profile("eyas", deadline=None, max_examples=60)
 settings.load_profile("eyas")
 
 LONG = (
