@@ -185,7 +185,7 @@ def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[i
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("qwen3_5", ""), ("lfm2", ""), pytest.param("mamba2", "", marks=pytest.mark.slow),
+        ("lfm2", ""), *(pytest.param(name, "", marks=pytest.mark.slow) for name in ("qwen3_5", "mamba2")),
         *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT),
     ],
 )  # fmt: skip
