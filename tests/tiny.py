@@ -278,10 +278,10 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
     return made
 
 
-def pairwise(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
-    """All combinations of three or more parameters, of which every other one runs always: the rest is slow.
+def every_other(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
+    """All combinations of some parameters, of which every other one runs always: the rest is slow.
 
-    Those hold every pair of values of two parameters, but for values of the first that are `seldom` tried.
+    Of three or more parameters those hold every pair of values, but for values of the first that are `seldom` tried.
     """
     made = []
     for at in product(*(range(len(axis)) for axis in axes)):

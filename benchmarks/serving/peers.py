@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.peers PAIR --prompts EVAL [--vllm VENV/bin/python]
         [--llama LLAMA_SERVER [TARGET.gguf [DRAFTER.gguf]]] [--vllm-k 1 2 3] [--llama-k 2 3]
-        [--sections plain best chain] [--output FILE.json]
+        [--sections plain best chain first] [--output FILE.json]
 
 PAIR is a folder with `target` and `drafter` in it, as `heavy_pair.py` writes it, or `smollm2`, whose GGUF file
 llama.cpp reads itself; vLLM only takes folders.
@@ -10,6 +10,7 @@ llama.cpp reads itself; vLLM only takes folders.
   plain   plain decoding of every engine, one client
   best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
   chain   ours (auto) against each peer with its best K, at 1, 4 and 16 clients
+  first   1, 4 and 16 clients ask once, all at the same moment: how long does each wait for its first token (TTFT)?
 
 How to install the peers: `benchmarks/serving/peers.md`. Only one engine is under load at a time; the processor time
 that the idle ones use meanwhile is reported.
@@ -39,7 +40,7 @@ from eyas.hub import find_target
 from eyas.targets import load_tokenizer
 from eyas.types import SamplingParams
 
-Section = Literal["plain", "best", "chain"]
+Section = Literal["plain", "best", "chain", "first"]
 
 
 class Pair(NamedTuple):
@@ -104,8 +105,8 @@ def main(
     llama: Annotated[Sequence[Path], "llama-server, then target and drafter as GGUF"] = (),
     vllm_k: Sequence[int] = (1, 2, 3),
     llama_k: Sequence[int] = (2, 3),
-    sections: Sequence[Section] = ("plain", "best", "chain"),
-    clients: Annotated[Sequence[int], "at once, when speculating"] = (1, 4, 16),
+    sections: Sequence[Section] = ("plain", "best", "chain", "first"),
+    clients: Annotated[Sequence[int], "at once, except in plain"] = (1, 4, 16),
     repeats: int = 3,
     tokens: int = 64,
     dtype: str = "bfloat16",
@@ -138,6 +139,11 @@ def main(
                 found[chain] = measured({name: made(chain=chain)}, clients, plan=ServePlan(1, requests=6, per_client=1))
                 findings.add(f"{name}, chains of {chain}", found[chain])
             chosen[name] = best(found)
+    if "first" in sections:
+        servers = {"eyas": eyas_server("eyas", [*common, "--method", "none"])}
+        servers["eyas auto"] = eyas_server("eyas auto", [*common, "--draft-model", pair.drafter, "--tree", "auto"])
+        servers |= {name: made(chain=0) for name, made in peers.items()}
+        findings.add("first tokens", measured(servers, clients, plan=ServePlan(repeats, requests=1, per_client=1)))
     if "chain" in sections:
         servers = {name: made(chain=chosen[name]) for name, made in peers.items()}
         for name, server in servers.items():

@@ -38,10 +38,14 @@ def plain(name: str) -> list[list[int]]:
     return [c.token_ids for c in Engine(tiny.target("qwen3"), batch_size=2).generate(requests(name))]
 
 
-@pytest.mark.parametrize("name", PARAMS)
-@pytest.mark.parametrize(("tree", "batch"), [("chain:4", 1), ("static:eagle1", 4), ("dynamic:4,4,12", 3)])
-@pytest.mark.parametrize("drafter", ["coupled", "uncoupled", "oracle"])
-def test_speculation_changes_nothing(name: str, tree: str, batch: int, drafter: str) -> None:
+SHAPES = [("chain:4", 1), ("static:eagle1", 4), ("dynamic:4,4,12", 3)]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "drafter"), tiny.every_other([*PARAMS], SHAPES, ["coupled", "uncoupled", "oracle"])
+)
+def test_speculation_changes_nothing(name: str, shape: tuple[str, int], drafter: str) -> None:
+    tree, batch = shape
     if drafter == "oracle":
         sequences = [[*r.prompt, *tokens] for r, tokens in zip(requests(name), plain(name), strict=True)]
         spec = Speculation(tiny.OracleDrafter(sequences, (1,)), parse_tree(tree))

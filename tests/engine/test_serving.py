@@ -336,8 +336,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, target: Target, most: int, 
     return failed
 
 
-@pytest.mark.parametrize("kind", range(3))
-@pytest.mark.parametrize("tree", [None, "chain:4", "dynamic:3,3,8"])
+@pytest.mark.parametrize(("tree", "kind"), tiny.sample([None, "chain:4", "dynamic:3,3,8"], range(3)))
 def test_where_memory_ends_in_a_pass_less_runs_at_once(tree: str | None, kind: int, monkeypatch: Any) -> None:
     target = Target(tiny.build_model("llama"))
     run = engine(tree, target, max_running=6, prefix_tokens=1000)

@@ -106,7 +106,7 @@ _SPECIAL = 5
 def save_learnable(path: Path) -> Path:
     """A target whose next token mostly follows from the last one, in two halves of the vocabulary by themselves."""
     vocab = len(tokenizer())
-    model = tiny.build_model("llama", scale=1.0, vocab_size=vocab)
+    model = tiny.build_model("llama", scale=1.0, vocab_size=vocab, **tiny.fitting("llama"))  # native passes take it
     generator = torch.Generator().manual_seed(0)
     following = torch.arange(vocab)
     for first, stop in ((_SPECIAL, vocab // 2), (vocab // 2, 2 * (vocab // 2))):
@@ -137,7 +137,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
                 "store": path / "store", "output": path / "run",
                 "shape": {"kind": "eagle3", "taps": [1, 2, 3], "draft_vocab_size": 300, "default_tree": "chain:3"},
                 "loss": {"unroll": 3}, "batch_tokens": 512, "validation": {"decode": False, "batches": 1},
-                "loop": {"steps": 60, "bf16": False, "optimizer": {"lr": 0.01}},
+                "loop": {"steps": 40, "bf16": False, "optimizer": {"lr": 0.01}},
             }
         )
     )  # fmt: skip

@@ -55,8 +55,7 @@ def collected(traffic: TrafficStore) -> list[TrafficRow]:
     return [row for shard in traffic.shards() for row in shard.rows(traffic.layout)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("shared", [0, 70])
+@pytest.mark.parametrize(("shared", "temperature"), tiny.sample([0, 70], [0.0, 1.0]))
 def test_states_are_those_that_the_target_computes(traffic: TrafficStore, shared: int, temperature: float) -> None:
     target, requests = tiny.target("llama"), asked(9, shared=shared, temperature=temperature)
     serve(traffic, requests, ["c/"] * 9)
@@ -85,7 +84,7 @@ _FP8 = {"rtol": 2**-3, "atol": 0.05}
 
 
 def _plain(requests: list[Request]) -> list[list[int]]:
-    return [list(done.token_ids) for done in Engine(tiny.target("llama")).generate(requests)]
+    return [list(done.token_ids) for done in Engine(tiny.target("llama"), batch_size=8).generate(requests)]
 
 
 def _start(whole: np.ndarray, part: np.ndarray) -> int:

@@ -30,6 +30,7 @@ from eyas.learn.supervise import supervise
 from eyas.options import EngineOptions
 from eyas.types import Limits, Request, Stats
 
+from ..forks import Fork
 from .conftest import World
 
 GATE = GateConfig(least=4)
@@ -86,14 +87,26 @@ def collected(world: World, folder: Path, count: int = 70) -> LearnFolder:
     return server.folder
 
 
+@pytest.fixture(scope="module")
+def shifted(world: World, tmp_path_factory: pytest.TempPathFactory) -> LearnFolder:
+    """Such a folder, of which tests take copies."""
+    return collected(world, tmp_path_factory.mktemp("shifted") / "learn")
+
+
+def copied(folder: LearnFolder, path: Path) -> LearnFolder:
+    return LearnFolder(Path(shutil.copytree(folder.path, path)))
+
+
 def events(folder: LearnFolder) -> list[str]:
     return [event["event"] for event in folder.events()]
 
 
-def test_a_shift_is_learnt_tested_and_served(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shift_is_learnt_tested_and_served(
+    world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trial, "STAGE", 12)
-    folder = collected(world, tmp_path / "learn")
-    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=8.0, threads=1, gate=GATE)
+    folder = copied(shifted, tmp_path / "learn")
+    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=4.0, threads=1, gate=GATE)
     assert due(folder, config)
     said: list[str] = []
     assert run_cycle(folder, config, said.append) == 1, said
@@ -201,8 +214,10 @@ def test_by_hand(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str
     server.close()
 
 
-def test_a_pinned_folder_keeps_its_generation(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = collected(world, tmp_path / "learn")
+def test_a_pinned_folder_keeps_its_generation(
+    world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copied(shifted, tmp_path / "learn")
     monkeypatch.setattr(cycle, "judge", lambda *_: Judgement(True, "it wins", {}))
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
     config = CycleConfig(least=20, gate=GATE)
@@ -287,7 +302,7 @@ def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
         "from eyas.learn.supervise import supervise\n"
         "supervise(LearnFolder(Path(sys.argv[1])), sys.argv[2:], lambda: True, pause=0.05)"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), sys.executable, "-c", _WORKS, written])
+    supervisor = Fork(["-c", code, tmp_path, sys.executable, "-c", _WORKS, written])
     try:
         assert soon(lambda: written.exists() and bool(written.read_text()), 120)
         pid = int(written.read_text())

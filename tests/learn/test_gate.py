@@ -46,7 +46,7 @@ def _spoil(network: DraftNetwork, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["random", "taps", "noise"])
-@pytest.mark.parametrize("tries", [range(3), pytest.param(range(3, 17), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tries", [range(1), pytest.param(range(1, 17), marks=pytest.mark.slow)])
 def test_a_worse_one_is_never_promoted(
     world: World, recent: FeatureStore, tmp_path: Path, how: str, tries: range
 ) -> None:

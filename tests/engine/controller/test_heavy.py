@@ -14,14 +14,13 @@ from .simulation import HEAVY, Machine, Simulation, Text, clock_noise, contest, 
 @pytest.mark.parametrize(
     ("rows", "least"),
     [
-        pytest.param(1, 0.9, marks=pytest.mark.slow),
-        (8, 0.97),
-        (16, 0.95),
+        pytest.param(1, 0.95, marks=pytest.mark.slow),
+        (8, 0.98),
+        (16, 0.97),
         pytest.param(32, 0.97, marks=pytest.mark.slow),
     ],
 )
 def test_it_is_soon_as_fast_as_the_best_fixed_shape(rows: int, least: float) -> None:
-    """One row draws few tokens in 300 rounds: there the best of fourteen lucky runs looks much better than it is."""
     found = contest(rows)
     early, late = found.trees
     assert late >= least * found.fixed

@@ -31,13 +31,6 @@ _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
-_TRIAL = 12
-"""Rounds after which forecasts are compared with results."""
-_SURPRISE = 4.0
-"""Standard deviations, as if tokens were independent, beyond which forecasts are considered wrong."""
-_AFTER_SURPRISE = 0.3
-"""The weight that everything learnt so far keeps after such a surprise."""
-
 _TYPICAL = 5.0
 """The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
 _USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
@@ -48,7 +41,8 @@ _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
-"""The same three for what is found: the end of a copied passage comes suddenly, and is learnt anew as fast."""
+"""Rounds after which what was promised of copies is compared with results; the standard deviations beyond which it was
+wrong; the weight that what was learnt of copies then keeps: copied passages end suddenly."""
 
 
 class Forecast(NamedTuple):
@@ -67,7 +61,6 @@ class GainModel:
         self.widths, self.depth = tuple(widths), depth
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
-        self._promised, self._kept, self._judged = 0.0, 0.0, 0
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
         self._own_forecast, self._own_accepted, self._yield = 0.0, 0.0, 1.0
         self._shown = 0.0
@@ -110,9 +103,7 @@ class GainModel:
     def judge(self, promised: float, kept: float, rows: int) -> None:
         """Compare the `promised` accepted draft tokens of a round of `rows` rows with the `kept` ones.
 
-        Texts differ, so what these rows yield is learnt within some rounds, and soon forgotten when others follow. If
-        forecasts are wrong over several rounds by far more than chance all the same, everything learnt from earlier
-        texts loses most of its weight.
+        Texts differ, so what these rows yield is learnt within some rounds, and soon forgotten when others follow.
         """
         forecast, accepted = promised / self._yield / rows, kept / rows
         usual = (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
@@ -121,13 +112,6 @@ class GainModel:
         self._own_accepted = self._own_accepted * _YIELD_FADE + accepted
         self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
         self._usual_accepted = self._usual_accepted * _USUAL_FADE + accepted
-        self._promised, self._kept, self._judged = self._promised + promised, self._kept + kept, self._judged + 1
-        if self._judged < _TRIAL:
-            return
-        if abs(self._kept - self._promised) > _SURPRISE * math.sqrt(self._promised + 1.0):
-            self._supply.forget(_AFTER_SURPRISE)
-            self._acceptance.forget(_AFTER_SURPRISE)
-        self._promised, self._kept, self._judged = 0.0, 0.0, 0
 
     def judge_found(self, promised: float, kept: float) -> None:
         """Compare what was `promised` of a round's found nodes with the accepted ones, `kept`.

@@ -83,11 +83,6 @@ class Supply:
             tops[:, level] = counts.reshape(GROUPS, BINS)
         _fold(self._best_sums, self._best_weights, tops, known)
 
-    def forget(self, kept: float) -> None:
-        """Scale the weight of everything learnt so far by `kept`, from 0 to 1."""
-        for array in (self._sums, self._weights, self._best_sums, self._best_weights):
-            array *= kept
-
     def _levels(
         self, offered: BeamCandidates, rows: Indices, group: Indices, grid: Indices
     ) -> tuple[Array, list[Indices]]:
