@@ -1,4 +1,4 @@
-"""Random hybrids (Qwen3-Next, Bamba, LFM2) in vLLM on the CPU: greedy answers against ours.
+"""Random hybrids (Qwen3-Next, Granite 4, LFM2) in vLLM on the CPU: greedy answers against ours.
 
     python -m benchmarks.engines.hybrids VENV/bin/python [--prompts 8] [--tokens 32] [--output FILE.json]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BambaConfig, Lfm2Config, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteMoeHybridConfig, Lfm2Config, Qwen3NextConfig
 
 import eyas
 from benchmarks.engines.vllm import Job, offline
@@ -36,11 +36,13 @@ MODELS: dict[str, Any] = {
         linear_value_head_dim=64, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128,
         shared_expert_intermediate_size=128,
     ),
-    "bamba": BambaConfig(
-        **_SIZES, attn_layer_indices=[3], mamba_n_heads=8, mamba_d_head=64, mamba_d_state=16, mamba_n_groups=1
+    "granitemoehybrid": GraniteMoeHybridConfig(
+        **_SIZES, layer_types=[*["linear_attention"] * 3, "full_attention"], mamba_n_heads=8, mamba_d_head=64,
+        mamba_d_state=16, mamba_n_groups=1, num_local_experts=0, shared_intermediate_size=512,
     ),
     "lfm2": Lfm2Config(
-        **_SIZES, layer_types=["conv", "conv", "conv", "full_attention"], block_auto_adjust_ff_dim=False
+        **_SIZES, layer_types=[*["conv"] * 3, "full_attention"], block_auto_adjust_ff_dim=False,
+        conv_dim=256, block_dim=256, block_ff_dim=512,  # vLLM reads these
     ),
 }  # fmt: skip
 """Four layers each, one of which attends."""
