@@ -71,11 +71,8 @@ class _BatchPairs:
     states: Tensor  # [R, Q, A + 1, Ht]
     row: int
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of this row's states, which are to be encoded."""
-        return self.count * self.states[0, 0].nbytes
+    nbytes: int
+    """This row's part of what is kept alive: the whole tensor, shared by the rows that are collected."""
 
 
 @dataclass(eq=False)
@@ -131,14 +128,12 @@ class Collector:
             self._open[slot].first += count
 
     def pairs(self, rows: range, next_tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
-        for row, slot in enumerate(rows) if self._open else ():
-            one = self._open.get(slot)
-            if one is None or not counts[row]:
-                continue
-            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row]))
+        taken = [(row, one) for row, slot in enumerate(rows) if counts[row] and (one := self._open.get(slot))]
+        for row, one in taken:
+            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row], states.nbytes // len(taken)))
             one.held, one.pairs = one.held + counts[row], one.pairs + counts[row]
             if one.held >= _PIECE and not self._hand_over(one, last=False):
-                del self._open[slot]
+                del self._open[rows[row]]
 
     def finish(self, slot: int) -> None:
         one = self._open.pop(slot, None)

@@ -1,8 +1,8 @@
 """What a server that learns has beside its engine: the collector, and a thread that swaps generations.
 
 The thread looks at the folder's state once a second. What is wanted there and isn't served is loaded, offered to the
-engine's drafter as a trial, and the trial's verdict is written back. The engine's thread
-never waits for data on disk; it stamps one file's time, five times a second.
+engine's drafter as a trial, and the trial's verdict is written back. Another thread tells the learner, five times a
+second, that the server is at work: also while a drafter is loaded. The engine's thread touches no disk.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 """Seconds between two looks at the folder."""
-_TOUCH = 0.2
+_SIGN = 0.2
 """Seconds between two signs of being busy."""
 
 log = logging.getLogger("eyas.serve.learn")
@@ -71,7 +70,8 @@ class Learning(Observer):
         self._poll, self._ended = poll, threading.Event()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._load: Callable[[Path], NetworkDrafter] = _no_engine
-        self._touched = 0.0
+        self._signs = threading.Thread(target=self._sign, name="learn-signs", daemon=True)
+        self._worked, self._working = threading.Event(), False
         self.folder: LearnFolder | None = None
         self.collector: Collector | None = None
         self.drafter: SwapDrafter | None = None
@@ -93,39 +93,58 @@ class Learning(Observer):
             sizes = target.hidden_size, target.vocab_size
             wanted = new_settings(model, source, facts, drafter.taps, sizes)
             self.folder = folder = LearnFolder.prepare(self.config.folder, source, wanted)
-            found, state = folder.settings, folder.state
+            found = folder.settings
             store = TrafficStore(folder.traffic, found.layout, self.config.limit)
             end_ids = {*eos_token_ids(target.model), *turn_end_ids(load_tokenizer(model))}
             self.collector = Collector(store, self.config.rule, end_ids, salt=bytes.fromhex(found.salt))
             self._load = _loader(options, target, model, drafter)
-            first = drafter
-            if state.settled:
-                self.serving = state.settled
-                first = self._load(folder.generation(state.settled))
+            first = self._settled(folder.state.settled) or drafter
             return SwapDrafter(self.serving, first, final, self.collector)
 
         return around
+
+    def _settled(self, number: int) -> NetworkDrafter | None:
+        """The generation that served last; None, and no longer settled, if there is none or it can't be loaded."""
+        assert self.folder is not None
+        if not number:
+            return None
+        try:
+            found = self._load(self.folder.generation(number))
+        except (EyasError, OSError) as error:
+            self._revert(number, f"it can't be served: {error}")
+            return None
+        self.serving = number
+        return found
 
     def start(self, drafter: Drafter) -> None:
         """Begin to swap the engine's drafter, which `wrap` made."""
         assert isinstance(drafter, SwapDrafter)
         self.drafter = drafter
         self._thread.start()
+        self._signs.start()
 
     def close(self) -> None:
         """Write what was collected, and end the thread."""
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
+        for thread in (self._thread, self._signs):
+            if thread.is_alive():
+                thread.join(10)
         if self.collector is not None:
             self.collector.close()
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:  # noqa: ARG002
-        if self.folder is not None and monotonic() - self._touched > _TOUCH:
-            self._touched = monotonic()
-            self.folder.mark_busy()
+        self._working = bool(state.running or state.prefilling or state.waiting)
+        self._worked.set()
 
-    # The thread
+    # The threads
+
+    def _sign(self) -> None:
+        """Say that the server is at work for as long as steps are made, or there is something left to do."""
+        assert self.folder is not None
+        while not self._ended.wait(_SIGN):
+            if self._working or self._worked.is_set():
+                self._worked.clear()
+                self.folder.mark_busy()
 
     def _run(self) -> None:
         while not self._ended.wait(self._poll):
@@ -180,7 +199,9 @@ class Learning(Observer):
         self.serving = trial.new
         self.drafter.serve_only(trial.new)
 
-        def settle(state: LearnState) -> LearnState:
+        def settle(state: LearnState) -> LearnState | None:
+            if state.wanted != trial.new:  # by hand, a moment ago: that will be begun next
+                return None
             return state.model_copy(update={"settled": trial.new})
 
         self.folder.change(settle, "settled", generation=trial.new, reason=trial.report.reason)
@@ -190,8 +211,9 @@ class Learning(Observer):
         assert self.folder is not None
 
         def back(state: LearnState) -> LearnState:
-            wanted = self.serving if state.wanted == number else state.wanted
-            return state.model_copy(update={"wanted": wanted, "refused": {**state.refused, number: reason}})
+            wanted, settled = (self.serving if one == number else one for one in (state.wanted, state.settled))
+            refused = {**state.refused, number: reason}
+            return state.model_copy(update={"wanted": wanted, "settled": settled, "refused": refused})
 
         self.folder.change(back, "reverted", generation=number, reason=reason)
         log.warning("learning: generation %d is taken back: %s", number, reason)
