@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from subprocess import run
@@ -56,9 +56,9 @@ def windows(work: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def answers_of(work: Path, name: str) -> list[Answer]:
-    """The answers of a run, in order."""
-    return [Answer(*one) for window in windows(work, name) for one in window["answers"]]
+def answers_of(work: Path, name: str) -> list[Answer | None]:
+    """The answers of a run, in order; None for those left out."""
+    return [one and Answer(*one) for window in windows(work, name) for one in window["answers"]]
 
 
 def _write(work: Path, name: str, window: dict[str, Any]) -> None:
@@ -69,9 +69,12 @@ def _write(work: Path, name: str, window: dict[str, Any]) -> None:
 class Server:
     """An engine that learns, without HTTP; what its thread does once a second is done every few chunks."""
 
-    def __init__(self, session: Session, options: DrafterOptions, folder: Path, model: str, canary: float) -> None:
+    def __init__(
+        self, session: Session, options: DrafterOptions, folder: Path, model: str, canary: float,
+        settings: EngineOptions = SETTINGS,
+    ) -> None:  # fmt: skip
         self.learning = Learning(LearnConfig(folder, canary=canary))
-        wrapped = replace(SETTINGS, around=self.learning.wrap(options, model))
+        wrapped = replace(settings, around=self.learning.wrap(options, model))
         self.engine: Engine = session.engine(session.drafter(options), wrapped)
         assert self.engine.speculation is not None
         self.learning.drafter = self.engine.speculation.drafter  # type: ignore[assignment]
@@ -140,6 +143,7 @@ def others(
     mix: Mix,
     unseen: Unseen,
     drafter: Annotated[str | None, "a drafter that stays as it is; without one, plain decoding"] = None,
+    every: Annotated[int, "answer one pair of requests in so many, a greedy and a sampled one"] = 1,
 ) -> None:
     """Answer the same requests without learning."""
     session = Session.open(TargetOptions(model))
@@ -147,15 +151,18 @@ def others(
     traffic = Traffic(session, mix, unseen)
     engine = session.engine(None if drafter is None else session.drafter(DrafterOptions(drafter)), SETTINGS)
     for window in range(len(windows(work, name)), len(traffic)):
-        made = engine.generate(traffic.window(window))
-        _write(work, name, {"phase": traffic.phase(window), "answers": [Answer.of(one) for one in made]})
+        asked = traffic.window(window)
+        chosen = [at for at in range(len(asked)) if at // 2 % every == 0]
+        made = dict(zip(chosen, engine.generate([asked[at] for at in chosen]), strict=True))
+        answers = [Answer.of(made[at]) if at in made else None for at in range(len(asked))]
+        _write(work, name, {"phase": traffic.phase(window), "answers": answers})
         print(name, window, flush=True)
 
 
 # Figures.
 
-SPAN = 200
-"""Requests of a window of the figures."""
+SPAN, STEP = 200, 25
+"""Requests of a window of the figures, and from the end of one to that of the next."""
 
 
 def accept_length(answers: Sequence[Answer]) -> float:
@@ -163,11 +170,12 @@ def accept_length(answers: Sequence[Answer]) -> float:
     return sum(one.tokens for one in answers) / max(1, sum(one.rounds for one in answers))
 
 
-def spans(work: Path, names: Sequence[str], step: int = 25) -> Iterator[dict[str, float]]:
-    """Accept lengths over every `SPAN` requests that all runs have answered, and where the span ends."""
-    found = {name: answers_of(work, name) for name in names}
-    for end in range(SPAN, min(map(len, found.values())) + 1, step):
-        yield {"end": end, **{name: round(accept_length(each[end - SPAN : end]), 4) for name, each in found.items()}}
+def compared(runs: Mapping[str, Sequence[Answer | None]], part: slice) -> dict[str, float]:
+    """Accept lengths of runs on those requests of a part that all of them have answered, and how many these are."""
+    rows = [row for row in zip(*(each[part] for each in runs.values()), strict=True) if None not in row]
+    found = {name: accept_length([row[at] for row in rows]) for at, name in enumerate(runs)}
+    ratio = {"ratio": round(found["learning"] / found["static"], 4)} if rows else {}
+    return {"requests": len(rows), **{name: round(one, 4) for name, one in found.items()}, **ratio}
 
 
 def figures(
@@ -177,25 +185,23 @@ def figures(
     plot: Annotated[Path | None, "an SVG of accept length over the day"] = None,
 ) -> None:
     """The day's figures, of as much of it as has run."""
-    learning, static, plain = (answers_of(work, name) for name in ("learning", "static", PLAIN))
     names = [name for name in ("static", "learning", "oracle") if windows(work, name)]
-    known = min(len(learning), len(static))
-    both = min(len(learning), len(plain))
+    runs = {name: answers_of(work, name) for name in names}
+    known = min(map(len, runs.values()))
+    runs = {name: each[:known] for name, each in runs.items()}
     first, phases = 0, {}
     for phase in DAY:
-        part = slice(first, min(first + phase.requests, known))
+        if first < known:
+            phases[phase.name] = compared(runs, slice(first, first + phase.requests))
         first += phase.requests
-        if part.start < part.stop:
-            phases[phase.name] = _compared(learning[part], static[part])
-    over = list(spans(work, names))
+    over = [{"end": end, **compared(runs, slice(end - SPAN, end))} for end in range(SPAN, known + 1, STEP)]
+    pairs = list(zip(answers_of(work, "learning"), answers_of(work, PLAIN), strict=False))
     report(
         {
             "phases": phases,
-            "tools_last_200": _compared(learning[650:850], static[650:850]) if known >= 850 else None,
-            "least_ratio_of_200": min((one["learning"] / one["static"] for one in over), default=None),
-            "answers_equal_to_plain": sum(a.digest == b.digest for a, b in zip(learning, plain, strict=False)),
-            "answers_compared": both,
-            "greedy_of_these": (both + 1) // 2,
+            "least_ratio_of_200": min((one["ratio"] for one in over), default=None),
+            "answers_compared_with_plain": len(pairs),
+            "answers_that_differ": sum(a is None or b is None or a.digest != b.digest for a, b in pairs),
             "spans": over,
             "events": [{**event, "time": 0} for event in LearnFolder(work / "learn").events()],
         },
@@ -203,12 +209,6 @@ def figures(
     )  # fmt: skip
     if plot is not None:
         plot.write_bytes(_plotted(over, names))
-
-
-def _compared(learning: Sequence[Answer], static: Sequence[Answer]) -> dict[str, float]:
-    ours, theirs = accept_length(learning), accept_length(static)
-    return {"requests": len(learning), "learning": round(ours, 4), "static": round(theirs, 4),
-            "ratio": round(ours / theirs, 4)}  # fmt: skip
 
 
 def _plotted(over: Sequence[dict[str, float]], names: Sequence[str]) -> bytes:

@@ -141,7 +141,7 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     newest = max(one.path.name for one in traffic.shards())
     learnt, held = traffic.newest("train", config.most), traffic.newest("held", config.most // 4)
     original = None if config.store is None else FeatureStore.open(config.store)
-    mixed = [] if original is None else _mixed(original, settings, learnt, seed=int(newest[:20]))
+    mixed = [] if original is None else mixed_rows(original, settings, learnt, seed=int(newest[:20]))
     if not (folder.reference / MANIFEST).is_file():
         reference = held[-_REFERENCE:] if original is None else []
         if original is not None:
@@ -160,7 +160,9 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     return facts, write_store(path, settings.target, settings.layout, splits, "traffic")
 
 
-def _mixed(original: FeatureStore, settings: LearnSettings, learnt: list[TrafficRow], seed: int) -> list[TrafficRow]:
+def mixed_rows(
+    original: FeatureStore, settings: LearnSettings, learnt: list[TrafficRow], seed: int
+) -> list[TrafficRow]:
     """Rows of the original store with about as many tokens as those learnt from: its rows may be far longer.
 
     Raises StoreError for the store of another target.

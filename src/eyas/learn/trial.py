@@ -80,6 +80,11 @@ class Canary:
         self._random = random.Random(self.seed)
         self.arms = {self.old: Arm(), self.new: Arm()}
 
+    @property
+    def generations(self) -> tuple[int, int]:
+        """The one in service, and the new one."""
+        return self.old, self.new
+
     def choose(self) -> int:
         """The generation of a row that begins."""
         if self.report is not None:
