@@ -8,25 +8,30 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from eyas.cli.app import main
+from eyas.data.store.reader import FeatureStore
 from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
-from eyas.errors import UsageError
+from eyas.errors import CheckpointError, StoreError, TrainingError, UsageError
 from eyas.learn import cycle, trial
 from eyas.learn.cycle import CycleConfig, due, run_cycle
 from eyas.learn.folder import Card, LearnFolder
 from eyas.learn.gate import GateConfig, Judgement
 from eyas.learn.serving import LearnConfig, Learning
 from eyas.learn.supervise import supervise
+from eyas.learn.trial import CanaryReport
 from eyas.options import EngineOptions
 from eyas.types import Limits, Request, Stats
 
@@ -309,6 +314,11 @@ def test_the_learner_stops_within_a_second_of_load(tmp_path: Path) -> None:
         assert not stopped(pid)
         assert os.sched_getscheduler(pid) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        with folder.locked():
+            for _ in range(8):
+                folder.mark_busy()
+                time.sleep(0.1)
+            assert not stopped(pid), "it may have been about to let go of the lock"
         began = time.monotonic()
         while not stopped(pid):
             folder.mark_busy()
@@ -339,16 +349,139 @@ def soon(what: Callable[[], bool], seconds: float) -> bool:
 
 
 def test_a_failing_cycle_is_reported(tmp_path: Path) -> None:
-    from eyas.errors import TrainingError
-
     with pytest.raises(TrainingError, match="exit code 3"):
         supervise(LearnFolder(tmp_path), [sys.executable, "-c", "raise SystemExit(3)"], lambda: True, yields=False)
 
 
-def test_the_server_marks_that_it_works(world: World, tmp_path: Path) -> None:
+def step(server: Server, running: int) -> None:
+    server.learning.stepped(replace(server.engine.state(), running=running), None, None)
+
+
+def quiet(server: Server) -> bool:
+    """Whether the server gives no sign for a while."""
+    with suppress(FileNotFoundError):
+        (server.folder.path / "busy").unlink()
+    time.sleep(0.5)
+    return not server.folder.busy
+
+
+def gives_a_sign(server: Server) -> bool:
+    with suppress(FileNotFoundError):
+        (server.folder.path / "busy").unlink()
+    return soon(lambda: server.folder.busy, 5)
+
+
+def test_the_server_says_that_it_works_for_as_long_as_it_does(world: World, tmp_path: Path) -> None:
+    """Also while a step takes long, and while its thread loads a drafter."""
     server = Server(world, tmp_path / "learn")
-    assert not server.folder.busy
-    state: Any = None
-    server.learning.stepped(state, None, None)
-    assert server.folder.busy
+    loading, go_on = threading.Event(), threading.Event()
+    server.learning._poll = 0.01
+
+    def load(_: Path) -> NetworkDrafter:
+        loading.set()
+        go_on.wait()
+        raise CheckpointError("it can't be read")
+
+    server.learning._load = load
+    assert server.learning.drafter is not None
+    server.learning.start(server.learning.drafter)
+    try:
+        assert quiet(server)
+        step(server, running=0)
+        assert gives_a_sign(server), "a step that was all there was to do"
+        assert quiet(server)
+        number = server.folder.add(world.drafter, Card(number=0, made=0.0))
+        server.folder.change(lambda state: state.model_copy(update={"wanted": number}), "promoted")
+        assert loading.wait(10)
+        step(server, running=2)
+        assert gives_a_sign(server)
+        assert gives_a_sign(server), "a step that takes long"
+        step(server, running=0)
+        assert soon(lambda: quiet(server), 5)
+    finally:
+        go_on.set()
+        server.close()
+
+
+def test_a_disk_that_hangs_keeps_no_step_waiting(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(world, tmp_path / "learn")
+    hanging, go_on = threading.Event(), threading.Event()
+    monkeypatch.setattr(server.folder, "mark_busy", lambda: (hanging.set(), go_on.wait()))
+    assert server.learning.drafter is not None
+    server.learning.start(server.learning.drafter)
+    try:
+        step(server, running=1)
+        assert hanging.wait(10)
+        began = time.monotonic()
+        for _ in range(100):
+            step(server, running=1)
+        assert time.monotonic() - began < 1.0
+    finally:
+        go_on.set()
+        server.close()
+
+
+def test_a_settled_generation_that_is_damaged_gives_way_to_the_first(world: World, tmp_path: Path) -> None:
+    """The server starts all the same, and the learner isn't kept waiting for a trial that nobody makes."""
+    server = Server(world, tmp_path / "learn")
+    number = server.folder.add(world.drafter, Card(number=0, made=0.0))
+    server.folder.change(lambda state: state.model_copy(update={"wanted": number, "settled": number}), "promoted")
+    (server.folder.generation(number) / "model.safetensors").write_bytes(b"nonsense")
+    server.learning.look()
+    assert (server.folder.state.wanted, server.folder.state.settled) == (0, 0), "while it serves"
     server.close()
+    server.folder.change(lambda state: state.model_copy(update={"wanted": number, "settled": number}), "promoted")
+    again = Server(world, tmp_path / "learn")
+    assert again.learning.serving == 0
+    assert (again.folder.state.wanted, again.folder.state.settled) == (0, 0), "when it starts"
+    assert "can't be served" in again.folder.state.refused[number]
+    again.close()
+
+
+def test_what_is_reverted_by_hand_at_the_end_of_its_trial_stays_reverted(world: World, tmp_path: Path) -> None:
+    server = Server(world, tmp_path / "learn")
+    number = server.folder.add(world.drafter, Card(number=0, made=0.0))
+    server.folder.change(lambda state: state.model_copy(update={"wanted": number}), "promoted")
+    server.learning.look()
+    assert server.learning.trial is not None
+    server.learning.trial.report = CanaryReport("settle", "not behind")
+    server.folder.change(lambda state: state.model_copy(update={"wanted": 0}), "reverted")
+    server.learning.look()
+    assert (server.folder.state.wanted, server.folder.state.settled, server.learning.serving) == (0, 0, 0)
+    server.close()
+
+
+def test_training_that_fails_ends_its_cycle(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows would fail again and again."""
+    folder = collected(world, tmp_path / "learn", count=40)
+
+    def fails(*_: object) -> None:
+        raise TrainingError("the gradient of step 1 is not finite")
+
+    monkeypatch.setattr(cycle, "_train", fails)
+    config = CycleConfig(least=20, gate=replace(GATE, least=1))
+    assert run_cycle(folder, config) is None
+    assert "not finite" in folder.events()[-1]["reason"]
+    assert not due(folder, config)
+    assert not folder.run.exists()
+
+
+def test_no_cycle_begins_that_could_not_be_tested(world: World, tmp_path: Path) -> None:
+    folder = collected(world, tmp_path / "learn", count=40)
+    assert due(folder, CycleConfig(least=20, gate=GateConfig(least=1)))
+    assert not due(folder, CycleConfig(least=20, gate=GateConfig(least=30)))
+
+
+def test_rows_of_the_store_are_mixed_in_by_tokens_and_must_be_the_target_s(world: World, tmp_path: Path) -> None:
+    folder = collected(world, tmp_path / "learn", count=4)
+    learnt = cycle._traffic(folder).newest("train", 100)
+    store = FeatureStore.open(world.drafter.parent.parent / "store")
+    tokens = sum(len(row.tokens.tokens) for row in learnt)
+    mixed = cycle.mixed_rows(store, folder.settings, learnt, seed=0)
+    found = sum(len(row.tokens.tokens) for row in mixed)
+    assert tokens <= found < tokens + max(len(row.tokens.tokens) for row in mixed)
+    other = folder.settings.model_copy(
+        update={"target": folder.settings.target.model_copy(update={"fingerprint": "x"})}
+    )
+    with pytest.raises(StoreError, match="another target"):
+        cycle.mixed_rows(store, other, learnt, seed=0)

@@ -35,7 +35,7 @@ class Served(NamedTuple):
 
 @pytest.fixture
 def served(world: World, tmp_path: Path) -> Iterator[Served]:
-    options = LearnOptions(learn=tmp_path / "learn", learn_exclude=["closed"], learn_canary=0.5)
+    options = LearnOptions(learn=tmp_path / "learn", learn_exclude=["closed"], learn_apart=["apart"], learn_canary=0.5)
     learning = options.opened()
     assert learning is not None
     learning._poll = 0.02
@@ -49,7 +49,7 @@ def served(world: World, tmp_path: Path) -> Iterator[Served]:
     learning.start(engine.speculation.drafter)
     metrics = Metrics("tiny", ENDPOINTS)
     metrics.add(LearnSeries(learning, "tiny"))
-    keys = ("open", "closed")
+    keys = ("open", "closed", "apart")
     with live(engine, Observers([metrics, learning]), metrics, api_keys=keys) as server:
         yield Served(server, learning, tmp_path / "learn")
     learning.close()
@@ -81,6 +81,30 @@ def test_keys_and_headers_decide_what_is_kept(world: World, served: Served) -> N
     assert b"open" not in b"".join(path.name.encode() for path in served.folder.rglob("*"))
 
 
+def test_a_key_apart_has_a_folder_and_generations_of_its_own(world: World, served: Served) -> None:
+    prompts = [list(request.prompt) for request in world.requests(3, 4)]
+    (own,) = served.learning.apart
+    assert own.folder is not None
+    assert own.folder.path.parent == served.folder / "apart"
+    number = own.folder.add(world.drafter, Card(number=0, made=0.0))
+    own.folder.change(lambda state: state.model_copy(update={"wanted": number, "settled": number}), "promoted")
+    until = time.monotonic() + 20
+    while own.serving != number:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    for prompt, key in zip(prompts, ("open", "apart", "open", "apart"), strict=True):
+        ask(served, prompt, key=key)
+    assert own.folder.busy
+    assert served.learning.serving == 0
+    assert served.learning.drafter is not None
+    assert {row.generation for row in served.learning.drafter._rows} <= {("", 0), (own.client, number)}
+    served.learning.close()
+    for folder, mine in ((served.folder / "traffic", (0, 2)), (own.folder.traffic, (1, 3))):
+        data = b"".join(path.read_bytes() for path in folder.iterdir())
+        kept = [at for at, prompt in enumerate(prompts) if np.array(prompt, dtype="<i4").tobytes() in data]
+        assert tuple(kept) == mine
+
+
 def test_answers_and_metrics_while_generations_come_and_go(world: World, served: Served) -> None:
     folder = served.learning.folder
     assert folder is not None
@@ -105,6 +129,12 @@ def test_answers_and_metrics_while_generations_come_and_go(world: World, served:
     assert values['eyas:learn_collecting{model_name="tiny"}'] == "1.0"
     assert float(values['eyas:learn_accept_length{generation="5",model_name="tiny"}']) >= 1.0
     assert folder.busy
+    shown = served.learning.overview()
+    assert [card["number"] for card in shown["generations"]] == [0, 1, 2, 3, 4, 5]
+    assert [one["event"] for one in shown["events"]] == ["promoted", "trial"] * 5
+    assert shown["state"]["wanted"] == 5
+    assert shown["curve"]
+    assert all(1.0 <= point["accept_length"] <= 4.0 for point in shown["curve"])
 
 
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
@@ -121,6 +151,12 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             learns.check(draft)
+
+
+@pytest.mark.parametrize("rule", [{"learn_exclude": ["k"]}, {"learn_only": ["other"]}])
+def test_a_key_that_is_not_learnt_from_can_not_be_apart(tmp_path: Path, rule: dict[str, list[str]]) -> None:
+    with pytest.raises(UsageError, match="aren't learnt from"):
+        LearnOptions(learn=tmp_path, learn_apart=["k"], **rule).check(DraftOptions(draft_model="d"))
 
 
 def test_drafters_that_can_not_learn_are_refused(world: World, tmp_path: Path) -> None:

@@ -88,6 +88,41 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
         assert newest, "nothing was swapped"
 
 
+def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
+    """Its rows get its own generations, others' never do, whatever is swapped on either side."""
+    target, made = tiny.target("llama"), drafters(4)
+    engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
+    swapping.offer(0, made[1], client="a")
+    asked = requests(2, 16, 1.0)
+    owners = {tuple(one.prompt): ("a", "b/x", "a/x", "")[at % 4] for at, one in enumerate(asked)}
+    begun: list[tuple[str, tuple[str, int]]] = []
+    begin = swapping.begin
+
+    def spy(slot: int, prompt: Any, owner: str) -> None:
+        begin(slot, prompt, owner)
+        begun.append((owner, swapping._rows[slot].generation))
+
+    swapping.begin = spy  # type: ignore[method-assign]
+    indices = {engine.submit(one, queue_key=owners[tuple(one.prompt)]): at for at, one in enumerate(asked)}
+    answers: list[list[int]] = [[] for _ in asked]
+    steps = 0
+    while not engine.idle:
+        steps += 1
+        if steps == 8:
+            swapping.offer(1, made[2], Canary(0, 1, share=0.5), client="a")
+        if steps == 16:
+            swapping.offer(1, made[3])
+        for chunk in engine.step():
+            answers[indices[chunk.index]] += chunk.token_ids
+        engine.check_invariants()
+    assert answers == plain(target, asked)
+    assert {owner.partition("/")[0] for owner, (client, _) in begun if client} == {"a"}
+    assert all(client == "a" for owner, (client, _) in begun if owner in ("a", "a/x"))
+    assert {number for owner, (client, number) in begun if client} == {0, 1}
+    assert ("", ("", 1)) in begun or ("b/x", ("", 1)) in begun
+    assert set(swapping._drafters) == {("", 1), ("a", 0), ("a", 1)}
+
+
 def test_rows_of_several_generations_share_a_round() -> None:
     target, made = tiny.target("llama"), drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
@@ -119,8 +154,11 @@ def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
 
 
 def test_old_generations_are_let_go() -> None:
-    target, made = tiny.target("llama"), drafters(4)
+    target, made = tiny.target("llama"), drafters(5)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
+    swapping.offer(4, made[4], Canary(0, 4))  # called off before its trial is over
+    served(engine, requests(0, 3, 0.0), lambda: None)
+    assert swapping.generations == [4, 0]
     for number in (1, 2, 3):
         swapping.offer(number, made[number])
         served(engine, requests(number, 3, 0.0), lambda: None)

@@ -55,8 +55,20 @@ def test_one_client_does_not_push_others_out(traffic: TrafficStore) -> None:
     held = [shard.client for shard in traffic.shards()]
     assert sum(shard.path.stat().st_size for shard in traffic.shards()) <= traffic.limit
     assert held.count("quiet") == 1
-    newest = {tuple(one.tokens.tokens) for one in traffic.newest("train", 9) if one}
-    assert newest == {tuple(row(seed).tokens.tokens) for seed in range(51, 60)}, "the newest are kept"
+    newest = [tuple(one.tokens.tokens) for one in traffic.newest("train", 9)]
+    assert newest == [tuple(row(seed).tokens.tokens) for seed in (*range(59, 51, -1), 0)], "the newest of each client"
+
+
+def test_a_cycle_gets_as_much_of_a_quiet_client_as_of_a_loud_one(traffic: TrafficStore) -> None:
+    traffic.write("quiet", "train", [row(seed, 10) for seed in range(5)])
+    for first in range(100, 200, 10):
+        traffic.write("loud", "train", [row(seed, 10) for seed in range(first, first + 10)])
+    traffic.write("quiet", "held", [row(300)])
+    rows = [tuple(one.tokens.tokens) for one in traffic.newest("train", 23)]
+    assert len(rows) == 23
+    assert {tuple(row(seed, 10).tokens.tokens) for seed in range(5)} < set(rows)
+    assert len(traffic.newest("train", 1000)) == 105
+    assert traffic.newest("train", 0) == []
 
 
 def test_rows_dropped_while_they_are_read_are_left_out(traffic: TrafficStore) -> None:

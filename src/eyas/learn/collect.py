@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -63,6 +63,11 @@ class LearnRule:
         return draw < self.share
 
 
+def digest_of(client: str, salt: bytes) -> str:
+    """What a client is called on disk."""
+    return hashlib.blake2b(client.encode(), digest_size=8, key=salt).hexdigest()
+
+
 @dataclass
 class _BatchPairs:
     """Pairs of one row in tensors of a whole batch."""
@@ -71,11 +76,8 @@ class _BatchPairs:
     states: Tensor  # [R, Q, A + 1, Ht]
     row: int
     count: int
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of this row's states, which are to be encoded."""
-        return self.count * self.states[0, 0].nbytes
+    nbytes: int
+    """This row's part of what is kept alive: the whole tensor, shared by the rows that are collected."""
 
 
 @dataclass(eq=False)
@@ -103,9 +105,13 @@ class Collector:
 
     def __init__(
         self, store: TrafficStore, rule: LearnRule, end_ids: Collection[int], *, longest: int = 4096, salt: bytes = b"",
-        seed: int | None = None,
+        seed: int | None = None, apart: Mapping[str, TrafficStore] | None = None,
     ) -> None:  # fmt: skip
-        """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests."""
+        """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests.
+
+        `apart`: by their digests, clients whose rows go elsewhere.
+        """
+        self._apart = apart or {}
         self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
         self._longest, self._salt, self._random = longest, salt, random.Random(seed)
         self._open: dict[int, _Sequence] = {}  # by slot
@@ -123,22 +129,19 @@ class Collector:
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         self._open.pop(slot, None)
         if self.stopped is None and self._rule.allows(owner, self._random.random()):
-            digest = hashlib.blake2b(client_of(owner).encode(), digest_size=8, key=self._salt).hexdigest()
-            self._open[slot] = _Sequence(digest, prompt)
+            self._open[slot] = _Sequence(digest_of(client_of(owner), self._salt), prompt)
 
     def skip(self, slot: int, count: int) -> None:
         if slot in self._open:
             self._open[slot].first += count
 
     def pairs(self, rows: range, next_tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
-        for row, slot in enumerate(rows) if self._open else ():
-            one = self._open.get(slot)
-            if one is None or not counts[row]:
-                continue
-            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row]))
+        taken = [(row, one) for row, slot in enumerate(rows) if counts[row] and (one := self._open.get(slot))]
+        for row, one in taken:
+            one.pieces.append(_BatchPairs(next_tokens, states, row, counts[row], states.nbytes // len(taken)))
             one.held, one.pairs = one.held + counts[row], one.pairs + counts[row]
             if one.held >= _PIECE and not self._hand_over(one, last=False):
-                del self._open[slot]
+                del self._open[rows[row]]
 
     def finish(self, slot: int) -> None:
         one = self._open.pop(slot, None)
@@ -255,7 +258,7 @@ class Collector:
             self._write(client, split, rows)
 
     def _write(self, client: str, split: Split, rows: list[TrafficRow]) -> None:
-        self._store.write(client, split, rows)
+        self._apart.get(client, self._store).write(client, split, rows)
         self.counts["rows"] += len(rows)
         self.counts["tokens"] += sum(len(row.tokens.tokens) for row in rows)
 

@@ -20,9 +20,9 @@ import yaml
 from eyas.data.store.manifest import MANIFEST
 from eyas.data.store.reader import FeatureStore
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
-from eyas.errors import EyasError, UsageError
+from eyas.errors import EyasError, StoreError, TrainingError, UsageError
 from eyas.files import FileLock, write_json, write_text
-from eyas.learn.folder import Card, LearnFolder, LearnState
+from eyas.learn.folder import Card, LearnFolder, LearnSettings, LearnState
 from eyas.learn.gate import GateConfig, judge
 from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
 from eyas.targets.loading import load_embedding_and_head
@@ -47,7 +47,7 @@ class CycleConfig:
     least: int = 200
     """New training rows without which no cycle begins."""
     most: int = 2000
-    """Live rows, the newest; as many of the store are mixed in."""
+    """Live rows, the newest; rows of the store with as many tokens are mixed in."""
     epochs: float = 2.0
     threads: int | None = None
     device: str | None = None
@@ -59,8 +59,10 @@ def due(folder: LearnFolder, config: CycleConfig) -> bool:
     state = folder.state
     if state.wanted != state.settled and not state.pinned:
         return False  # on trial: the next one is to begin with the winner
-    new = _traffic(folder).count("train", state.learnt)
-    return (folder.run / "store" / MANIFEST).is_file() or new >= config.least
+    if (folder.run / "store" / MANIFEST).is_file():
+        return True
+    traffic = _traffic(folder)
+    return traffic.count("train", state.learnt) >= config.least and traffic.count("held") >= config.gate.least
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
@@ -70,8 +72,8 @@ def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], Non
     """
     if not due(folder, config):
         raise UsageError(
-            f"{folder.path}/traffic has fewer than {config.least} new rows, or a generation is on trial: wait for more "
-            "traffic"
+            f"{folder.path}/traffic has fewer than {config.least} new rows or {config.gate.least} that are held out, "
+            "or a generation is on trial: wait for more traffic"
         )
     with FileLock(folder.path / "learner"):
         return _run(folder, config, say)
@@ -81,8 +83,12 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
     plan, store = _snapshot(folder, config)
     parent = folder.generation(plan["parent"])
     say(f"generation {plan['parent']} learns from {plan['traffic_rows']} requests and {plan['store_rows']} stored rows")
-    if not (folder.run / "run" / "drafter" / "config.json").is_file():
-        _train(folder, parent, plan, config)
+    try:
+        if not (folder.run / "run" / "drafter" / "config.json").is_file():
+            _train(folder, parent, plan, config)
+    except TrainingError as error:  # the same rows would end the same way again
+        _finish(folder, plan, None, f"training failed: {error}")
+        return None
     candidate = folder.run / "run" / "best"
     target = load_embedding_and_head(
         folder.settings.model, dtype=folder.settings.target.dtype, device=config.device or "cpu"
@@ -134,14 +140,8 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     settings, traffic = folder.settings, _traffic(folder)
     newest = max(one.path.name for one in traffic.shards())
     learnt, held = traffic.newest("train", config.most), traffic.newest("held", config.most // 4)
-    if not held:
-        raise UsageError(f"{folder.traffic} has no held-out row yet: wait for more traffic")
     original = None if config.store is None else FeatureStore.open(config.store)
-    mixed = (
-        []
-        if original is None
-        else list(stored_rows(original, "train", settings.layout, len(learnt), seed=int(newest[:20])))
-    )
+    mixed = [] if original is None else mixed_rows(original, settings, learnt, seed=int(newest[:20]))
     if not (folder.reference / MANIFEST).is_file():
         reference = held[-_REFERENCE:] if original is None else []
         if original is not None:
@@ -158,6 +158,24 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     write_json(plan, facts)
     splits = {"train": train, "validation": validation, "held": held}
     return facts, write_store(path, settings.target, settings.layout, splits, "traffic")
+
+
+def mixed_rows(
+    original: FeatureStore, settings: LearnSettings, learnt: list[TrafficRow], seed: int
+) -> list[TrafficRow]:
+    """Rows of the original store with about as many tokens as those learnt from: its rows may be far longer.
+
+    Raises StoreError for the store of another target.
+    """
+    if original.settings.target.fingerprint != settings.target.fingerprint:
+        raise StoreError(f"{original.folder} is of another target, {original.settings.target.name}: its states mislead")
+    found, left = [], _tokens(learnt)
+    for row in stored_rows(original, "train", settings.layout, len(original.rows("train")), seed=seed):
+        if left <= 0:
+            break
+        found.append(row)
+        left -= len(row.tokens.tokens)
+    return found
 
 
 def _tokens(rows: list[TrafficRow]) -> int:

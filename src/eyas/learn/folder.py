@@ -93,7 +93,7 @@ class LearnFolder:
         """The folder at `path`, made for this pair if there is none. UsageError if it belongs to another pair."""
         made = cls(path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with made._locked():
+        with made.locked():
             if not (path / "learn.json").is_file():
                 copy_folder(drafter, made.generation(0))
                 _write(made.generation(0) / "card.json", Card(number=0, made=time.time()))
@@ -122,7 +122,7 @@ class LearnFolder:
 
         One at a time, whatever process asks.
         """
-        with self._locked():
+        with self.locked():
             before = self.state
             after = how(before)
             if after is None:
@@ -133,7 +133,8 @@ class LearnFolder:
             return after
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Have the lock under which the state is changed, once nobody else has it."""
         with FileLock(self.path / "lock", wait=True):
             yield
 
@@ -154,6 +155,15 @@ class LearnFolder:
                 found.append(json.loads(line))
         return found
 
+    def overview(self) -> dict[str, Any]:
+        """All that `eyas learn status` and the playground show of it, as JSON: counts and events, never text."""
+        return {
+            "state": self.state.model_dump(),
+            "generations": [self.card(number).model_dump() for number in self.numbers()],
+            "traffic_bytes": sum(path.stat().st_size for path in self.traffic.glob("*.safetensors")),
+            "events": self.events(),
+        }
+
     # Generations
 
     def generation(self, number: int) -> Path:
@@ -171,7 +181,7 @@ class LearnFolder:
 
     def add(self, drafter: Path, card: Card) -> int:
         """Copy a drafter's folder as the next generation, whose number is put into its `card`; returns the number."""
-        with self._locked():
+        with self.locked():
             number = max([*self.numbers(), *self.state.refused, 0]) + 1
             with writing_folder(self.generation(number)) as folder:
                 shutil.copytree(drafter, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".*"))

@@ -1,8 +1,8 @@
 """What a server that learns has beside its engine: the collector, and a thread that swaps generations.
 
 The thread looks at the folder's state once a second. What is wanted there and isn't served is loaded, offered to the
-engine's drafter as a trial, and the trial's verdict is written back. The engine's thread
-never waits for data on disk; it stamps one file's time, five times a second.
+engine's drafter as a trial, and the trial's verdict is written back. Another thread tells the learner, five times a
+second, that the server is at work: also while a drafter is loaded. The engine's thread touches no disk.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as SeriesCollector
@@ -24,7 +23,8 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import local_directory, make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import EyasError, UsageError
-from eyas.learn.collect import Collector, LearnRule
+from eyas.learn.collect import Collector, LearnRule, digest_of
+from eyas.learn.curve import Curve
 from eyas.learn.folder import LearnFolder, LearnState, new_settings
 from eyas.learn.swap import SwapDrafter
 from eyas.learn.traffic import TrafficStore
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 """Seconds between two looks at the folder."""
-_TOUCH = 0.2
+_SIGN = 0.2
 """Seconds between two signs of being busy."""
 
 log = logging.getLogger("eyas.serve.learn")
@@ -58,20 +58,27 @@ class LearnConfig:
     """Most bytes of traffic on disk."""
     canary: float = 0.1
     """The share of rows that a new generation gets first."""
+    apart: tuple[str, ...] = ()
+    """Clients with generations of their own, which learn from their requests alone and serve nobody else."""
 
 
 class Learning(Observer):
     """Wraps an engine's drafter, collects its rows, and swaps it. `start` after the engine is made, `close` at the end.
 
-    As an observer it tells the learner when the server is at work.
+    As an observer it tells the learner when the server is at work. Each client apart has one of its own, in a folder
+    in this one's.
     """
 
-    def __init__(self, config: LearnConfig, poll: float = POLL) -> None:
-        self.config = config
+    def __init__(self, config: LearnConfig, poll: float = POLL, client: str = "") -> None:
+        """`client`: whose generations these are; "" = of all that aren't apart."""
+        self.config, self.client = config, client
+        self.apart: list[Learning] = []
+        self._first: NetworkDrafter | None = None
         self._poll, self._ended = poll, threading.Event()
         self._thread = threading.Thread(target=self._run, name="learn", daemon=True)
         self._load: Callable[[Path], NetworkDrafter] = _no_engine
-        self._touched = 0.0
+        self._signs = threading.Thread(target=self._sign, name="learn-signs", daemon=True)
+        self._worked, self._working = threading.Event(), False
         self.folder: LearnFolder | None = None
         self.collector: Collector | None = None
         self.drafter: SwapDrafter | None = None
@@ -79,6 +86,7 @@ class Learning(Observer):
         self.serving = 0
         """The generation that rows get which aren't on trial."""
         self.swaps = 0
+        self.curve = Curve()
 
     def wrap(self, options: DrafterOptions, model: str) -> Callable[[Target, Drafter], Drafter]:
         """What is put around the drafter that these options made. UsageError for drafters that can't learn here."""
@@ -92,40 +100,90 @@ class Learning(Observer):
             facts = captured_target(target, Path(model).name or model)
             sizes = target.hidden_size, target.vocab_size
             wanted = new_settings(model, source, facts, drafter.taps, sizes)
-            self.folder = folder = LearnFolder.prepare(self.config.folder, source, wanted)
-            found, state = folder.settings, folder.state
-            store = TrafficStore(folder.traffic, found.layout, self.config.limit)
+            load = _loader(options, target, model, drafter)
+            store = self._open(LearnFolder.prepare(self.config.folder, source, wanted), load, drafter)
+            assert self.folder is not None
+            salt, stores = bytes.fromhex(self.folder.settings.salt), {}
+            for client in self.config.apart:
+                name = digest_of(client, salt)
+                path = self.config.folder / "apart" / name
+                one = Learning(replace(self.config, folder=path, apart=()), self._poll, client)
+                stores[name] = one._open(LearnFolder.prepare(path, source, wanted), load, drafter)
+                self.apart.append(one)
             end_ids = {*eos_token_ids(target.model), *turn_end_ids(load_tokenizer(model))}
-            self.collector = Collector(store, self.config.rule, end_ids, salt=bytes.fromhex(found.salt))
-            self._load = _loader(options, target, model, drafter)
-            first = drafter
-            if state.settled:
-                self.serving = state.settled
-                first = self._load(folder.generation(state.settled))
-            return SwapDrafter(self.serving, first, final, self.collector)
+            self.collector = Collector(store, self.config.rule, end_ids, salt=salt, apart=stores)
+            assert self._first is not None
+            return SwapDrafter(self.serving, self._first, final, self.collector)
 
         return around
+
+    def _open(
+        self, folder: LearnFolder, load: Callable[[Path], NetworkDrafter], drafter: NetworkDrafter
+    ) -> TrafficStore:
+        """Begin with the folder's settled generation, or the first `drafter`; returns where its rows go."""
+        self.folder, self._load = folder, load
+        self._first = self._settled(folder.state.settled) or drafter
+        return TrafficStore(folder.traffic, folder.settings.layout, self.config.limit)
+
+    def _settled(self, number: int) -> NetworkDrafter | None:
+        """The generation that served last; None, and no longer settled, if there is none or it can't be loaded."""
+        assert self.folder is not None
+        if not number:
+            return None
+        try:
+            found = self._load(self.folder.generation(number))
+        except (EyasError, OSError) as error:
+            self._revert(number, f"it can't be served: {error}")
+            return None
+        self.serving = number
+        return found
 
     def start(self, drafter: Drafter) -> None:
         """Begin to swap the engine's drafter, which `wrap` made."""
         assert isinstance(drafter, SwapDrafter)
         self.drafter = drafter
+        for one in self.apart:
+            assert one._first is not None
+            drafter.offer(one.serving, one._first, client=one.client)
+            one.start(drafter)
+            log.info("learning: a key apart learns in %s", one.config.folder)
         self._thread.start()
+        self._signs.start()
 
     def close(self) -> None:
         """Write what was collected, and end the thread."""
+        for one in self.apart:
+            one.close()
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join(10)
+        for thread in (self._thread, self._signs):
+            if thread.is_alive():
+                thread.join(10)
         if self.collector is not None:
             self.collector.close()
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:  # noqa: ARG002
-        if self.folder is not None and monotonic() - self._touched > _TOUCH:
-            self._touched = monotonic()
-            self.folder.mark_busy()
+    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
+        """Count a step: of its round for the curve, and that the server is at work."""
+        self._working = bool(state.running or state.prefilling or state.waiting)
+        self._worked.set()
+        for one in self.apart:
+            one.stepped(state, controller, None)
+        if outcome is not None:
+            self.curve.add(self.serving, outcome.offered, outcome.accepted)
 
-    # The thread
+    def overview(self) -> dict[str, Any]:
+        """What the playground shows: the folder's overview and the curve. Reads the disk."""
+        assert self.folder is not None
+        return {**self.folder.overview(), "curve": self.curve.read()}
+
+    # The threads
+
+    def _sign(self) -> None:
+        """Say that the server is at work for as long as steps are made, or there is something left to do."""
+        assert self.folder is not None
+        while not self._ended.wait(_SIGN):
+            if self._working or self._worked.is_set():
+                self._worked.clear()
+                self.folder.mark_busy()
 
     def _run(self) -> None:
         while not self._ended.wait(self._poll):
@@ -149,7 +207,7 @@ class Learning(Observer):
         assert self.drafter is not None
         if wanted == self.serving:  # the trial was called off
             self.trial = None
-            self.drafter.serve_only(wanted)
+            self.drafter.serve_only(wanted, self.client)
             log.info("learning: generation %d serves alone again", wanted)
             return
         try:
@@ -160,11 +218,11 @@ class Learning(Observer):
         self.swaps += 1
         if at_once:
             self.trial, self.serving = None, wanted
-            self.drafter.offer(wanted, drafter)
+            self.drafter.offer(wanted, drafter, client=self.client)
             log.info("learning: generation %d serves", wanted)
             return
         self.trial = Canary(self.serving, wanted, self.config.canary)
-        self.drafter.offer(wanted, drafter, self.trial)
+        self.drafter.offer(wanted, drafter, self.trial, self.client)
         self.folder.note("trial", generation=wanted, beside=self.serving)
         log.info("learning: generation %d is tried on %.0f %% of rows", wanted, 100 * self.config.canary)
 
@@ -174,13 +232,15 @@ class Learning(Observer):
         assert trial.report is not None
         self.trial = None
         if trial.report.verdict == "revert":
-            self.drafter.serve_only(trial.old)
+            self.drafter.serve_only(trial.old, self.client)
             self._revert(trial.new, trial.report.reason)
             return
         self.serving = trial.new
-        self.drafter.serve_only(trial.new)
+        self.drafter.serve_only(trial.new, self.client)
 
-        def settle(state: LearnState) -> LearnState:
+        def settle(state: LearnState) -> LearnState | None:
+            if state.wanted != trial.new:  # by hand, a moment ago: that will be begun next
+                return None
             return state.model_copy(update={"settled": trial.new})
 
         self.folder.change(settle, "settled", generation=trial.new, reason=trial.report.reason)
@@ -190,8 +250,9 @@ class Learning(Observer):
         assert self.folder is not None
 
         def back(state: LearnState) -> LearnState:
-            wanted = self.serving if state.wanted == number else state.wanted
-            return state.model_copy(update={"wanted": wanted, "refused": {**state.refused, number: reason}})
+            wanted, settled = (self.serving if one == number else one for one in (state.wanted, state.settled))
+            refused = {**state.refused, number: reason}
+            return state.model_copy(update={"wanted": wanted, "settled": settled, "refused": refused})
 
         self.folder.change(back, "reverted", generation=number, reason=reason)
         log.warning("learning: generation %d is taken back: %s", number, reason)

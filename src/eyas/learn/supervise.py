@@ -62,7 +62,8 @@ def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
         while (code := child.poll()) is None:
             busy = yields and folder.busy
             if busy != stopped:
-                child.send_signal(signal.SIGSTOP if busy else signal.SIGCONT)
+                with folder.locked():  # never while the child has it: the server would wait for that to go on
+                    child.send_signal(signal.SIGSTOP if busy else signal.SIGCONT)
                 stopped = busy
             time.sleep(LOOK)
         return code

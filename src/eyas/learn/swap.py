@@ -8,6 +8,8 @@ trees are put side by side. Prefixes that another generation has read aren't loa
 
 Finishing with the old generation needs no pass over what a row has read already, and no copy of its states.
 
+A client may have generations of its own, which no other client's rows get; the rest share those of the client "".
+
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, N nodes.
 """
 
@@ -26,6 +28,7 @@ from typing_extensions import Self
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.engine.fair_queue import client_of
 from eyas.engine.prefix_cache import BLOCK
 from eyas.runtime import to_device
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
@@ -55,10 +58,14 @@ class Recorder(Protocol):
         """A sequence moves to another slot."""
 
 
+Generation = tuple[str, int]
+"""Whose it is, "" for those that are shared, and its number."""
+
+
 class GenerationPairs(NamedTuple):
     """Pairs that one generation has read or deferred, copied out of a slot."""
 
-    generation: int
+    generation: Generation
     pairs: Any
     """As its drafter saved them."""
 
@@ -68,24 +75,30 @@ class GenerationPairs(NamedTuple):
         return count
 
 
-@dataclass
-class _SlotState:
-    """What is known of the sequence in a slot."""
-
-    generation: int
-    tokens: int = 0
-    """Tokens of its drafted rounds."""
-    rounds: int = 0
-
-
 class Chooser(Protocol):
     """Says which generation a row gets, and is told how it did: a `Canary`."""
+
+    @property
+    def generations(self) -> tuple[int, ...]:
+        """Those that it may choose, the one in service first."""
 
     def choose(self) -> int:
         """The generation of a row that begins."""
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
         """A row of this generation has ended."""
+
+
+@dataclass
+class _SlotState:
+    """What is known of the sequence in a slot."""
+
+    generation: Generation
+    chooser: Chooser
+    """Which chose that."""
+    tokens: int = 0
+    """Tokens of its drafted rounds."""
+    rounds: int = 0
 
 
 class SwapDrafter(Drafter):
@@ -104,10 +117,11 @@ class SwapDrafter(Drafter):
         self.default_tree, self.forgets = drafter.default_tree, drafter.forgets
         self._recorder = recorder
         self._lock = threading.Lock()
-        self._offered: dict[int, NetworkDrafter] = {}
-        self._chooser: Chooser = _Always(generation)
-        self._choosing: Chooser = self._chooser
-        self._drafters, self._current = {generation: drafter}, generation
+        self._offered: dict[Generation, NetworkDrafter] = {}
+        self._choosers: dict[str, Chooser] = {"": _Always(generation)}  # by client; replaced as a whole
+        self._choosing = self._choosers  # as the engine's thread has taken them over
+        self._drafters: dict[Generation, NetworkDrafter] = {("", generation): drafter}
+        self._current = {"": generation}  # each client's generation in service, which has slots
         self.resize(0)
 
     def fresh(self) -> Self:
@@ -120,42 +134,50 @@ class SwapDrafter(Drafter):
 
     @property
     def generations(self) -> list[int]:
-        """Those that have slots here, the one that rows get by default last."""
-        return [*(number for number in self._drafters if number != self._current), self._current]
+        """The shared ones that have slots here, the one that rows get by default last."""
+        numbers = [number for client, number in self._drafters if not client]
+        return sorted(numbers, key=lambda number: number == self._current[""])
 
-    def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None) -> None:
+    def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None, client: str = "") -> None:
         """From the next row on serve this generation, too: to the rows for which `chooser` chooses it, or to all.
 
-        From any thread. The drafter must be of the same kind and taps as the first.
+        To `client`'s rows alone, who shares no generation from then on; "": to those of all who share. From any thread.
+        The drafter must be of the same kind and taps as the first.
         """
         with self._lock:
-            self._offered[generation] = drafter
-            self._chooser = chooser or _Always(generation)
+            self._offered[client, generation] = drafter
+            self._choosers = {**self._choosers, client: chooser or _Always(generation)}
 
-    def serve_only(self, generation: int) -> None:
+    def serve_only(self, generation: int, client: str = "") -> None:
         """From the next row on serve `generation`, which was given or offered before, to all. From any thread."""
         with self._lock:
-            self._chooser = _Always(generation)
+            self._choosers = {**self._choosers, client: _Always(generation)}
 
     def _take_over(self) -> None:
         """Make slots for what was offered, and let go of generations that no row has and no row will get."""
         with self._lock:
-            offered, self._offered, chooser = self._offered, {}, self._chooser
-        if not offered and chooser is self._choosing and len(self._drafters) == 1:
+            offered, self._offered, choosers = self._offered, {}, self._choosers
+        if choosers is self._choosing and len(self._drafters) == len(choosers):
             return
-        for number, drafter in offered.items():
-            if number in self._drafters:  # rows that are finishing with it are there still, or again
-                continue
-            self._drafters[number] = drafter.fresh()
-            self._drafters[number].reshape(*self._shape)
-        self._choosing = chooser
-        if isinstance(chooser, _Always) and chooser.generation in self._drafters:
-            self._current = chooser.generation
-            used = {row.generation for slot, row in enumerate(self._rows) if self.length(slot)}
-            self._drafters = {k: one for k, one in self._drafters.items() if k in used | {self._current}}
-            for slot, row in enumerate(self._rows):
-                if row.generation not in self._drafters:
-                    self._rows[slot] = _SlotState(self._current)
+        for key, drafter in offered.items():
+            if key not in self._drafters:  # else rows that are finishing with it are there still, or again
+                self._drafters[key] = drafter.fresh()
+                self._drafters[key].reshape(*self._shape)
+        self._choosing = choosers
+        for client, chooser in choosers.items():
+            there = [number for number in chooser.generations if (client, number) in self._drafters]
+            self._current = {**self._current, client: there[0] if there else self._current[client]}
+        used = {row.generation for slot, row in enumerate(self._rows) if self.length(slot)}
+        used |= set(self._current.items())
+        used |= {(client, number) for client, chooser in choosers.items() for number in chooser.generations}
+        self._drafters = {key: one for key, one in self._drafters.items() if key in used}
+        for slot, row in enumerate(self._rows):
+            if row.generation not in self._drafters:
+                self._rows[slot] = self._empty()
+
+    def _empty(self) -> _SlotState:
+        """The state of a slot that no row has begun in."""
+        return _SlotState(("", self._current[""]), self._choosing[""])
 
     # Slots
 
@@ -169,7 +191,7 @@ class SwapDrafter(Drafter):
         for one in self._drafters.values():
             one.resize(slots)
         self._shape = (slots, 0)
-        self._rows = [_SlotState(self._current) for _ in range(slots)]
+        self._rows = [self._empty() for _ in range(slots)]
         self._drafted: Sequence[bool] | None = None
         """Which rows were drafted for in the round whose pairs come next."""
 
@@ -177,19 +199,23 @@ class SwapDrafter(Drafter):
         for one in self._drafters.values():
             one.reshape(slots, columns)
         self._shape = (slots, columns)
-        self._rows = self._rows[:slots] + [_SlotState(self._current) for _ in range(slots - len(self._rows))]
+        self._rows = self._rows[:slots] + [self._empty() for _ in range(slots - len(self._rows))]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         self._take_over()
-        chosen = self._choosing.choose()
-        self._rows[slot] = self._begun = _SlotState(chosen if chosen in self._drafters else self._current)
+        client = client_of(owner) if client_of(owner) in self._choosing else ""
+        chooser = self._choosing[client]
+        chosen = client, chooser.choose()
+        if chosen not in self._drafters:
+            chosen = client, self._current[client]
+        self._rows[slot] = self._begun = _SlotState(chosen, chooser)
         self._of(slot).begin(slot, prompt, owner)
         if self._recorder is not None:
             self._recorder.begin(slot, prompt, owner)
 
     def finish(self, slot: int) -> None:
         row = self._rows[slot]
-        self._choosing.finished(row.generation, row.tokens, row.rounds)
+        row.chooser.finished(row.generation[1], row.tokens, row.rounds)
         if self._recorder is not None:
             self._recorder.finish(slot)
 
@@ -235,7 +261,7 @@ class SwapDrafter(Drafter):
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)
-        self._rows[target], self._rows[source] = self._rows[source], _SlotState(self._current)
+        self._rows[target], self._rows[source] = self._rows[source], self._empty()
         if self._recorder is not None:
             self._recorder.move(source, target)
 
@@ -277,7 +303,7 @@ class SwapDrafter(Drafter):
             (number, part)
             for number, mine in self._by_generation(rows)
             if any(part := [want and own for want, own in zip(wanted, mine, strict=True)])
-        ] or [(self._current, wanted)]
+        ] or [(("", self._current[""]), wanted)]
         trees = [(self._drafters[number].draft(rows, spec, coupling, part), part) for number, part in parts]
         return trees[0][0] if len(trees) == 1 else side_by_side(trees)
 
@@ -285,20 +311,20 @@ class SwapDrafter(Drafter):
         """Note which rows were drafted for: their next pairs are what was accepted."""
         self._drafted = drafting
 
-    def _by_generation(self, rows: range) -> list[tuple[int, list[bool]]]:
+    def _by_generation(self, rows: range) -> list[tuple[Generation, list[bool]]]:
         """Each generation that rows have, and which of them [R] do."""
-        numbers = [self._rows[slot].generation for slot in rows]
-        return [(number, [own == number for own in numbers]) for number in dict.fromkeys(numbers)]
+        own = [self._rows[slot].generation for slot in rows]
+        return [(key, [one == key for one in own]) for key in dict.fromkeys(own)]
 
 
 class _Always:
     """Chooses one generation for all rows."""
 
     def __init__(self, generation: int) -> None:
-        self.generation = generation
+        self.generations = (generation,)
 
     def choose(self) -> int:
-        return self.generation
+        return self.generations[0]
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
         """Nothing is compared, so nothing is counted."""

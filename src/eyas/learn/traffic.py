@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -127,15 +127,25 @@ class TrafficStore:
             size = sizes.pop(oldest)
             total, held[client] = total - size, held[client] - size
 
-    def newest(self, split: Split, count: int, after: str = "") -> list[TrafficRow]:
-        """At most `count` rows of a split, newest shards first; of shards later than the one named `after`."""
-        found: list[TrafficRow] = []
-        for shard in reversed(self.shards()):
-            if len(found) >= count or shard.path.name <= after:
-                break
+    def newest(self, split: Split, count: int) -> list[TrafficRow]:
+        """At most `count` rows of a split, newest shards first. A client gets more than others only of what they leave.
+
+        Who sends most would otherwise be all that the next generation learns from, and is tested on.
+        """
+        waiting, taken = defaultdict[str, list[TrafficShard]](list), Counter[str]()
+        for shard in self.shards():
             if shard.split == split:
-                found += shard.rows(self.layout)
-        return found[:count]
+                waiting[shard.client].append(shard)
+        found: list[tuple[str, list[TrafficRow]]] = []
+        while waiting and taken.total() < count:
+            client = min(waiting, key=lambda one: taken[one])
+            shard = waiting[client].pop()
+            rows = shard.rows(self.layout)[: count - taken.total()]
+            found.append((shard.path.name, rows))
+            taken[client] += len(rows)
+            if not waiting[client]:
+                del waiting[client]
+        return [row for _, rows in sorted(found, key=lambda one: one[0], reverse=True) for row in rows]
 
     def count(self, split: Split, after: str = "") -> int:
         """Rows of a split in shards later than `after`; headers alone are read."""

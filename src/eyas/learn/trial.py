@@ -2,7 +2,7 @@
 
 Rows are assigned at random, so both meet the same traffic at the same time and a shift can't be mistaken for a
 difference. The new generation gets a small share first, the larger one once it has not done worse on that; the rest
-stays with the old one until the second stage is over, too.
+stays with the old one until the second stage is over, too. A difference beyond noise ends the trial at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STAGE = 50
 _LEAST = 8
 """Requests of both before anything is said."""
 _SURE = 3.3
-"""Standard errors by which the new one must be behind: it is looked at after every request, so more than for 0.99."""
+"""Standard errors that settle a trial at once: it is looked at after every request, so more than for 0.99."""
 
 Verdict = Literal["settle", "revert"]
 
@@ -80,6 +80,11 @@ class Canary:
         self._random = random.Random(self.seed)
         self.arms = {self.old: Arm(), self.new: Arm()}
 
+    @property
+    def generations(self) -> tuple[int, int]:
+        """The one in service, and the new one."""
+        return self.old, self.new
+
     def choose(self) -> int:
         """The generation of a row that begins."""
         if self.report is not None:
@@ -96,9 +101,11 @@ class Canary:
         fewest = min(old.requests, new.requests)
         if fewest < _LEAST:
             return
-        behind = old.accept_length - new.accept_length
-        if behind > 0.0 and behind >= _SURE * math.sqrt(old.variance + new.variance):
-            self.report = CanaryReport("revert", f"{self._figures()}: behind beyond noise")
+        ahead = new.accept_length - old.accept_length
+        if ahead and abs(ahead) >= _SURE * math.sqrt(old.variance + new.variance):
+            verdict: Verdict = "settle" if ahead > 0.0 else "revert"
+            said = "ahead" if ahead > 0.0 else "behind"
+            self.report = CanaryReport(verdict, f"{self._figures()}: {said} beyond noise")
         elif fewest >= STAGE * self.stage:
             if self.stage == 1:
                 self.stage = 2

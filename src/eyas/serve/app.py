@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI
@@ -47,11 +48,12 @@ def create_app(
     observer: Observer | None = None,
     gauges: Gauges | None = None,
     metrics: Metrics | None = None,
+    learnt: Callable[[], dict[str, Any]] | None = None,
 ) -> FastAPI:
     """Make the app over an engine's thread, which the caller starts and stops.
 
     The observer should be the thread's own, and should include `gauges` and `metrics`. With `gauges` there is a
-    playground at `/`, with `metrics` they are shown at `/metrics`.
+    playground at `/`, with `metrics` they are shown at `/metrics`. `learnt`: see `playground`.
     """
     app = FastAPI(
         title="eyas",
@@ -66,7 +68,7 @@ def create_app(
     for router in _ROUTERS:
         app.include_router(router)
     if gauges is not None:
-        app.include_router(playground(gauges, lambda: context.engine.speculation is not None))
+        app.include_router(playground(gauges, lambda: context.engine.speculation is not None, learnt))
     if metrics is not None:
         app.include_router(service.metrics_router(metrics))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
 
 import eyas.serve.playground as room
@@ -96,3 +96,22 @@ def test_the_page_comes_with_its_policy_and_stays_out_of_the_schema() -> None:
     assert answer.headers["content-security-policy"] == page().policy
     assert client.get("/stats").json()["speculating"] is True
     assert client.get("/openapi.json").json()["paths"] == {}
+    assert client.get("/stats").json()["learning"] is False
+    assert client.get("/learning").status_code == 404
+
+
+def test_what_was_learnt_is_shown_by_servers_that_learn() -> None:
+    app, ready = FastAPI(), [True]
+
+    def speculating() -> bool:
+        if not ready[0]:
+            raise HTTPException(503)
+        return True
+
+    app.include_router(playground(Gauges(), speculating, lambda: {"events": []}))
+    client = TestClient(app)
+    assert client.get("/stats").json()["learning"] is True
+    assert client.get("/learning").json() == {"events": []}
+    assert client.post("/learning").status_code == 405, "it is read only"
+    ready[0] = False
+    assert client.get("/learning").status_code == 503

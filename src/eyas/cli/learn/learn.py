@@ -40,6 +40,10 @@ class LearnOptions:
     learn_only: Annotated[
         list[str], Option(metavar="KEY", help="Learn from this API key and no other; may be repeated.")
     ] = field(default_factory=list)
+    learn_apart: Annotated[
+        list[str],
+        Option(metavar="KEY", help="An API key with a drafter of its own, learnt from it alone; may be repeated."),
+    ] = field(default_factory=list)
     learn_share: Annotated[float, Option(min=0.0, max=1.0, help="The share of requests that is collected.")] = 1.0
     learn_gib: Annotated[float, Option(min=0.001, help="Most GiB of requests kept in DIR.")] = 4.0
     learn_canary: Annotated[
@@ -51,10 +55,14 @@ class LearnOptions:
         if self.learn is None:
             if self != LearnOptions():
                 raise UsageError(
-                    "--learn-exclude, --learn-only, --learn-share, --learn-gib and --learn-canary say how to learn: "
-                    "give --learn DIR, too"
+                    "--learn-exclude, --learn-only, --learn-apart, --learn-share, --learn-gib and --learn-canary say "
+                    "how to learn: give --learn DIR, too"
                 )
             return
+        if refused := set(self.learn_apart) - set(self.learn_only or self.learn_apart) or (
+            set(self.learn_apart) & set(self.learn_exclude)
+        ):
+            raise UsageError(f"--learn-apart: {len(refused)} of these keys aren't learnt from at all")
         if draft.drafter is None or draft.draft_model is None:
             raise UsageError("--learn is about a drafter: give --draft-model")
         if draft.acceptance is not None:
@@ -70,11 +78,13 @@ class LearnOptions:
         from eyas.learn.serving import LearnConfig, Learning
         from eyas.serve.app import client_of_key
 
-        excluded, only = (
-            frozenset(client_of_key(key.encode()) for key in keys) for keys in (self.learn_exclude, self.learn_only)
+        excluded, only, apart = (
+            frozenset(client_of_key(key.encode()) for key in keys)
+            for keys in (self.learn_exclude, self.learn_only, self.learn_apart)
         )
         rule = LearnRule(excluded, only or None, self.learn_share)
-        return Learning(LearnConfig(self.learn, rule, int(self.learn_gib * 2**30), self.learn_canary))
+        limit = int(self.learn_gib * 2**30)
+        return Learning(LearnConfig(self.learn, rule, limit, self.learn_canary, tuple(sorted(apart))))
 
 
 def run(
@@ -129,18 +139,12 @@ def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
 def status(folder: Folder, json: Json = False) -> int:
     """Show the generations, which one serves, and what happened last."""
     opened = _opened(folder)
+    if json:
+        typer.echo(jsonlib.dumps(opened.overview()))
+        return 0
     state, events = opened.state, opened.events()
     cards = {number: opened.card(number) for number in opened.numbers()}
     sizes = [path.stat().st_size for path in opened.traffic.glob("*.safetensors")]
-    if json:
-        found = {
-            "state": state.model_dump(),
-            "generations": [card.model_dump() for card in cards.values()],
-            "traffic_bytes": sum(sizes),
-            "events": events,
-        }
-        typer.echo(jsonlib.dumps(found))
-        return 0
     from rich.table import Table
 
     table = Table(

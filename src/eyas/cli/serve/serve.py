@@ -199,7 +199,8 @@ def serve(
     log_listening(settings.model_names[0], f"{scheme}://{host}:{port}{settings.root_path}", loading)
     code = 0
     try:
-        run_server(create_app(thread, settings, observer, gauges, metrics), thread, settings, listener)
+        app = create_app(thread, settings, observer, gauges, metrics, None if learning is None else learning.overview)
+        run_server(app, thread, settings, listener)
     except KeyboardInterrupt:  # before the server handles it
         code = INTERRUPTED
     finally:

@@ -94,7 +94,7 @@ _HERE = Path(__file__).parent
 _LIBRARIES = ("purify.min", "marked.umd", "highlight.min")
 _SCRIPTS = (
     "dom", "look", "stream", "settings", "markdown", "answer", "tree", "rounds", "turn", "history", "chat", "race",
-    "gauges", "main",
+    "gauges", "learning", "main",
 )  # fmt: skip
 _MODULE_WORDS = re.compile(r"^import .*;\n|^export (?=\w)", re.MULTILINE)
 
@@ -142,10 +142,13 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-def playground(gauges: Gauges, speculating: Callable[[], bool]) -> APIRouter:
-    """Make the routes `/`, which is open and without secrets, and `/stats`, which needs the API's key.
+def playground(
+    gauges: Gauges, speculating: Callable[[], bool], learnt: Callable[[], dict[str, Any]] | None = None
+) -> APIRouter:
+    """Make the routes `/`, which is open and without secrets, `/stats` and `/learning`, which need the API's key.
 
-    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready.
+    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learnt` is
+    what a server that learns shows of it, read from its disk; without it there is no `/learning`.
     """
     router = APIRouter(include_in_schema=False)
 
@@ -162,6 +165,13 @@ def playground(gauges: Gauges, speculating: Callable[[], bool]) -> APIRouter:
 
     @router.get("/stats")
     async def show_stats() -> dict[str, Any]:
-        return {"speculating": speculating(), **gauges.read()}
+        return {"speculating": speculating(), "learning": learnt is not None, **gauges.read()}
+
+    if learnt is not None:
+
+        @router.get("/learning")
+        def show_learning() -> dict[str, Any]:  # no coroutine: a slow disk keeps a thread waiting, and no request
+            speculating()
+            return learnt()
 
     return router

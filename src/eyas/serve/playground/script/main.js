@@ -3,6 +3,7 @@
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { LoadGauges } from "./gauges.js";
+import { Learning } from "./learning.js";
 import { Look } from "./look.js";
 import { Race } from "./race.js";
 import { Rounds } from "./rounds.js";
@@ -14,12 +15,14 @@ const settings = new Settings();
 const rounds = new Rounds();
 const chat = new Chat(settings, rounds);
 const race = new Race(settings, rounds);
+const learning = new Learning(settings);
 let keyWanted = false;
 const gauges = new LoadGauges(settings, (stats) => {
   race.drafter = stats.speculating;
   race.warning = stats.busy;
   byId("set-speculate").disabled = !stats.speculating;
   byId("legend").hidden = !stats.speculating;
+  byId("tab-learning").hidden = !stats.learning;
   if (!settings.model && !keyWanted) connect();
 });
 
@@ -53,7 +56,7 @@ settings.onChange = () => {
   chat.dress();
 };
 
-const tabs = [byId("tab-chat"), byId("tab-race")];
+const tabs = [byId("tab-chat"), byId("tab-race"), byId("tab-learning")];
 
 function choose(tab) {
   for (const other of tabs) {
@@ -62,13 +65,15 @@ function choose(tab) {
     other.tabIndex = chosen ? 0 : -1;
     byId(other.getAttribute("aria-controls")).hidden = !chosen;
   }
+  learning.show(tab === byId("tab-learning"));
 }
 
 for (const tab of tabs) {
   tab.addEventListener("click", () => choose(tab));
   tab.addEventListener("keydown", (event) => {
     if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-    const other = tabs.find((one) => one !== tab);
+    const there = tabs.filter((one) => !one.hidden);
+    const other = there.at((there.indexOf(tab) + (event.key === "ArrowRight" ? 1 : -1)) % there.length);
     choose(other);
     other.focus();
   });

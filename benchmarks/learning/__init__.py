@@ -1,0 +1,1 @@
+"""What a drafter that learns from traffic gains, costs and withstands."""

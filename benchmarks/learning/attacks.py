@@ -1,0 +1,304 @@
+"""What a drafter that learns withstands, and what it learns best from: candidates are made of stored rows of traffic.
+
+`harvest` serves requests for tool calls, random tokens and endless repetition, and keeps their states in folders. The
+others train candidates on such rows with a cycle's own settings, and replay them on rows that were held out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import yaml
+from torch import nn
+from torch.nn.utils import parametrize
+
+from benchmarks.harness import Output, report
+from benchmarks.learning.day import Answer, Server, accept_length
+from benchmarks.learning.traffic import TOKENS, WINDOW, asked
+from eyas.data.store.reader import FeatureStore, StoreSource
+from eyas.data.tokens.batches import ChatBatches
+from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
+from eyas.drafters.network import DraftNetwork
+from eyas.drafters.options import DrafterOptions
+from eyas.files import write_text
+from eyas.learn.cycle import CycleConfig, mixed_rows, recipe_for
+from eyas.learn.folder import Card, LearnFolder
+from eyas.learn.gate import GateConfig, judge, replayed
+from eyas.learn.traffic import TrafficRow, TrafficStore, write_store
+from eyas.options import TargetOptions
+from eyas.session import Session
+from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.target import EmbeddingAndHead
+from eyas.text.chats import Message
+from eyas.text.template import encode_chat
+from eyas.train.loss.objective import DraftObjective
+from eyas.train.recipe import run_recipe
+from eyas.types import Request, SamplingParams
+
+Work = Annotated[Path, "where `harvest` put its folders"]
+HELD = 4
+"""One honest row in so many is held out."""
+POISONED = 9
+"""Honest rows for each one of the attacker's: a tenth of the traffic is his."""
+
+
+def harvest(model: str, drafter: str, work: Work, *, honest: int = 320, attacker: int = 50) -> None:
+    """Serve requests of each kind and keep their rows; kinds that are there already are left as they are."""
+    session = Session.open(TargetOptions(model))
+    for kind, count in (("tools", honest), ("random", attacker), ("repetitive", attacker)):
+        if (work / kind / "done").is_file():
+            continue
+        shutil.rmtree(work / kind, ignore_errors=True)
+        server = Server(session, DrafterOptions(drafter), work / kind, model, 0.1)
+        for first in range(0, count, WINDOW):
+            list(server.serve([_request(session, kind, number) for number in range(first, min(count, first + WINDOW))]))
+        server.learning.close()
+        (work / kind / "done").touch()
+        print(kind, flush=True)
+
+
+def _request(session: Session, kind: str, number: int) -> Request:
+    rng = random.Random(number)
+    vocabulary = session.target.vocab_size
+    params = SamplingParams(max_tokens=TOKENS, temperature=float(number % 2), seed=number, ignore_eos=kind != "tools")
+    if kind == "random":  # no language at all, answered hot
+        hot = params.model_copy(update={"temperature": 2.0})
+        return Request(tuple(rng.randrange(vocabulary) for _ in range(40)), hot)
+    if kind == "repetitive":  # two words for ever, others each time: certain there, and wrong everywhere else
+        words = [rng.randrange(vocabulary) for _ in range(2)]
+        return Request(tuple(words * 20), params)
+    chat: list[Message] = asked(kind, rng)
+    return Request(tuple(encode_chat(session.tokenizer, chat)), params, chat=True)
+
+
+class Bench:
+    """The honest rows, the drafter that served, and what candidates are trained and replayed with."""
+
+    def __init__(self, work: Path, store: Path | None = None) -> None:
+        self.work, self.folder = work, LearnFolder(work / "tools")
+        self.settings, self.parent = self.folder.settings, self.folder.generation(0)
+        self.target: EmbeddingAndHead = load_embedding_and_head(
+            self.settings.model, dtype=self.settings.target.dtype, device="cpu"
+        )
+        rows = self.rows("tools")
+        self.train = [row for at, row in enumerate(rows) if at % HELD]
+        self.store = None if store is None else FeatureStore.open(store)
+        self.held = self.kept("held", {"held": rows[::HELD]})
+
+    def rows(self, kind: str) -> list[TrafficRow]:
+        """All rows of a kind, in the order in which they were written."""
+        layout = self.settings.layout
+        traffic = TrafficStore(self.work / kind / "traffic", layout, 1 << 40)
+        return [row for shard in traffic.shards() for row in shard.rows(layout)]
+
+    def kept(self, name: str, splits: dict[str, list[TrafficRow]]) -> FeatureStore:
+        """A store of rows, written anew."""
+        shutil.rmtree(self.work / name, ignore_errors=True)
+        return write_store(self.work / name, self.settings.target, self.settings.layout, splits, name)
+
+    def trained(self, name: str, rows: list[TrafficRow], *, mix: bool = True, steps: int | None = None) -> Path:
+        """A candidate of these rows, trained as a cycle trains; one that is there already is taken."""
+        made = self.work / name / "run"
+        if not (made / "drafter" / "config.json").is_file():
+            shutil.rmtree(self.work / name, ignore_errors=True)
+            rows = [*rows, *mixed_rows(self.store, self.settings, rows, 0)] if mix and self.store is not None else rows
+            self.kept(f"{name}/store", {"train": rows, "validation": rows[::16]})
+            opened = open_checkpoint(self.parent, layers=self.settings.target.layers)
+            recipe = recipe_for(opened, self.parent, self.folder, CycleConfig(threads=1), 0).model_dump(
+                mode="json", exclude_none=True, exclude_unset=True
+            )
+            recipe |= {"store": str(self.work / name / "store"), "output": str(made)}
+            if steps is not None:
+                recipe["loop"] = {**{k: v for k, v in recipe["loop"].items() if k != "epochs"}, "steps": steps}
+            write_text(self.work / name / "recipe.yaml", yaml.safe_dump({"drafter": recipe}, sort_keys=False))
+            run_recipe(self.work / name / "recipe.yaml")
+        return made / "best"
+
+    def replayed(self, drafter: DraftNetwork | Path, store: FeatureStore | None = None, split: str = "held") -> float:
+        """Accept length on the honest rows that were held out, or on a store's."""
+        network = load_network(drafter, self.target) if isinstance(drafter, Path) else drafter
+        sums, counts = replayed(network, self.target, store or self.held, split)
+        return round(float(sums.sum() / counts.sum()), 4)
+
+
+def poison(
+    work: Work,
+    store: Annotated[Path, "the drafter's original store"],
+    *,
+    output: Output = None,
+) -> None:
+    """What a tenth of the traffic costs that is random, or repetitive: accept length on honest rows, and the gate."""
+    bench, found = Bench(work, store), {}
+    for name in ("honest", "random", "repetitive"):
+        rows = bench.train
+        if name != "honest":
+            rows = [*rows[: -(len(rows) // (POISONED + 1))], *bench.rows(name)[: len(rows) // (POISONED + 1)]]
+        candidate = bench.trained(name, rows)
+        verdict = judge(candidate, bench.parent, bench.target, bench.held, "held", None, GateConfig())
+        found[name] = {"rows": len(rows), "honest_held_out": bench.replayed(candidate), "promoted": verdict.promoted,
+                       "of_the_store": bench.replayed(candidate, bench.store, "validation")}  # fmt: skip
+    alone = bench.trained("random_alone", bench.rows("random"), mix=False)
+    verdict = judge(alone, bench.parent, bench.target, bench.held, "held", None, GateConfig())
+    found["random, nothing else"] = {"honest_held_out": bench.replayed(alone), "promoted": verdict.promoted}
+    before = {"honest_held_out": bench.replayed(bench.parent),
+              "of_the_store": bench.replayed(bench.parent, bench.store, "validation")}  # fmt: skip
+    report({"before": before, "after": found}, output)
+
+
+# Worse candidates.
+
+ORDERS = tuple(itertools.permutations(range(3)))[1:]
+
+
+def harms(tries: int) -> list[tuple[str, int]]:
+    """So many ways to be worse, 20 at least, in random order: its kind and its seed."""
+    found = [("random", seed) for seed in range(tries // 3)] + [("garbage", seed) for seed in range(tries // 5)]
+    found += [("taps", seed) for seed in range(len(ORDERS))]
+    found += [("noise", seed) for seed in range(tries - len(found))]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def worse(bench: Bench, how: str, seed: int) -> Path:
+    """A candidate that is worse in this way."""
+    if how == "garbage":
+        return bench.trained(f"garbage-{seed}", _garbage(bench, seed), mix=False, steps=8)
+    network = load_network(bench.parent, bench.target).float()
+    torch.manual_seed(seed)
+    spoil(network, how, ORDERS[seed % len(ORDERS)])
+    save_network(network, bench.work / "worse")
+    return bench.work / "worse"
+
+
+@torch.no_grad()
+def spoil(network: DraftNetwork, how: str, order: Sequence[int]) -> None:
+    """Draw all weights anew, permute the taps that the drafter reads, or add noise of a third of each weight's size."""
+    if how == "taps":
+        weight: torch.Tensor = network.fc.weight  # type: ignore[union-attr, assignment]
+        parts = weight.chunk(3, dim=1)
+        weight.copy_(torch.cat([parts[at] for at in order], dim=1))
+        return
+    for parameter in network.parameters():
+        noise = torch.randn_like(parameter) * parameter.std().nan_to_num(0.02)
+        parameter.copy_(noise if how == "random" else parameter + 0.3 * noise)
+
+
+def _garbage(bench: Bench, seed: int) -> list[TrafficRow]:
+    """Rows whose answers are random tokens that follow from nothing in their states."""
+    rng = torch.Generator().manual_seed(seed)
+    rows = []
+    for row in bench.train[:32]:
+        tokens = torch.randint(bench.settings.layout.vocab, (len(row.tokens.tokens),), generator=rng)
+        rows.append(TrafficRow(row.tokens._replace(tokens=tokens.numpy()), row.states._replace(tokens=tokens.int())))
+    return rows
+
+
+def gate(work: Work, *, tries: int = 50, rows: int = 32, output: Output = None) -> None:
+    """Whether the gate promotes a candidate that is worse."""
+    bench = Bench(work)
+    recent = bench.kept("gate", {"held": bench.rows("tools")[::HELD][:rows]})
+    found: list[dict[str, Any]] = []
+    for how, seed in harms(tries):
+        verdict = judge(worse(bench, how, seed), bench.parent, bench.target, recent, "held", None, GateConfig())
+        found.append({"how": how, "promoted": verdict.promoted, "upper": verdict.figures.get("recent_candidate")})
+        print(len(found), found[-1], flush=True)
+    report({"tries": len(found), "promoted": sum(one["promoted"] for one in found), "each": found}, output)
+
+
+def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Output = None) -> None:
+    """After how many requests a worse generation is taken back that was put into service by hand."""
+    bench, session = Bench(work), Session.open(TargetOptions(model))
+    found: list[dict[str, Any]] = []
+    for at, (how, seed) in enumerate(harms(50)[:tries]):
+        shutil.rmtree(work / "forced", ignore_errors=True)
+        server = Server(session, DrafterOptions(drafter), work / "forced", model, 0.1)
+        number = server.folder.add(worse(bench, how, seed), Card(number=0, made=0.0))
+        server.folder.change(lambda state: state.model_copy(update={"wanted": 1}), "promoted", generation=number)
+        server.learning.look()
+        answers: list[Answer] = []
+        while not server.folder.state.refused and len(answers) < 400:
+            numbers = range(1000 * at + len(answers), 1000 * at + len(answers) + 10)
+            answers += map(Answer.of, server.serve([_request(session, "tools", number) for number in numbers]))
+        server.learning.close()
+        reason = server.folder.state.refused.get(number)
+        found.append({"how": how, "requests": len(answers), "reason": reason, "accept_length": accept_length(answers)})
+        print(found[-1], flush=True)
+    report({"most_requests": max(one["requests"] for one in found), "each": found}, output)
+
+
+# Low-rank updates.
+
+
+class LowRank(nn.Module):
+    """The update B A of a weight [out, in], of rank r, scaled by 2 (Hu et al. 2021: alpha / r)."""
+
+    def __init__(self, weight: torch.Tensor, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, weight.shape[1]) / math.sqrt(weight.shape[1]))
+        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank))
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight + 2.0 * self.up @ self.down
+
+
+def lowrank(
+    work: Work,
+    *,
+    steps: int = 120,
+    ranks: Sequence[int] = (8, 32),
+    rates: Sequence[float] = (3e-4, 1e-3, 3e-3),
+    output: Output = None,
+) -> None:
+    """Full against low-rank updates of all linears after equal steps on the same batches, each with its best rate."""
+    bench = Bench(work)
+    store = bench.kept("lowrank", {"train": bench.train})
+    found: list[dict[str, Any]] = []
+    for rank, rate in itertools.product((None, *ranks), rates):
+        network = load_network(bench.parent, bench.target).float().requires_grad_(True)
+        trained = _adapted(network, rank)
+        _learn(bench, network, trained, store, steps, rate)
+        found.append({"rank": rank or "full", "rate": rate, "weights": sum(one.numel() for one in trained),
+                      "accept_length": bench.replayed(network)})  # fmt: skip
+        print(json.dumps(found[-1]), flush=True)
+    report({"before": bench.replayed(bench.parent), "steps": steps, "runs": found}, output)
+
+
+def _adapted(network: DraftNetwork, rank: int | None) -> list[nn.Parameter]:
+    """The weights to train: all, or those of an update of this rank of each linear layer."""
+    if rank is None:
+        return [one for one in network.parameters() if one.requires_grad]
+    network.requires_grad_(False)
+    made: list[LowRank] = []
+    for module in [one for one in network.modules() if isinstance(one, nn.Linear)]:
+        made.append(LowRank(module.weight, rank))
+        parametrize.register_parametrization(module, "weight", made[-1])
+    return [parameter for one in made for parameter in one.parameters()]
+
+
+def _learn(
+    bench: Bench, network: DraftNetwork, trained: Sequence[nn.Parameter], store: FeatureStore, steps: int, rate: float
+) -> None:
+    """AdamW with a cosine from `rate` to 0."""
+    batches = ChatBatches(store.rows("train"), 512, store.settings.longest, seed=0)
+    source = StoreSource(store, batches, network.config.taps_of(bench.target.num_layers))
+    loss = recipe_for(open_checkpoint(bench.parent, layers=bench.settings.target.layers), bench.parent, bench.folder,
+                      CycleConfig(), 0).loss  # fmt: skip
+    objective = DraftObjective(network, bench.target.head, bench.target.vocab_size, source, loss, bf16=True)
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    network.train()
+    for number in range(steps):
+        part = objective.micro_batch_loss(number)
+        (part.loss / max(1.0, float(part.weight))).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()

@@ -1,0 +1,116 @@
+"""kill -9 of server and learner at random moments: what was on disk stays, and both go on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Any
+
+import httpx
+
+from benchmarks.harness import Output, report
+from eyas.learn.folder import LearnFolder
+from eyas.learn.traffic import TrafficStore
+
+_PORT = 8136
+_QUESTIONS = ("How do magnets work?", "Write a haiku about rain.", "What is 17 times 23?", "Name five rivers.")
+
+
+class _Process:
+    """A process that is started again after each kill."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._words, self._process = words, None
+
+    _process: Popen[bytes] | None
+
+    def start(self) -> None:
+        """Start it unless it runs."""
+        if self._process is None or self._process.poll() is not None:
+            command = [sys.executable, "-m", "eyas", *self._words]
+            self._process = Popen(command, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
+
+    def kill(self) -> None:
+        """kill -9 of it and of its children."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _answer(question: str, seconds: float = 120.0) -> str:
+    body = {"model": "m", "messages": [{"role": "user", "content": question}], "max_tokens": 48, "temperature": 0}
+    answer = httpx.post(f"http://127.0.0.1:{_PORT}/v1/chat/completions", json=body, timeout=seconds)
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+def _until(what: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with suppress(httpx.HTTPError):
+            if what():
+                return True
+        time.sleep(0.5)
+    return False
+
+
+def kills(
+    model: str, drafter: str, work: Path, *, count: int = 20, least_rows: int = 40, most_seconds: float = 20.0,
+    patience: float = 600.0, output: Output = None,
+) -> None:  # fmt: skip
+    """Serve, learn and kill; `work` is a new folder."""
+    words = ["serve", model, "--draft-model", drafter, "--learn", str(work), "--port", str(_PORT)]
+    server = _Process([*words, "--served-model-name", "m", "--tree", "chain:5"])
+    options = ["--always", "--threads=1", f"--least-rows={least_rows}", "--most-rows=120", "--epochs=1"]
+    learner = _Process(["learn", "run", str(work), *options])
+    rng, killed, wrong = random.Random(0), Counter[str](), Counter[str]()
+    known: dict[str, str] = {}
+    shards: set[str] = set()
+    try:
+        for _ in range(count):
+            server.start()
+            assert _until(lambda: httpx.get(f"http://127.0.0.1:{_PORT}/health").status_code == 200, patience)
+            learner.start()
+            end = time.monotonic() + rng.uniform(1.0, most_seconds)
+            while time.monotonic() < end:
+                question = rng.choice(_QUESTIONS)
+                wrong["answers"] += _answer(question) != known.setdefault(question, _answer(question))
+                _answer(f"{question} ({rng.randrange(10**6)})")
+            whom = rng.choice(("server", "learner", "both"))
+            killed[whom] += 1
+            for name, process in (("server", server), ("learner", learner)):
+                if whom in (name, "both"):
+                    process.kill()
+            shards, damaged = _checked(work, shards)
+            wrong.update(damaged)
+            print(sum(killed.values()), whom, dict(wrong), len(shards), flush=True)
+        folder = LearnFolder(work)
+        server.start()
+        learner.start()
+        goes_on = _until(lambda: any("promoted" in event["event"] for event in folder.events()), patience)
+    finally:
+        for process in (server, learner):
+            process.kill()
+    report(
+        {"killed": dict(killed), "wrong": dict(wrong), "shards": len(shards), "a_cycle_ended": goes_on,
+         "generations": folder.numbers(), "events": dict(Counter(event["event"] for event in folder.events()))},
+        output,
+    )  # fmt: skip
+
+
+def _checked(work: Path, before: set[str]) -> tuple[set[str], dict[str, Any]]:
+    """The shards that are there now; how many of those before are gone, and how many can't be read."""
+    folder = LearnFolder(work)
+    _ = folder.state, folder.settings, [folder.card(number) for number in folder.numbers()]
+    found = TrafficStore(folder.traffic, folder.settings.layout, 1 << 40).shards()
+    rows = sum(len(shard.rows(folder.settings.layout)) for shard in found)
+    return {one.path.name for one in found}, {"gone": len(before - {one.path.name for one in found}), "empty": not rows}
