@@ -20,7 +20,6 @@ LABS = (
     "eyas.drafters.kinds.dflash2",
     "eyas.drafters.kinds.domino",
     "eyas.drafters.kinds.dspark",
-    "eyas.drafters.kinds.jetspec",
     "eyas.drafters.kinds.lilicorr",
     "eyas.drafters.kinds.xpress",
     "eyas.drafters.kinds.peagle",

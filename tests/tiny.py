@@ -392,7 +392,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> DraftNetwork:
     """A random network of a kind; a reduced vocabulary gets a map that skips tokens irregularly."""
-    made = KINDS_OF_DRAFTERS[kind]
+    made = KINDS_OF_DRAFTERS["dflash" if kind == "jetspec" else kind]
     values = {**KINDS[kind], **settings}
     values.setdefault("draft_vocab_size", values["vocab_size"])
     if kind in ("eagle1", "mlp", "mtp"):

@@ -35,6 +35,8 @@ except ImportError:  # not a POSIX system
 
 TEMPORARY = ".tmp"
 """Ends the names of temporary folders, which begin with a dot."""
+_PARQUET_ROWS = 256
+"""Rows of a Parquet file that are in memory at once."""
 
 
 def write_text(path: AnyPath, text: str) -> None:
@@ -284,6 +286,21 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
+
+
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file. Raises DataError without pyarrow, OSError for a file that is broken."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"reading {path} needs pyarrow: pip install 'eyas[data]'") from None
+    try:
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+                yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise OSError(str(error)) from error
 
 
 def file_hash(*paths: Path) -> str:

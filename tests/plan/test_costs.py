@@ -9,7 +9,6 @@ from torch import Tensor
 
 from eyas.data.features import FeatureBatch
 from eyas.data.store.layout import ShardLayout, classic_bytes
-from eyas.drafters.block.network import BlockNetwork
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.plan import devices
 from eyas.plan.costs import ModelSize, Workload, capture_hours, model_size, plain_speed, regeneration_hours, storage
@@ -229,18 +228,26 @@ def test_models_that_cannot_be_targets() -> None:
 
 
 def test_a_block_drafter_is_counted_as_it_is_built() -> None:
+    """By hand: DSpark's Markov head of rank 256, Domino's GRU and bottleneck, and what DFlash's layers have."""
     size = model_size(tiny.build_model("llama").config)
-    for kind, markov in (("dflash", 0), ("dspark", 256 * tiny.VOCAB)):
-        settings = {"intermediate_size": size.intermediate, "head_dim": size.query // 4}
-        module = tiny.network(kind, **settings, **({"markov_rank": 256} if markov else {}))
-        assert isinstance(module, BlockNetwork)
-        found = block_parameters(size, BlockShape(kind, module.config.num_hidden_layers, 3, 5, 8))
-        assert found.fc == module.fc.weight.numel()
-        attention = [p for name, p in module.layers.named_parameters() if p.dim() == 2]
-        assert found.layers == sum(p.numel() for p in attention)
-        assert found.markov == markov
-        keys = [p for name, p in module.layers.named_parameters() if "k_proj" in name or "v_proj" in name]
-        assert found.context == sum(p.numel() for p in keys)
+    hidden, vocab, layers = size.hidden, size.vocab, 2
+    layer = 2 * hidden * (size.query + size.key) + 3 * hidden * size.intermediate
+    corrections = {
+        "dflash": 0, "jetspec": 0, "dspark": 256 * vocab + hidden + 256,
+        "domino": 3 * 1024 * (hidden + 1024) + 256 * (hidden + 1024) + 256 * vocab,
+    }  # fmt: skip
+    for kind, correction in corrections.items():
+        found = block_parameters(size, BlockShape(kind, layers, 3, 5, 8))
+        assert (found.fc, found.layers, found.correction) == (3 * hidden * hidden, layers * layer, correction)
+        assert found.context == layers * 2 * hidden * size.key
+        assert found.tables == (256 * vocab if kind == "dspark" else 0)
+        assert (found.slots, found.guesses, found.candidates) == (5, 5 if kind == "dspark" else 4, 1)
+    for kind in ("dflash2", "xpress", "lilicorr"):
+        found = block_parameters(size, BlockShape(kind, layers, 3, None, 8))
+        assert (found.slots, found.guesses, found.candidates) == (8, 7, 8 if kind == "lilicorr" else 1)
+        network = BlockShape(kind, layers, 3, None, 8).network(size)
+        assert found.own == sum(p.numel() for p in network.parameters() if p.dim() > 1)
+        assert found.tables == {"dflash2": 2 * 256 * vocab, "xpress": 256 * vocab, "lilicorr": 0}[kind]
 
 
 def test_hours_of_block_drafters_follow_blocks_and_slots() -> None:
@@ -262,7 +269,7 @@ def test_block_drafters_draft_once_a_round() -> None:
     size = model_size(BIG)
     shape = BlockShape("dspark", 5, 5, 7, 512)
     found, gain = block_parameters(size, shape), BlockPlan(size, shape, WORK).speedup()
-    read = found.fc + found.layers + found.markov + size.head
+    read = found.fc + found.layers + found.correction + size.head
     assert gain.draft_cost == pytest.approx(read / (size.body + size.head))
     assert gain.low == pytest.approx(3.64 * 0.53)
     memory = BlockPlan(size, shape, WORK).training_memory(2, 2048)

@@ -17,7 +17,7 @@ from eyas.tree import parse_tree
 
 RECIPES = Path(__file__).parents[2] / "src/eyas/recipes"
 SWEEPS = set((RECIPES / "sweeps").glob("*.yaml"))  # tests/sweep/test_recipes.py
-PARTS = {RECIPES / "smollm2" / "sizes.yaml"}  # what others extend
+PARTS = {RECIPES / "smollm2" / name for name in ("sizes.yaml", "blocks.yaml")}  # what others extend
 FILES = sorted(set(RECIPES.rglob("*.yaml")) - SWEEPS - PARTS)
 KINDS = (
     "dflash", "dflash2", "domino", "dspark", "eagle1", "eagle3", "eagle3_1", "jetspec", "lilicorr", "mla", "mlp",

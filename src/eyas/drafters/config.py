@@ -35,8 +35,6 @@ class DrafterConfig(StrictModel):
 
     is_block: ClassVar[bool] = False
     """Whether a draft is a block of slots that one pass fills (`drafters/block/`)."""
-    causal: ClassVar[bool] = False
-    """Whether a slot of its blocks sees no later one."""
 
     hidden_size: int = Field(ge=1, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)

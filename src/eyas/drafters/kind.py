@@ -33,7 +33,6 @@ EAGLE3_MLA = Family("eagle3", "latent")
 PEAGLE = Family("peagle", "grouped")
 DFLASH = Family("dflash", "grouped")
 DFLASH2 = Family("dflash", "grouped", "convolved")
-JETSPEC = Family("dflash", "grouped", "causal")
 DSPARK = Family("dspark", "grouped")
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.formats.fields import architectures, is_causal
+from eyas.drafters.formats.fields import architectures
 from eyas.drafters.formats.medusa import is_medusa
 from eyas.drafters.formats.speculators import ALGORITHMS, MODEL_TYPE_KEY
 from eyas.drafters.formats.tensor_names import native_name
@@ -90,11 +90,11 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
 
 
 def _block_kind(config: Mapping[str, Any], names: Collection[str]) -> str:
-    """The kind of a block drafter: by its own tensors, else by its architecture; JetSpec has DFlash's of both."""
+    """The kind of a block drafter: by its own tensors, else by its architecture."""
     kinds = [kind for kind in KINDS.values() if kind.config.is_block]
     by_tensors = (kind.name for kind in kinds if any(name.startswith(kind.marks) for name in names) and kind.marks)
     by_name = (kind.name for kind in kinds if kind.architectures & {*architectures(config)} and kind.marks)
-    plain = (kind.name for kind in kinds if not kind.marks and kind.config.causal is is_causal(config))
+    plain = (kind.name for kind in kinds if not kind.marks)
     return next(chain(by_tensors, by_name, plain), UNKNOWN)
 
 

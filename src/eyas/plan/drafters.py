@@ -9,8 +9,10 @@ and further ones, with an embedding and a head of its own that are trained; its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.registry import KINDS
 from eyas.plan.costs import ModelSize, TrainingMemory, Workload
 from eyas.plan.devices import Machine
 from eyas.targets.taps import choose_taps, spread_taps, why_taps
@@ -142,10 +144,17 @@ class Eagle3Plan(NamedTuple):
         )
 
 
-BLOCK_ACCEPT_LENGTHS = {"dflash": (3.07, 5.40), "dspark": (3.64, 6.11)}
-"""On Qwen3-4B at temperature 1, MT-bench and GSM8K, as DSpark's authors report for both."""
-MARKOV_RANK = 256
-"""The rank of DSpark's Markov head, as published."""
+BLOCKS = ("dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr")
+"""What `shape.kind` calls the block drafters."""
+_QWEN4B, _OTHERS = "what DSpark's authors report for Qwen3-4B", "DFlash's on Qwen3-4B, for want of own ones"
+BLOCK_ACCEPT_LENGTHS = {
+    "dflash": (3.07, 5.40, _QWEN4B), "dspark": (3.64, 6.11, _QWEN4B),
+    "jetspec": (4.58, 7.82, "what its authors report for its trees on Qwen3-8B"),
+    "domino": (3.70, 6.51, "DFlash's on Qwen3-4B and the 20.6 % that speculators gained (#773)"),
+    "xpress": (3.99, 7.02, "DFlash's on Qwen3-4B and the 30 % that its authors report"),
+    "dflash2": (3.07, 5.40, _OTHERS), "lilicorr": (3.07, 5.40, _OTHERS),
+}  # fmt: skip
+"""Accept lengths on MT-bench and GSM8K, at temperature 1 where that is known, and where they are from."""
 
 
 class BlockShape(NamedTuple):
@@ -154,15 +163,26 @@ class BlockShape(NamedTuple):
     kind: str
     layers: int
     taps: int
-    block_size: int
-    """Slots, the anchor's included."""
+    block_size: int | None
+    """Slots, the anchor's included; None = seven guesses."""
     anchors: int
     """Most blocks of a chat."""
 
-    @property
-    def guesses(self) -> int:
-        """Tokens that a block predicts: the anchor's slot of DFlash predicts none."""
-        return self.block_size - (self.kind == "dflash")
+    def network(self, target: ModelSize) -> BlockNetwork:
+        """It on the meta device, with the sizes of its heads that are the kind's defaults."""
+        kind = KINDS.get(self.kind, KINDS["dflash"])  # JetSpec has DFlash's tensors
+        fields = kind.config.model_fields
+        values: dict[str, Any] = {
+            "hidden_size": target.hidden, "target_hidden_size": target.hidden, "vocab_size": target.vocab,
+            "draft_vocab_size": target.vocab, "embedding": "shared", "head": "shared", "mask_token_id": 0,
+            "intermediate_size": target.intermediate, "num_hidden_layers": self.layers,
+            "num_attention_heads": max(1, target.query // target.key), "num_key_value_heads": 1,
+            "head_dim": target.key, "num_aux_hidden_states": self.taps,
+            "block_size": self.block_size or 7 + (not fields["sample_from_anchor"].default),
+        }  # fmt: skip
+        if "lilicorr_hidden_size" in fields:
+            values["lilicorr_hidden_size"] = target.hidden
+        return cast(BlockNetwork, kind.blank(kind.config(**values)))
 
     def blocks(self, answer_tokens: float) -> float:
         """Blocks that are trained on in a chat with so many answer tokens."""
@@ -170,31 +190,43 @@ class BlockShape(NamedTuple):
 
 
 class BlockParameters(NamedTuple):
-    """Parameter counts of a block drafter; embedding and head, which are the target's, aren't counted."""
+    """Parameter counts of a block drafter's matrices; embedding and head, which are the target's, aren't counted."""
 
     fc: int
     context: int
     """Keys and values of all layers, which are part of the layers."""
     layers: int
-    markov: int
-    """One of the Markov head's two matrices; the other is only looked up."""
+    correction: int
+    """What is multiplied for a guess beside them."""
+    tables: int
+    """What is only looked up, by token."""
+    slots: int
+    guesses: int
+    candidates: int
+    """How often a guess's correction is multiplied: once, or for each of so many candidates."""
 
     @property
     def own(self) -> int:
         """All that is trained."""
-        return self.fc + self.layers + 2 * self.markov
+        return self.fc + self.layers + self.correction + self.tables
 
 
 def block_parameters(target: ModelSize, shape: BlockShape) -> BlockParameters:
     """The parameters of a drafter of this shape for a target."""
-    hidden = target.hidden
-    layer = 2 * hidden * (target.query + target.key) + 3 * hidden * target.intermediate
-    return BlockParameters(
-        fc=shape.taps * hidden * hidden,
-        context=shape.layers * 2 * hidden * target.key,
-        layers=shape.layers * layer,
-        markov=MARKOV_RANK * target.vocab if shape.kind == "dspark" else 0,
-    )
+    network = shape.network(target)
+    readout = network.readout()
+    read = {id(p) for p in readout.parameters()} if readout is not None else set()
+    counts = dict.fromkeys(("fc", "context", "layers", "correction", "tables"), 0)
+    for name, p in network.named_parameters():
+        if p.dim() < 2:
+            continue
+        part = "fc" if name == "fc.weight" else "layers" if name.startswith("layers.") else "correction"
+        looked_up = p.shape[0] == target.vocab and id(p) not in read
+        counts["tables" if looked_up else part] += p.numel()
+        counts["context"] += p.numel() if ".k_proj." in name or ".v_proj." in name else 0
+    config = network.config
+    candidates = getattr(config, "lilicorr_candidate_topk", 1)
+    return BlockParameters(**counts, slots=config.block_size, guesses=config.guesses, candidates=candidates)
 
 
 class BlockPlan(NamedTuple):
@@ -207,7 +239,8 @@ class BlockPlan(NamedTuple):
     @property
     def what(self) -> str:
         """What an epoch goes over, in words."""
-        return f"chats, up to {self.shape.anchors} blocks of {self.shape.block_size} slots each"
+        slots = block_parameters(self.target, self.shape).slots
+        return f"chats, up to {self.shape.anchors} blocks of {slots} slots each"
 
     def training_hours(self, machine: Machine, devices: int) -> float:
         """Hours of all epochs from a store: every anchor's block forward and backward, and the teacher's head.
@@ -218,32 +251,33 @@ class BlockPlan(NamedTuple):
         found, answers = block_parameters(target, shape), work.length * work.answer_share
         blocks = shape.blocks(answers)
         context = 2 * (found.fc + found.context) * work.length
-        slots = blocks * shape.block_size * (2 * found.layers + shape.layers * 2 * target.query * work.length)
-        guesses = blocks * shape.guesses
-        each = 3 * (context + slots + 2 * found.markov * guesses) + 2 * target.head * (2 * guesses + answers)
+        slots = blocks * found.slots * (2 * found.layers + shape.layers * 2 * target.query * work.length)
+        guesses = blocks * found.guesses
+        corrections = 2 * found.correction * found.candidates * guesses
+        each = 3 * (context + slots + corrections) + 2 * target.head * (2 * guesses + answers)
         return work.epochs * work.samples * each / (machine.tflops * 1e12 * devices) / 3600
 
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, counted as for EAGLE-3."""
         target, shape = self.target, self.shape
         found = block_parameters(target, shape)
-        rows = chats * shape.blocks(length * self.work.answer_share) * shape.block_size * shape.layers
+        rows = chats * shape.blocks(length * self.work.answer_share) * found.slots * shape.layers
         context = chats * length * (2 * (shape.taps + 1) * target.hidden + 8 * shape.layers * target.key)
         return _memory(target, found.own, round(rows * _kept_for_backward(target)) + context)
 
     def speedup(self) -> Speedup:
         """The expected speedup at batch size 1: a draft reads the drafter's weights and the target's head once."""
         found, target = block_parameters(self.target, self.shape), self.target
-        cost = (found.fc + found.layers + found.markov + target.head) / (target.body + target.head)
-        return _speedup(cost, 1, BLOCK_ACCEPT_LENGTHS[self.shape.kind], self.work)
+        cost = (found.fc + found.layers + found.correction + target.head) / (target.body + target.head)
+        return _speedup(cost, 1, BLOCK_ACCEPT_LENGTHS[self.shape.kind][:2], self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
         """What the figures assume of the drafter, in words."""
+        *lengths, source = BLOCK_ACCEPT_LENGTHS[self.shape.kind]
         return (
             f"a {self.shape.kind} drafter of the target's widths, {self.shape.layers} layers, with the target's "
             f"embedding and head: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
-            f"{about_lengths(BLOCK_ACCEPT_LENGTHS[self.shape.kind], self.work)}: what DSpark's authors report for "
-            "Qwen3-4B at temperature 1; "
+            f"{about_lengths((lengths[0], lengths[1]), self.work)}: {source}; "
             f"{EFFICIENCIES[0]} to {EFFICIENCIES[1]} of it kept as speedup, as measured for EAGLE-3",
         )
 
@@ -326,7 +360,7 @@ class PlannedDrafter:
     @property
     def is_block(self) -> bool:
         """Whether it guesses blocks, with the target's embedding and head."""
-        return self.kind in ("dflash", "dspark")
+        return self.kind in BLOCKS
 
     @property
     def layers(self) -> int:
@@ -351,6 +385,6 @@ class PlannedDrafter:
     def plan(self, size: ModelSize, taps: int, work: Workload) -> DrafterPlan:
         """What it will cost on this workload, as `work` makes it, reading so many taps."""
         if self.is_block:
-            slots = self.block_size or (8 if self.kind == "dflash" else 7)
-            return BlockPlan(size, BlockShape(self.kind, self.layers, taps, slots, self.anchors or 512), work)
+            shape = BlockShape(self.kind, self.layers, taps, self.block_size, self.anchors or 512)
+            return BlockPlan(size, shape, work)
         return PEaglePlan(size, taps, self.layers, work) if self.kind == "peagle" else Eagle3Plan(size, taps, work)

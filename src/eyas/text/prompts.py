@@ -1,13 +1,17 @@
-"""Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines, each row a prompt in one of four forms.
+"""Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines or Parquet, each row a prompt in one of four forms.
 
 A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`, and with `prompt` perhaps `raw`. A `prompt` is
-what `--prompt` is: a user's message, put into the chat template where there is one, unless it is raw. Other keys are
-ignored, since evaluation files carry references, categories and the like. A bad row becomes a `BadRow`, so that the
-rows after it are still answered.
+what `--prompt` is: a user's message, put into the chat template where there is one, unless it is raw. `category` may
+say what it is about. Other keys are ignored, since evaluation files carry references and the like. A bad row becomes a
+`BadRow`, so that the rows after it are still answered.
+
+SPEED-Bench (arXiv 2604.09557) has such files: `turns`, and as categories the domains of its qualitative split and the
+entropy of its throughput splits. Where it may not pass a prompt on, its row says so, and is a bad one here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,9 +21,13 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from eyas.errors import DataError
+from eyas.files import parquet_rows
 from eyas.text.chats import Message
 
 _FORMS = ("prompt", "messages", "turns", "token_ids")
+_ELSEWHERE = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+"""How SPEED-Bench begins a turn whose text it may not pass on."""
+_UNFETCHED = "its text isn't in the file: NVIDIA's specdec_bench (prepare_data.py) writes a file that has it"
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 
@@ -36,6 +44,7 @@ class _Row(BaseModel):
     turns: tuple[Text, ...] | None = Field(default=None, min_length=1)
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
     raw: bool = False
+    category: str | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,8 @@ class PromptRow:
     token_ids: tuple[int, ...] | None = None
     raw: bool = False
     """Take `prompt` as it is: a text to continue, without a chat template."""
+    category: str | None = None
+    """What it is about, as its file says."""
 
     @property
     def said(self) -> str | None:
@@ -77,9 +88,10 @@ def read_prompts(path: Path, limit: int | None = None, raw: bool = False) -> lis
     """
     try:
         with path.open("rb") as lines:
-            rows = list(islice(_rows(lines, path.name), limit))
+            parquet = (json.dumps(row).encode() for row in parquet_rows(path))
+            rows = list(islice(_rows(parquet if path.suffix == ".parquet" else lines, path.name), limit))
     except OSError as error:
-        raise DataError(f"can't read the prompts {path}: {error.strerror}") from error
+        raise DataError(f"can't read the prompts {path}: {error.strerror or error}") from error
     if not rows:
         raise DataError(f"{path} has no rows: write one JSON object a line")
     return [
@@ -108,4 +120,6 @@ def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | Bad
         return BadRow(name, f"{where}: give exactly one of {', '.join(_FORMS)}; found {found}")
     if row.raw and row.prompt is None:
         return BadRow(name, f"{where}: raw is about `prompt`: leave it out, or give a prompt")
-    return PromptRow(name, where, **given, raw=row.raw)
+    if any(turn.startswith(_ELSEWHERE) for turn in row.turns or ()):
+        return BadRow(name, f"{where}: {_UNFETCHED}")
+    return PromptRow(name, where, **given, raw=row.raw, category=row.category)

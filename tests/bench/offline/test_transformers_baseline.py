@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eyas.bench.offline.external import TransformersBaseline
-from eyas.bench.offline.runner import read_task, run_group
+from eyas.bench.offline.runner import read_tasks, run_group
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.types import SamplingParams
@@ -35,7 +35,7 @@ def test_answers_and_counts_are_those_of_plain_decoding(
     baseline = TransformersBaseline(model, engine)
     params = SamplingParams(max_tokens=20, stop_token_ids=stops)
     found = set()
-    for group in read_task(rows(tmp_path), batch).groups:
+    for group in read_tasks([rows(tmp_path)], batch)[0].groups:
         plain, theirs = run_group(engine, group, params), baseline.run_group(group, params)
         assert theirs.token_ids == plain.token_ids
         assert theirs.errors == []
@@ -53,7 +53,8 @@ def test_what_a_checkpoint_bans_or_penalises_does_not_count(tmp_path: Path) -> N
     settings = '{"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "do_sample": true}'
     (model / "generation_config.json").write_text(settings, encoding="utf-8")
     engine = load(model, dtype="float32")
-    (group,) = read_task(pairs.write_rows(tmp_path / "rows.jsonl", [{"prompt": "aaa", "raw": True}]), 1).groups
+    rows = pairs.write_rows(tmp_path / "rows.jsonl", [{"prompt": "aaa", "raw": True}])
+    (group,) = read_tasks([rows], 1)[0].groups
     params = SamplingParams(max_tokens=30, ignore_eos=True)
     theirs = TransformersBaseline(model, engine).run_group(group, params)
     assert theirs.token_ids == run_group(engine, group, params).token_ids
@@ -63,7 +64,7 @@ def test_what_a_checkpoint_bans_or_penalises_does_not_count(tmp_path: Path) -> N
 def test_a_row_that_is_too_long_is_an_error_and_the_others_are_answered(model: Path, tmp_path: Path) -> None:
     engine = load(model, dtype="float32", batch_size=2)
     rows = pairs.write_rows(tmp_path / "rows.jsonl", [{"token_ids": [5] * 300}, {"token_ids": [5, 6]}])
-    (group,) = read_task(rows, 2).groups
+    (group,) = read_tasks([rows], 2)[0].groups
     done = TransformersBaseline(model, engine).run_group(group, SamplingParams(max_tokens=3, ignore_eos=True))
     assert [len(tokens) for tokens in done.token_ids] == [3]
     assert "shorten the prompt" in done.errors[0]

@@ -44,7 +44,7 @@ LATTICE = {
 }  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dflash": ("dflash", {}),
-    "jetspec": ("jetspec", {}),
+    "jetspec": ("dflash", {"causal": True}),
     "vanilla": ("dspark", {"markov_rank": 6}),
     "gated": ("dspark", {"markov_rank": 6, "markov_head_type": "gated", "confidence_head_with_markov": False}),
     "rnn": ("dspark", {"markov_rank": 6, "markov_head_type": "rnn", "enable_confidence_head": False}),
@@ -480,17 +480,22 @@ def test_others_as_published(name: str, tmp_path: Path) -> None:
             open_checkpoint(tmp_path, layers=tiny.LAYERS).network(tiny.target())
 
 
-@pytest.mark.parametrize(("name", "key", "value"), [("jetspec", "causal", False), ("domino", "causal", True)])
-def test_blocks_that_see_otherwise_are_another_kind_s(name: str, key: str, value: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "causal"), [("jetspec", False), ("domino", True)])
+def test_a_file_says_what_the_slots_of_its_blocks_see(name: str, causal: bool, tmp_path: Path) -> None:
     save_network(build(name), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["dflash_config"] |= {key: value, "causal_head": value}
+    config["dflash_config"] |= {"causal": causal, "causal_head": causal}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    if name == "jetspec":
-        assert open_checkpoint(tmp_path).kind.name == "dflash"
-    else:
-        with pytest.raises(ConfigError, match="see each other both ways"):
-            open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path).config == build(name).config.model_copy(update={"causal": causal})
+
+
+@pytest.mark.parametrize("name", ["vanilla", "gated", "rnn", "dflash2", "domino", "xpress"])
+def test_a_new_correction_says_nothing(name: str) -> None:
+    kind, own = VARIANTS[name]
+    network = KINDS[kind].network(KINDS[kind].config(**{**SIZES, **own}))
+    assert isinstance(network, BlockNetwork)
+    logits, latent = torch.randn(2, 4, tiny.VOCAB), torch.randn(2, 4, 6)
+    torch.testing.assert_close(network.corrected(logits, latent), logits)
 
 
 def test_a_block_without_its_mask_token_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ BLOCK = {
     "head_dim": 8, "num_hidden_layers": 2, "num_aux_hidden_states": 2, "block_size": 5, "mask_token_id": 1,
 }  # fmt: skip
 CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
-    "dflash": ("dflash", {}), "jetspec": ("jetspec", {}),
+    "dflash": ("dflash", {}), "jetspec": ("dflash", {"causal": True}),
     "vanilla": ("dspark", {"markov_rank": 6}),
     "gated": ("dspark", {"markov_rank": 6, "markov_head_type": "gated"}),
     "rnn": ("dspark", {"markov_rank": 6, "markov_head_type": "rnn"}),

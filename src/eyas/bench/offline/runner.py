@@ -178,30 +178,39 @@ def _add(result: MethodResult, runs: Sequence[GroupRun], plain: Sequence[GroupRu
 
 @dataclass
 class Task:
-    """A prompt file: its rows in groups, and what is wrong with rows that can't be read."""
+    """A prompt file, or one of its categories: rows in groups, and what is wrong with rows that can't be read."""
 
     name: str
     groups: list[Group]
     errors: list[str] = field(default_factory=list)
+    file: Path = Path()
 
 
-def read_tasks(paths: Sequence[Path], batch_size: int, limit: int | None = None) -> list[Task]:
-    """Read all files, each once; a task is named by its file's stem or, where two share one, by the path."""
+def read_tasks(
+    paths: Sequence[Path], batch_size: int, limit: int | None = None, by_category: bool = False
+) -> list[Task]:
+    """Read all files, each once; a task is named by its file's stem or, where two share one, by the path.
+
+    `by_category` makes FILE/CATEGORY a task of its own. `limit` rows of a task at most are taken.
+    """
     distinct = list(dict.fromkeys(paths))
     stems = [path.stem for path in distinct]
-    tasks = [read_task(path, batch_size, limit) for path in distinct]
-    for task, path in zip(tasks, distinct, strict=True):
-        if stems.count(path.stem) > 1:
-            task.name = str(path)
+    tasks = []
+    for path in distinct:
+        parts: dict[str, list[PromptRow | BadRow]] = {}
+        for row in read_prompts(path, None if by_category else limit):
+            category = row.category if by_category and isinstance(row, PromptRow) else None
+            parts.setdefault("" if category is None else f"/{category}", []).append(row)
+        name = str(path) if stems.count(path.stem) > 1 else path.stem
+        tasks += [_task(name + part, path, rows[:limit], batch_size) for part, rows in parts.items()]
     return tasks
 
 
-def read_task(path: Path, batch_size: int, limit: int | None = None) -> Task:
-    """Read a file and cut it into groups of `batch_size` rows; `limit` rows at most."""
-    rows = read_prompts(path, limit)
+def _task(name: str, path: Path, rows: Sequence[PromptRow | BadRow], batch_size: int) -> Task:
+    """Rows of a file in groups of `batch_size`."""
     good = [row for row in rows if isinstance(row, PromptRow)]
     groups: list[Group] = [good[i : i + batch_size] for i in range(0, len(good), batch_size)]
-    return Task(path.stem, groups, [row.error for row in rows if isinstance(row, BadRow)])
+    return Task(name, groups, [row.error for row in rows if isinstance(row, BadRow)], path)
 
 
 def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:

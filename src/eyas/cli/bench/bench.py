@@ -86,7 +86,7 @@ def bench(
         each.check()
     from eyas.bench.offline.runner import Plan, read_tasks
 
-    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     engines: dict[str, Engine] = {}
     settings, what = plan_settings(measuring, params), f"batch {measuring.batch_size}"
     if loading is not None:

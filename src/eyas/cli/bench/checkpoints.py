@@ -91,13 +91,11 @@ def checkpoints(
     trained = TrainingRun(run)
     drafters = {checkpoint.name: checkpoint.path for checkpoint in trained.checkpoints}
     target = runtime.of(model or _target_of(trained))
-    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     session = open_session(target_here(target, shared))
     options = EngineOptions(tree, coupled is not False, batch_size=measuring.batch_size)
     settings = settings_of(target, session.target, measuring, params) | {"tree": tree, "coupled": options.coupled}
-    prompts = {
-        task.name: file_hash(path) for task, path in zip(tasks, dict.fromkeys(measuring.prompt_file), strict=True)
-    }
+    prompts = {task.name: file_hash(task.file) for task in tasks}
     make = MeasuringMaker(target, {name: (DrafterOptions(path), tree) for name, path in drafters.items()}, options)
     with ExitStack() as stack:
         workers = stack.enter_context(measured_on(cluster, make, session.target)) if shared else None

@@ -108,7 +108,7 @@ def methods(
     from eyas.tree import is_auto
 
     choices, skipped = _choices(method, preset, drafters, trees)
-    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     session = open_session(loading, modules=transformers)
     options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
     opener = MethodOpener(session, options, files.of(None))

@@ -92,7 +92,7 @@ def trees(
     from eyas.bench.offline.workers import MeasuringMaker
 
     tried = grid(*sizes)
-    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     session = open_session(here)
     options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
     engines = tree_engines(session, session.drafter(drafter), tried, options)

@@ -84,13 +84,15 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
         "repeats": measuring.repeats,
         "warmup": measuring.warmup,
         "limit": measuring.limit,
+        "by_category": measuring.by_category,
         "sampling": params.model_dump(mode="json"),
     }
 
 
 def prompt_options(measuring: MeasureOptions) -> list[str]:
     """The options that name the same prompt files for another verb."""
-    return [word for path in measuring.prompt_file for word in ("--prompt-file", str(path))]
+    words = [word for path in measuring.prompt_file for word in ("--prompt-file", str(path))]
+    return [*words, "--by-category"] if measuring.by_category else words
 
 
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 _PROMPT_FILE = Option(
     exists=True,
     dir_okay=False,
-    help="JSON Lines; a row has prompt (with raw: true no chat template), messages, turns or token_ids.",
+    help="JSON Lines or Parquet; a row has prompt (with raw: true no chat template), messages, turns or token_ids.",
 )
 PromptFile = Annotated[Path, _PROMPT_FILE]
 MaybePromptFile = Annotated[Path | None, _PROMPT_FILE]
 PromptFiles = Annotated[
-    list[Path], Option(exists=True, dir_okay=False, help="JSON Lines as for eyas generate; may be repeated.")
+    list[Path], Option(exists=True, dir_okay=False, help="JSON Lines or Parquet as for eyas generate; may be repeated.")
 ]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
@@ -268,6 +268,9 @@ class MeasureOptions:
     warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1
     batch_size: BatchSize = 1
     limit: Limit = None
+    by_category: Annotated[
+        bool, Option("--by-category", help="Report the rows of each `category` apart; --limit counts them apart, too.")
+    ] = False
 
 
 ReportFile = Annotated[

@@ -38,20 +38,19 @@ class PlannedDrafterOptions:
     """The drafter that is planned; options that its kind doesn't have are refused."""
 
     kind: Annotated[
-        Literal["eagle3", "peagle", "dflash", "dspark"],
-        Option(help="The drafter; all but eagle3 are experimental, the last two block drafters."),
+        Literal["eagle3", "peagle", "dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr"],
+        Option(help="The drafter; all but eagle3 are experimental, all after peagle block drafters."),
     ] = "eagle3"
     unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None
     draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None
     draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (5, 4).")] = None
-    block_size: Annotated[int | None, Option(min=2, help="Block drafters: slots of a block (dflash 8, dspark 7).")] = (
-        None
-    )
+    block_size: Annotated[int | None, Option(min=2, help="Block drafters: slots of a block (8; dspark 7).")] = None
     anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None
 
     def check(self) -> None:
         """Refuse options of the other kinds. Raises UsageError."""
-        unknown = ("unroll", "draft_vocab") if self.kind in ("dflash", "dspark") else ("block_size", "anchors")
+        is_block = self.kind not in ("eagle3", "peagle")
+        unknown = ("unroll", "draft_vocab") if is_block else ("block_size", "anchors")
         for name in (*unknown, *(("draft_layers",) if self.kind == "eagle3" else ())):
             if getattr(self, name) is not None:
                 option = f"--{name.replace('_', '-')}"

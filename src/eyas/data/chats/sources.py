@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from eyas.config import StrictModel, validated
 from eyas.errors import ConfigError, DataError, RowError
+from eyas.files import parquet_rows
 from eyas.text.chats import Chat, Message
 
 UNKNOWN_LAYOUT = "unknown layout"
@@ -228,7 +229,6 @@ BAD_TOKENS = "bad tokens or answers"
 BROKEN_TEXT = "broken UTF-8"
 BROKEN_JSON = "not JSON"
 BROKEN_FILE = "unreadable file"
-_BATCH = 256  # Parquet rows in memory
 _HUB = "hf:"
 _ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
 _SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
@@ -392,7 +392,8 @@ def read_rows(file: Path) -> Iterator[SourceRow]:
     """Every row of a file; a row that can't be read holds the reason instead."""
     try:
         if file.suffix == ".parquet":
-            yield from _parquet(file)
+            for number, value in enumerate(parquet_rows(file), start=1):
+                yield SourceRow(f"{file}:{number}", value)
         elif file.suffix == ".json" and _is_array(file):
             yield from _array(file)
         else:
@@ -432,20 +433,3 @@ def _array(file: Path) -> Iterator[SourceRow]:
         return
     for number, row in enumerate(value, start=1):
         yield SourceRow(f"{file}:{number}", row)
-
-
-def _parquet(file: Path) -> Iterator[SourceRow]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise DataError(f"reading {file} needs pyarrow: pip install 'eyas[data]'") from None
-    number = 0
-    try:
-        with parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=_BATCH):
-                for value in batch.to_pylist():
-                    number += 1
-                    yield SourceRow(f"{file}:{number}", value)
-    except (pyarrow.ArrowException, OSError) as error:
-        yield SourceRow(f"{file}:{number + 1}", RowError(BROKEN_FILE, str(error)))

@@ -50,6 +50,8 @@ class BlockConfig(GroupedConfig, MaskedConfig):
     block_size: int = Field(ge=2, le=256)
     sample_from_anchor: bool = False
     """The anchor's slot predicts as well, the token that follows it; else a slot predicts its own token."""
+    causal: bool = False
+    """A slot sees no later one (JetSpec, arXiv 2606.18394); else the slots see each other both ways."""
     qk_norm: bool = True
     sliding_window: int | None = Field(default=None, ge=2)
     """A slot sees only positions that are less than so many from its own; None = all."""

@@ -1,6 +1,7 @@
 """DFlash (arXiv 2602.06036): a block drafter whose slots don't know what the slots before them chose.
 
 Its files are those of z-lab and SpecForge, and speculators' where they are translated (`formats/speculators.py`).
+JetSpec's are the same with `dflash_config.causal_head` (the authors') or `dflash_config.causal` (vLLM, AutoModel).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TRAINING = ("num_anchors", "confidence_head_alpha")
 
 
 class DFlashConfig(BlockConfig):
-    """DFlash as published: the anchor predicts nothing."""
+    """DFlash, or JetSpec where it is causal."""
 
 
 def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any:
@@ -36,14 +37,10 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
     for key, only in (_FIXED | {"projector_type": projector}).items():
         if nested.pop(key, only) != only:
             raise ConfigError(f"{fields.where}: {NESTED}.{key} is not {only!r}: that is another network")
-    if is_causal(fields.raw) is not config.causal:
-        sees = "no later ones" if config.causal else "each other both ways"
-        raise ConfigError(
-            f"{fields.where}: is_causal is {not config.causal}, but slots of this kind's blocks see {sees}"
-        )
     for key in CAUSAL:
         nested.pop(key, None)
         fields.values.pop(key, None)
+    fields.values["causal"] = is_causal(fields.raw)
     for key in _TRAINING:
         nested.pop(key, None)
         fields.ignore(key, "about training")
@@ -88,7 +85,7 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
     for key, usual in (("qk_norm", True), ("sample_from_anchor", False)):
         if values[key] is usual:
             del values[key]
-    if config.causal:
+    if values.pop("causal"):
         nested |= {"causal": True, "causal_head": True}
     if config.taps is not None:
         values["taps"] = list(config.taps)

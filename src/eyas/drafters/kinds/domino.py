@@ -61,6 +61,7 @@ class DominoNetwork(BlockNetwork):
             nn.SiLU(),
             nn.Linear(config.emb_dim, config.draft_vocab_size, bias=False),
         )
+        nn.init.zeros_(self.readout().weight)  # it begins by saying nothing
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
         gru: Any = self.prefix_gru

@@ -54,6 +54,7 @@ class MarkovHead(nn.Module):
         self.kind = config.markov_head_type
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)  # it begins by saying nothing
         if self.kind == "gated":
             self.gate_proj = nn.Linear(size + rank, rank)
         elif self.kind == "rnn":

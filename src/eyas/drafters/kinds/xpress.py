@@ -56,6 +56,7 @@ class Refiner(nn.Module):
         size, rank, width = config.hidden_size, config.xpress_rank, config.xpress_mlp_hidden
         linear = partial(nn.Linear, bias=False)
         self.w1, self.w2 = nn.Embedding(config.vocab_size, rank), linear(rank, config.draft_vocab_size)
+        nn.init.zeros_(self.w2.weight)  # it begins by saying nothing
         self.down_h, self.down_g, self.in_proj = linear(size, rank), linear(size, rank), linear(3 * rank, rank)
         self.mix = nn.ParameterDict({"L": nn.Parameter(torch.zeros(rank, config.block_size, config.block_size))})
         self.mlp = nn.ModuleDict(

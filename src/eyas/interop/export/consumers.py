@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from eyas.drafters.formats.taps import BOUNDARIES, OUTPUTS
-from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, JETSPEC, PEAGLE
+from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE
 from eyas.interop.export import forms
 from eyas.interop.export.drafter import DrafterToExport
 from eyas.interop.export.forms import (
@@ -69,7 +69,7 @@ class Consumer:
         return drafter, broken + unmet
 
 
-_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH, DFLASH2, JETSPEC), (DSPARK,)
+_E1, _E3, _MLA, _DFLASH, _DSPARK = (EAGLE,), (EAGLE3,), (EAGLE3_MLA,), (DFLASH, DFLASH2), (DSPARK,)
 _THIRD = (EAGLE3, PEAGLE)
 """The families with EAGLE-3's layers and grouped-query attention."""
 _PLAIN_YARN = frozenset("factor original_max_position_embeddings beta_fast beta_slow".split())
@@ -127,10 +127,11 @@ _BLOCKS = (
     *off("mlp_bias", why="its block drafters have no", families=BLOCK),
     Rule("taps", lambda d: d.config.taps is not None, "it must find them in the file: give --model", BLOCK),
     only("sample_from_anchor", False, why="the anchor of its DFlash blocks predicts nothing", families=_DFLASH),
-    only("sliding_window", None, why="it has windows in DFlash 2 only", families=(DFLASH, JETSPEC, DSPARK)),
+    only("sliding_window", None, why="it has windows in DFlash 2 only", families=(DFLASH, DSPARK)),
     Rule("markov_rank", lambda d: d.get("markov_rank") > 0, "its DSpark drafters have a Markov head", _DSPARK),
     rotations("default", "linear", "llama3", "yarn", families=BLOCK),
 )
+_BOTH_WAYS = only("causal", False, why="the slots of its blocks see each other both ways", families=BLOCK)
 _VANILLA = only("markov_head_type", "vanilla", why="its Markov head reads the last token only", families=_DSPARK)
 _VLLM_RECURRENT = recurrent_targets("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
 _FULL = Rule("draft_vocab_size", lambda d: not d.reduced, "it drafts the whole vocabulary only")
@@ -167,7 +168,7 @@ _ALL = (
             only("bias", True, why="its EAGLE-1 fc always has a bias", families=_E1),
             *off("qkv_bias", "attention_bias", "mlp_bias", why="it has no", families=GROUPED),
             *off("norm_before_residual", "qk_norm", why="it has no", families=EAGLES),
-            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS,
+            *_LATENT, *rising_taps(lowest=1, beyond=1), *_BLOCKS, _BOTH_WAYS,
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
             *(only(field, True, why=f"its DSpark drafters need {field}", families=_DSPARK)
               for field in ("sample_from_anchor", "enable_confidence_head")),
@@ -176,7 +177,7 @@ _ALL = (
         OUTPUTS, forms.sglang,
     ),
     Consumer(
-        "vllm", "vLLM", "0.32.0", (*EAGLES, PEAGLE, DFLASH, JETSPEC, DSPARK),
+        "vllm", "vLLM", "0.32.0", (*EAGLES, PEAGLE, DFLASH, DSPARK),
         (
             _VLLM_RECURRENT,
             only("bias", False, why="its EAGLE-1 fc has no bias", families=_E1), _FULL_E1, identity_map(), _SILU,
@@ -184,6 +185,7 @@ _ALL = (
             rotations("default", "yarn", families=_MLA),
             *off("norm_before_fc", why="its latent-attention drafter has no", families=_MLA),
             _QUERY_LATENT, *_QWEN3, _NORM_ORDER, *_LATENT, *rising_taps(), *_BLOCKS, _VANILLA,
+            replace(_BOTH_WAYS, families=_DSPARK),
         ),
         (_SHARED_HEAD_E1, NEEDS_OWN_REDUCED_HEAD),
         BOUNDARIES, forms.vllm,
@@ -193,7 +195,7 @@ _ALL = (
         (
             _VLLM_RECURRENT,
             _THREE, identity_map(), _SILU, rotations("default", "linear", "llama3", "yarn", families=_THIRD), _YARN,
-            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _VANILLA,
+            *_QWEN3, _NORM_ORDER, *rising_taps(), *_BLOCKS, _BOTH_WAYS, _VANILLA,
             *off("fc_norm", why="vLLM reads P-EAGLE in this form without", families=(PEAGLE,)),
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
         ),
@@ -249,7 +251,7 @@ _ALL = (
             _ONE_LAYER, _THREE, identity_map(), _SILU,
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN,
             *off("fc_norm", "norm_output", "qk_norm", "mlp_bias", why="it has no", families=_E3),
-            *off("attention_bias", why="it has no"), *_BLOCKS, _VANILLA,
+            *off("attention_bias", why="it has no"), *_BLOCKS, _BOTH_WAYS, _VANILLA,
             as_wide_as_the_target("its block drafters are as wide as the target", BLOCK),
             Rule("confidence_head_with_markov",
                  lambda d: d.get("confidence_head_with_markov") or not d.get("enable_confidence_head"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from eyas.drafters.formats.speculators import ALGORITHMS, BOUNDARIES_KEY, LAYER, MODEL_TYPE_KEY, SLIDING_KEY
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, VOCABULARY_MAP, name_in_file
-from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, JETSPEC, PEAGLE, Family
+from eyas.drafters.kind import DFLASH, DFLASH2, DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
 from eyas.interop.export.drafter import (
     DrafterToExport,
     copy_embedding,
@@ -30,7 +30,7 @@ Families = tuple[Family, ...]
 EAGLES: Families = (EAGLE, EAGLE3, EAGLE3_MLA)
 FUSED: Families = (EAGLE3, EAGLE3_MLA)
 GROUPED: Families = (EAGLE, EAGLE3)
-BLOCK: Families = (DFLASH, DFLASH2, JETSPEC, DSPARK)
+BLOCK: Families = (DFLASH, DFLASH2, DSPARK)
 EVERY: Families = (*EAGLES, PEAGLE, *BLOCK)
 
 

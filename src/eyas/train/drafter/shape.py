@@ -29,7 +29,10 @@ from eyas.targets.target import EmbeddingAndHead
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""
 
-_PRESETS: dict[str, tuple[str, dict[str, bool]]] = {"eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True})}
+_PRESETS: dict[str, tuple[str, dict[str, bool]]] = {
+    "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
+    "jetspec": ("dflash", {"causal": True}),
+}
 """Names for a kind with certain options."""
 _OF_EVERY_KIND = {
     "kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head",
@@ -65,7 +68,7 @@ class DrafterShape(StrictModel):
     Options that the kind doesn't have are refused.
     """
 
-    kind: str = "eagle3"  # a name in `eyas.drafters.registry.KINDS`, or eagle3.1
+    kind: str = "eagle3"  # a name in `eyas.drafters.registry.KINDS`, or eagle3.1 or jetspec
     draft_vocab_size: int | Literal["auto"] | None = Field(default="auto", ge=1)  # None: the target's whole vocabulary
     taps: tuple[int, ...] | None = None
     default_tree: str | None = None
@@ -100,6 +103,7 @@ class DrafterShape(StrictModel):
     # block drafters; what their fields mean is said in `drafters/kinds/`
     block_size: int | None = Field(default=None, ge=2)
     sample_from_anchor: bool | None = None
+    causal: bool | None = None
     sliding_window: int | None = None
     # those and peagle
     mask_token_id: int | None = Field(default=None, ge=0)
