@@ -48,6 +48,7 @@ class Session:
         target = load_target(
             options.model, dtype=options.dtype, device=options.device, attention=options.attention,
             compiled=options.compiled, eager=options.eager, quantize=options.quantize,
+            kv_cache_dtype=options.kv_cache_dtype,
         )  # fmt: skip
         return cls(target, load_tokenizer(options.model, template), options.model)
 
@@ -106,6 +107,7 @@ def load(
     compiled: bool = False,
     eager: bool = False,
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     draft_window: str | int | None = None,
@@ -120,7 +122,7 @@ def load(
     `EngineOptions`, which these parameters become, say what each means, and docs/api.md at length.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
-    target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template)
+    target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype)
     drafter = None
     if draft_model is not None or method is not None:
         ignored = tuple(ignore_config_keys)

@@ -423,8 +423,8 @@ class NativeDecoder:
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), *map(address, made),
-                scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
+                cache.capacity, cache.in_codes, x.data_ptr(), *above, addressof(boundaries), len(taps),
+                *map(address, made), scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:

@@ -196,7 +196,7 @@ class NativePass(Structure):
         *((name, c_void_p) for name in ("cosines", "sines")),
         ("positions", c_int64),
         *((name, c_void_p) for name in ("keys", "values")),
-        ("capacity", c_int64),
+        *((name, c_int64) for name in ("capacity", "in_codes")),
         *((name, c_void_p) for name in ("x", "above")),
         *((name, c_int64) for name in ("above_count", "above_first")),
         ("taps", c_void_p),

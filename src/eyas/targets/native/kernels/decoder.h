@@ -41,6 +41,7 @@ struct Pass {
     char* const* keys;                   // for each layer [slots, kv_heads, C, D]; latents [slots, C, L], and as values
     char* const* values;                 // the keys that all heads share [slots, C, P]
     int64_t capacity;                    // C
+    int64_t in_codes;                    // whether keys and values are in 8 bits, see `entry_size`
     float* x;                            // [T, H] a drafter's states, then what leaves the last layer
     const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
     int64_t above_count, above_first;    // cells of a row there, the staged column of the first
@@ -63,6 +64,20 @@ constexpr int64_t UNITS = 4;   // blocks of tokens for each thread, so that none
 inline void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, size * sizeof(float)); }
 inline void write(uint16_t* to, const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i++) to[i] = narrowed(from[i]);
+}
+
+// As codes from -127 to 127, rounded to nearest, ties to even, and 1 / 127 of the greatest; one that isn't a number stays so.
+inline void write(int8_t* to, const float* from, int64_t size) {
+    vec top = zero(), nothing = zero();
+    for (int64_t i = 0; i < size; i += LANES) {
+        top = larger(top, larger(load(from + i), sub(zero(), load(from + i))));
+        nothing = add(nothing, sub(load(from + i), load(from + i)));
+    }
+    const float most = highest(top);
+    const bool counts = most >= LEAST_INPUT;
+    for (int64_t i = 0; i < size; i += LANES) store_codes(to + i, mul(load(from + i), all(counts ? 127.0f / most : 0.0f)));
+    const float factor = (counts ? most * (1.0f / 127.0f) : 0.0f) + sum(nothing);
+    std::memcpy(to + size, &factor, sizeof(float));
 }
 
 inline int64_t widest_input(const Decoder& decoder) {
@@ -105,13 +120,12 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     }
 }
 
-template <class T>  // T: what the cache and the outputs hold
+template <class T>  // T: what the outputs hold, and the cache if it isn't in codes
 void run(const Decoder& d, const Pass& pass) {
     const int64_t tokens = pass.tokens, hidden = d.hidden, wide = widest_input(d);
     const int64_t q_size = d.heads * d.size, kv_size = keys_size(d), v_size = values_size(d),
                   out_size = d.heads * mixed_size(d);
     const int64_t shares = shares_of(d), group = (d.heads + shares - 1) / shares;  // heads that share keys
-    const int64_t head_stride = pass.capacity * d.size, slot_stride = d.kv_heads * head_stride;
     const bool bf16 = d.bf16;
     const Gating gating{d.activation, 0, 0};
     float* normed = pass.scratch;               // [T, wide]
@@ -152,7 +166,15 @@ void run(const Decoder& d, const Pass& pass) {
     Region region(pass.threads);
     Narrowed narrowed(region, bf16);
     Own<Room> rooms;
-    Own<LatentQueries<T>> of_latents;
+    Own<LatentQueries> of_latents;
+    auto stored = [&](const auto& work) {  // with a pointer to what the cache holds
+        return pass.in_codes ? work(static_cast<int8_t*>(nullptr)) : work(static_cast<T*>(nullptr));
+    };
+    // Where entries of so many numbers of a row's head begin in a layer's cache [slots, heads, C, entry].
+    auto place_of = [&](auto* base, int64_t row, int64_t heads, int64_t h, int64_t size) {
+        using C = std::remove_pointer_t<decltype(base)>;
+        return base + ((pass.slot + row) * heads + h) * pass.capacity * entry_size<C>(size);
+    };
     Recurrence recurrence(d, pass.states, tokens);
     if (pass.states.rows) {
         std::vector<int64_t> at(pass.states.rows * pass.columns, -1);
@@ -200,21 +222,25 @@ void run(const Decoder& d, const Pass& pass) {
             part(layer.v, of_q + of_k, v, kv_size);
         });
 
-        T* keys = reinterpret_cast<T*>(pass.keys[index]) + pass.slot * (d.rank ? d.rank * pass.capacity : slot_stride);
-        T* values = reinterpret_cast<T*>(pass.values[index]) + pass.slot * (d.rank ? d.rotated * pass.capacity : slot_stride);
         auto entry_of = [&](int64_t t) {  // of a token's position in the RoPE tables
             return (std::max<int64_t>(layer.rope, 0) * pass.positions + position_of(t)) * d.rotated;
         };
         region.share(tokens, 1, [&](int64_t t, int64_t) {
             const int64_t cell = cell_of(t), column = stage + cell % pass.columns;
             const int64_t row = cell / pass.columns, entry = entry_of(t);
+            const int64_t at = pass.lengths[row] + column;
+            auto keep = [&](char* base, int64_t heads, int64_t h, int64_t size, const float* from) {
+                stored([&](auto* kind) {
+                    using C = std::remove_pointer_t<decltype(kind)>;
+                    write(place_of(reinterpret_cast<C*>(base), row, heads, h, size) + at * entry_size<C>(size), from, size);
+                });
+            };
             if (d.rank) {
                 float *latent = k + t * kv_size, *of_query = v + t * v_size;
-                const int64_t at = row * pass.capacity + pass.lengths[row] + column;
                 rms_norm(d, latent, layer.latent.norm, d.rank, latent, d.latent_eps);
                 turn(d, latent + d.rank, pass.cosines + entry, pass.sines + entry);
-                write(keys + at * d.rank, latent, d.rank);
-                write(values + at * d.rotated, latent + d.rank, d.rotated);
+                keep(pass.keys[index], 1, 0, d.rank, latent);
+                keep(pass.values[index], 1, 0, d.rotated, latent + d.rank);
                 if (layer.latent.query.weight) rms_norm(d, of_query, layer.latent.query_norm, v_size, of_query, d.latent_eps);
                 return;
             }
@@ -229,9 +255,8 @@ void run(const Decoder& d, const Pass& pass) {
             for (int64_t h = 0; h < d.kv_heads; h++) {
                 float* key = k + t * kv_size + h * d.size;
                 turn(key);
-                const int64_t at = row * slot_stride + h * head_stride + (pass.lengths[row] + column) * d.size;
-                write(keys + at, key, d.size);
-                write(values + at, v + t * kv_size + h * d.size, d.size);
+                keep(pass.keys[index], d.kv_heads, h, d.size, key);
+                keep(pass.values[index], d.kv_heads, h, d.size, v + t * kv_size + h * d.size);
             }
         });
         if (context) return;
@@ -245,24 +270,29 @@ void run(const Decoder& d, const Pass& pass) {
         region.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
             const int64_t at_once = std::min(block, tokens);
             Room& room = rooms.mine(score_room(at_once * group, most), 2 * most);
-            LatentQueries<T>& latents = of_latents.mine(d, at_once, group);
+            LatentQueries& latents = of_latents.mine(d, at_once, group);
             const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens, first + block);
             const int64_t head = h * group, last = std::min(head + group, d.heads);
             if (d.rank)
                 latents.absorb(layer, q + first * q_size, stop - first, head, last,
                                [&](int64_t i) { return entry_of(first + i); }, pass.cosines, pass.sines);
             auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
-                const int64_t row = cell_of(t) / pass.columns, base = row * slot_stride + h * head_stride;
-                if (d.rank)
-                    return latents.attend(keys + row * pass.capacity * d.rank, values + row * pass.capacity * d.rotated,
-                                          list, t - first, count, counts, last - head, room.scores.get());
-                Queries<T> queries({keys + base, values + base, list, d.size, d.size, d.scale, d.softcap, bf16}, room.scores.get());
-                for (int64_t i = 0; i < count; i++)
-                    for (int64_t g = head; g < last; g++) {
-                        const int64_t at = (t + i) * q_size + g * d.size;
-                        queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
-                    }
-                queries.finish();
+                const int64_t row = cell_of(t) / pass.columns;
+                stored([&](auto* kind) {
+                    using C = std::remove_pointer_t<decltype(kind)>;
+                    const C *keys = reinterpret_cast<C*>(pass.keys[index]), *values = reinterpret_cast<C*>(pass.values[index]);
+                    if (d.rank)
+                        return latents.attend(place_of(keys, row, 1, 0, d.rank), place_of(values, row, 1, 0, d.rotated), list,
+                                              t - first, count, counts, last - head, room.scores.get());
+                    Queries<C> queries({place_of(keys, row, d.kv_heads, h, d.size), place_of(values, row, d.kv_heads, h, d.size),
+                                        list, d.size, d.size, d.scale, d.softcap, bf16}, room.scores.get());
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t g = head; g < last; g++) {
+                            const int64_t at = (t + i) * q_size + g * d.size;
+                            queries.add(q + at, mixed + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
+                        }
+                    queries.finish();
+                });
             };
             in_runs(pass, layer.window, first, stop, room.columns.get(), attend);
             if (d.rank) latents.expand(layer, stop - first, head, last, mixed + first * out_size);
