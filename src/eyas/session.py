@@ -18,7 +18,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import resolve_device, resolve_dtype
+from eyas.targets.loading import keep_codes, resolve_device, resolve_dtype
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
@@ -48,8 +48,8 @@ class Session:
         target = load_target(
             options.model, dtype=options.dtype, device=options.device, attention=options.attention,
             compiled=options.compiled, eager=options.eager, quantize=options.quantize,
-            kv_cache_dtype=options.kv_cache_dtype,
         )  # fmt: skip
+        keep_codes(target, options.kv_cache_dtype)
         return cls(target, load_tokenizer(options.model, template), options.model)
 
     def drafter(self, options: DrafterOptions) -> Drafter:

@@ -16,6 +16,7 @@ from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import UnsupportedModelError, UsageError
 from eyas.targets import Target, load_target
+from eyas.targets.loading import keep_codes
 from eyas.targets.native.library import kernels
 from eyas.targets.slots import coded, decoded
 from eyas.tree import parse_tree
@@ -121,7 +122,8 @@ def test_a_network_s_trees_give_the_tokens_of_plain_decoding() -> None:
 def test_they_take_half_the_memory_and_a_scale_a_head(tmp_path: Path) -> None:
     path = save_target(tmp_path / "model", hidden_size=64, head_dim=16)
     plain = load_target(path, dtype="bfloat16", device="cpu").allocate(1)
-    target = load_target(path, dtype="bfloat16", device="cpu", kv_cache_dtype="int8")
+    target = load_target(path, dtype="bfloat16", device="cpu")
+    keep_codes(target, "int8")
     codes = target.allocate(1)
     assert codes.column_bytes == plain.column_bytes // 32 * 20
     assert codes.nbytes() == plain.nbytes() // 32 * 20
@@ -141,15 +143,15 @@ def test_costs_are_measured_for_them(tmp_path: Path) -> None:
         ({"kv_cache_dtype": "fp8"}, "write auto or int8"),
         ({"kv_cache_dtype": "int8", "compiled": True}, "needs native passes"),
         ({"kv_cache_dtype": "int8", "attention": "eager"}, "needs native passes"),
+        ({"kv_cache_dtype": "int8", "device": "cuda"}, "needs native passes"),
     ],
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
-    path = save_target(tmp_path / "model", hidden_size=64, head_dim=16)
     with pytest.raises(UsageError, match=why):
-        load_target(path, device="cpu", **options)
+        eyas.load(save_target(tmp_path / "model"), **({"device": "cpu"} | options))
 
 
 def test_a_model_that_runs_its_modules_is_refused(tmp_path: Path) -> None:
     path = save_target(tmp_path / "model", "cohere")
     with pytest.raises(UnsupportedModelError, match="runs its modules"):
-        load_target(path, device="cpu", kv_cache_dtype="int8")
+        eyas.load(path, device="cpu", kv_cache_dtype="int8")

@@ -63,7 +63,6 @@ def load_target(
     eager: bool = False,
     prepacked: bool | None = None,
     quantize: str | None = None,
-    kv_cache_dtype: str = "auto",
 ) -> Target:
     """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
 
@@ -76,8 +75,6 @@ def load_target(
     the model is compiled: the compiler brings its own and refuses these.
     `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
     native kernels; inputs of products are rounded to 8 bits.
-    `kv_cache_dtype` `int8` keeps keys and values in 8 bits, `auto` in the model's dtype. It needs native passes: the
-    last bits of modules depend on a pass's shape, and rounding to 8 bits would make them visible.
 
     Raises UsageError for bad options, ModelError for unreadable or incomplete checkpoints, and UnsupportedModelError,
     before any weight is read, for models that can't verify trees.
@@ -95,8 +92,6 @@ def load_target(
             f"{quantize} weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
             "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
         )
-    plain = compiled or prepacked is False or attention is not None or torch_device.type != "cpu" or kernels() is None
-    in_codes = _keeps_codes(kv_cache_dtype, possible=not plain)
     if eager and (torch_device.type != "cuda" or compiled):
         raise UsageError(
             "only a GPU has CUDA graphs to do without, and no compiled target: leave out eager (--enforce-eager)"
@@ -122,9 +117,7 @@ def load_target(
         # a compiled graph would be compiled anew for every layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
-        made = make(loaded, ragged=not compiled, native=native, record=record)
-        made.kv_in_codes = in_codes
-        return made
+        return make(loaded, ragged=not compiled, native=native, record=record)
 
     if stored is not None:
         _LOG.warning("the %s weights of %s are dequantised: nothing here multiplies by them as they are", stored, name)
@@ -133,25 +126,23 @@ def load_target(
         if target.native is not None:
             return target
     target = loaded_in(resolve_dtype(dtype, name, torch_device))
-    if in_codes and target.native is None:
-        raise UnsupportedModelError(
-            f"a cache in int8 needs native passes, and {type(target.model).__name__} runs its modules: leave it out"
-        )
     if compiled:
         target.model.forward = torch.compile(target.model.forward, dynamic=True)
     return target
 
 
-def _keeps_codes(kv_cache_dtype: str, possible: bool) -> bool:
-    """Whether keys and values are kept in 8 bits. UsageError where that isn't `possible`."""
-    if kv_cache_dtype not in ("auto", "int8"):
-        raise UsageError(f"unknown dtype of the cache {kv_cache_dtype!r}: write auto or int8")
-    if kv_cache_dtype == "int8" and not possible:
-        raise UsageError(
-            "a cache in int8 needs native passes, so a CPU with AVX2 and a C++ compiler, and neither --compile nor "
-            "--attention"
+def keep_codes(target: Target, kv_cache_dtype: str) -> None:
+    """Keep a target's keys and values in 8 bits if `kv_cache_dtype` is `int8`, in its own dtype if it is `auto`.
+
+    The last bits of modules depend on a pass's shape, and rounding to 8 bits would make them visible. So a target
+    without native passes is an UnsupportedModelError.
+    """
+    if kv_cache_dtype == "int8" and target.native is None:
+        raise UnsupportedModelError(
+            f"a cache in int8 needs native passes, and {type(target.model).__name__} runs its modules here: leave "
+            "--kv-cache-dtype out"
         )
-    return kv_cache_dtype == "int8"
+    target.kv_in_codes = kv_cache_dtype == "int8"
 
 
 def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record: Record | None) -> Target:
