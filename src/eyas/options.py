@@ -40,10 +40,18 @@ class TargetOptions:
     quantize: str | None = None
     chat_template: str | Path | None = None
     """A Jinja file in place of the tokenizer's own template."""
+    kv_cache_dtype: str = "auto"
 
     def check(self) -> None:
         """Refuse what is wrong before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
         check_device(self.device)
+        if self.kv_cache_dtype not in ("auto", "int8"):
+            raise UsageError(f"unknown dtype of the cache {self.kv_cache_dtype!r}: write auto or int8")
+        modules = self.compiled or self.attention is not None or str(self.device).startswith("cuda")
+        if self.kv_cache_dtype != "auto" and modules:
+            raise UsageError(
+                "--kv-cache-dtype int8 needs native passes, on a CPU: leave out --device, --compile and --attention"
+            )
         if self.quantize is not None and self.compiled:
             raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")
         if self.eager and (self.compiled or str(self.device) == "cpu"):

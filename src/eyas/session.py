@@ -18,7 +18,7 @@ from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
 from eyas.targets import Target, load_target, load_tokenizer
-from eyas.targets.loading import resolve_device, resolve_dtype
+from eyas.targets.loading import keep_codes, resolve_device, resolve_dtype
 from eyas.targets.tokenizers import read_chat_template
 from eyas.tree import TreeSpec, is_auto, parse_tree
 from eyas.types import Limits
@@ -49,6 +49,7 @@ class Session:
             options.model, dtype=options.dtype, device=options.device, attention=options.attention,
             compiled=options.compiled, eager=options.eager, quantize=options.quantize,
         )  # fmt: skip
+        keep_codes(target, options.kv_cache_dtype)
         return cls(target, load_tokenizer(options.model, template), options.model)
 
     def drafter(self, options: DrafterOptions) -> Drafter:
@@ -106,6 +107,7 @@ def load(
     compiled: bool = False,
     eager: bool = False,
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     draft_weights: str | None = None,
     ignore_config_keys: Collection[str] = (),
     draft_window: str | int | None = None,
@@ -120,7 +122,7 @@ def load(
     `EngineOptions`, which these parameters become, say what each means, and docs/api.md at length.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
-    target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template)
+    target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype)
     drafter = None
     if draft_model is not None or method is not None:
         ignored = tuple(ignore_config_keys)

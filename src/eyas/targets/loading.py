@@ -143,6 +143,20 @@ def load_target(
     return target
 
 
+def keep_codes(target: Target, kv_cache_dtype: str) -> None:
+    """Keep a target's keys and values in 8 bits if `kv_cache_dtype` is `int8`, in its own dtype if it is `auto`.
+
+    The last bits of modules depend on a pass's shape, and rounding to 8 bits would make them visible. So a target
+    without native passes is an UnsupportedModelError.
+    """
+    if kv_cache_dtype == "int8" and target.native is None:
+        raise UnsupportedModelError(
+            f"a cache in int8 needs native passes, and {type(target.model).__name__} runs its modules here: leave "
+            "--kv-cache-dtype out"
+        )
+    target.kv_in_codes = kv_cache_dtype == "int8"
+
+
 def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record: Record | None) -> Target:
     """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
     name = type(model).__name__

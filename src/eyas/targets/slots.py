@@ -6,8 +6,11 @@ lies there already. Nothing else is ever undone: what isn't committed is overwri
 beside a long one takes no memory for columns that only the long one has, as far as pages are the system's.
 transformers sees a pass as a `StagedCache`.
 
-Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size,
-G tensors of one shape (keys or values of some layers).
+With keys and values in 8 bits, each is rounded once, when it is written: to codes from -127 to 127, and a scale for it
+alone, which lies behind its codes. So what a pass reads depends on nothing but the token and those that it saw.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size, D' numbers that
+are kept of a head (D, or its codes and a scale), G tensors of one shape (keys or values of some layers).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from eyas.errors import CacheMemoryError, InvariantError
 from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import PassGraphs
+from eyas.targets.native.packed import LEAST_INPUT
 from eyas.targets.states import SlotStates
 
 COLUMNS = 256
@@ -49,13 +53,37 @@ class Staging(NamedTuple):
 
 
 Saved = list[Tensor]
-"""Columns copied out of a slot: a tensor [G, Hkv, n, D] for each shape."""
+"""Columns copied out of a slot: a tensor [G, Hkv, n, D'] for each shape."""
+SCALE_BYTES = 4
+"""Of the float32 behind the codes of a key or value."""
+
+
+def coded(x: Tensor) -> Tensor:
+    """Keys or values [..., D] in 8 bits [..., D + 4], as the kernels write them: 127 is the greatest, ties to even."""
+    wide = x.float()
+    most = wide.abs().amax(-1, keepdim=True)
+    most = torch.where(most >= LEAST_INPUT, most, torch.zeros_like(most))
+    codes = (wide * torch.where(most > 0, 127.0 / most, most)).round().to(torch.int8)
+    scales = most * torch.tensor(1 / 127, dtype=torch.float32) + (wide - wide).sum(-1, keepdim=True)  # keeps a NaN
+    return torch.cat((codes, scales.contiguous().view(torch.int8)), dim=-1)
+
+
+def decoded(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    """The keys or values [..., D] of [..., D + 4] in 8 bits."""
+    scales = entries[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return (entries[..., :-SCALE_BYTES].float() * scales).to(dtype)
+
+
+def _column_bytes(shape: KVShape, dtype: torch.dtype, in_codes: bool) -> int:
+    """Bytes that a token takes in a layer."""
+    return shape.heads * (shape.size + SCALE_BYTES if in_codes else shape.size * dtype.itemsize)
 
 
 class SlotCache:
     """Keys and values of `layers`, and recurrent `states` (of as many slots), for `slots` sequences.
 
-    `layers` are one (key shape, value shape) pair per layer, None for those without attention.
+    `layers` are one (key shape, value shape) pair per layer, None for those without attention. With `in_codes` they are
+    kept in 8 bits.
     """
 
     def __init__(
@@ -66,8 +94,10 @@ class SlotCache:
         device: torch.device,
         capacity: int = COLUMNS,
         states: SlotStates | None = None,
+        in_codes: bool = False,
     ) -> None:
         self.lengths = [0] * slots
+        self.in_codes = in_codes
         self.graphs: PassGraphs | None = None
         """The passes recorded over this cache; None = none are to be recorded."""
         self._dtype, self._device = dtype, device
@@ -80,9 +110,9 @@ class SlotCache:
                 self._where[-1].append((shape, members.get(shape, 0)))
                 members[shape] = members.get(shape, 0) + 1
         self._addresses: tuple[Tensor, Tensor] | None = None
-        self.column_bytes = sum(n * shape.heads * shape.size for shape, n in members.items()) * dtype.itemsize
+        self.column_bytes = sum(n * _column_bytes(shape, dtype, in_codes) for shape, n in members.items())
         """Size of one token's keys and values."""
-        self._groups = {  # [G, slots, Hkv, C, D]
+        self._groups = {  # [G, slots, Hkv, C, D']
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
         self.states = states
@@ -162,12 +192,13 @@ class SlotCache:
         rows, first, end, at = staging
         views = []
         for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
-            columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D]
+            columns = self._groups[shape][member, rows.start : rows.stop, :, :end]  # [R, Hkv, end, D']
+            new = coded(new) if self.in_codes else new
             if at is None:
                 columns[:, :, first:] = new
             else:
                 columns.scatter_(2, at.expand_as(new), new.to(columns.dtype))
-            views.append(columns)
+            views.append(decoded(columns, self._dtype) if self.in_codes else columns)
         return views[0], views[1]
 
     def addresses(self) -> tuple[Tensor, Tensor]:
@@ -199,7 +230,7 @@ class SlotCache:
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
-            flat = group.view(len(group), -1, shape.size)  # [G, slots * Hkv * C, D]: whole vectors are copied
+            flat = group.view(len(group), -1, group.shape[-1])  # [G, slots * Hkv * C, D']: whole vectors are copied
             # all are read before any is written, so overlaps are harmless
             kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
@@ -247,15 +278,16 @@ class SlotCache:
                     discard(member[slot])
 
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
-        size = (count, slots, shape.heads, capacity, shape.size)
+        width = shape.size + SCALE_BYTES * self.in_codes
+        size, dtype = (count, slots, shape.heads, capacity, width), torch.int8 if self.in_codes else self._dtype
         try:
             # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
             dense = self._dense is None or capacity <= self._dense
-            return mapped_zeros(size, self._dtype, self._device, huge=dense)
+            return mapped_zeros(size, dtype, self._device, huge=dense)
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not out_of_memory(error):
                 raise
-            gib = count * slots * shape.heads * capacity * shape.size * self._dtype.itemsize / 2**30
+            gib = count * slots * capacity * _column_bytes(shape, self._dtype, self.in_codes) / 2**30
             raise CacheMemoryError(
                 f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
                 "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"

@@ -175,6 +175,9 @@ class Target(EmbeddingAndHead):
     record: Record | None = None
     """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
+    kv_in_codes = False
+    """Whether caches hold keys and values in 8 bits. Set after the load trial, from which codes would hide much."""
+
     def __post_init__(self) -> None:
         super().__init__(self.model)
         self.plan = attention_plan(self.config)
@@ -216,7 +219,7 @@ class Target(EmbeddingAndHead):
             states = self.native.allocate_states(slots)
         elif self.states:
             states = RecurrentStates(self.states, slots, self.device)
-        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states)
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states, self.kv_in_codes)
         cache.graphs = None if self.record is None else PassGraphs(self.record)
         return cache
 

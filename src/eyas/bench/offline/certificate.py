@@ -232,12 +232,15 @@ def own_modules(model: str, target: Target) -> Target:
     It is loaded a second time, except in int8, whose weights are in no file: then the target's own modules run.
     """
     if weight_formats(target.model):
-        return Target(target.model, ragged=False)
-    name = find_target(model)
-    config = read_config(name)
-    dequantize_at_load(config, target.device)
-    loaded = read_model(name, config, target.dtype)
-    return Target(loaded.to(target.device).eval().requires_grad_(False), ragged=False)
+        made = Target(target.model, ragged=False)
+    else:
+        name = find_target(model)
+        config = read_config(name)
+        dequantize_at_load(config, target.device)
+        loaded = read_model(name, config, target.dtype)
+        made = Target(loaded.to(target.device).eval().requires_grad_(False), ragged=False)
+    made.kv_in_codes = target.kv_in_codes
+    return made
 
 
 def promise(dtype: torch.dtype) -> str:

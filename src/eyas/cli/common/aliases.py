@@ -203,7 +203,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("--data-parallel-size", "--dp", "--dp-size", "--ep-size", "--enable-expert-parallel"), _DEVICES),
     **dict.fromkeys(("--gpu-memory-utilization", "--mem-fraction-static"), _MEMORY),
     **dict.fromkeys(("--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache"), _PREFIXES),
-    **dict.fromkeys(("--quantization", "--kv-cache-dtype", "--load-format"), _QUANTISED),
+    **dict.fromkeys(("--quantization", "--load-format"), _QUANTISED),
     "--trust-remote-code": _CODE,
     "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens that are read between two rounds",
     "--ctx-size": "--max-model-len limits a sequence, --max-cached-tokens all of them together",

@@ -45,6 +45,7 @@ def settings_of(
         "compile": options.compiled,
         "enforce_eager": options.eager,
         "quantize": options.quantize,
+        "kv_cache_dtype": options.kv_cache_dtype,
         **plan_settings(measuring, params),
     }
 
@@ -67,7 +68,11 @@ def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -
 
 def target_here(target: TargetOptions, shared: bool) -> TargetOptions:
     """How this process loads a target: on its CPU if workers compute, since it only looks at it then."""
-    return replace(target, device="cpu", quantize=None, compiled=False, eager=False) if shared else target
+    return (
+        replace(target, device="cpu", quantize=None, compiled=False, eager=False, kv_cache_dtype="auto")
+        if shared
+        else target
+    )
 
 
 def machine_of(workers: CrewMeasure | None) -> dict[str, Any]:

@@ -91,12 +91,16 @@ class RuntimeOptions:
     quantize: Annotated[
         Literal["int8", "int4"] | None, Option(help="Keep the target's weights in 8 or 4 bits, on a CPU.")
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"], Option(help="int8: keys and values in 8 bits, on a CPU; auto: in the model's dtype.")
+    ] = "auto"
 
     def of(self, model: str) -> options.TargetOptions:
         """The options of the target `model`."""
         return options.TargetOptions(
-            model, self.dtype, self.device, self.attention, self.compile, self.enforce_eager, self.quantize
-        )
+            model, self.dtype, self.device, self.attention, self.compile, self.enforce_eager, self.quantize,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

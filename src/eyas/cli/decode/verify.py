@@ -80,6 +80,8 @@ def verify(
         raise UsageError(
             "--transformers needs the model's modules, which judge where two answers part: leave out --no-modules"
         )
+    if transformers and target.kv_cache_dtype != "auto":
+        raise UsageError("--transformers keeps keys and values as they are: leave out --kv-cache-dtype")
     loading, drafts = target.of(target.model), files.of(draft_model, method)
     loading.check()
     drafts.check()

@@ -99,7 +99,8 @@ def describe(target: Target, drafter: Drafter) -> str:
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (
         f"{target.config.model_type} ({built}) of {sum(map(prod, shapes.values()))} parameters in "
-        f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}, "
+        f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}"
+        f"{', its cache in int8' * target.kv_in_codes}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )

@@ -140,6 +140,7 @@ LLAMA_CPP: dict[str, Translator] = _EVERYWHERE | {
     "allow_origin": _joined("--cors-origins"),
     "device": _llama_device,
     "attention": _choice({"sdpa": ["--flash-attn", "on"], "eager": ["--flash-attn", "off"]}),
+    "kv_cache_dtype": _choice({"auto": [], "int8": ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]}),
     "max_running": _one("--parallel"),
     "max_model_len": _llama_length,
     "max_cached_tokens": lambda _name, value, _given: ["--kv-unified", "--ctx-size", str(value)],

@@ -448,8 +448,8 @@ class NativeDecoder:
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, x.data_ptr(), *above, addressof(boundaries), len(taps), *map(address, made),
-                scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
+                cache.capacity, cache.in_codes, x.data_ptr(), *above, addressof(boundaries), len(taps),
+                *map(address, made), scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:
@@ -466,7 +466,7 @@ def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: Decod
         raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
 
-def values_of(array: np.ndarray[Any, Any] | None) -> int | None:
+def _values_of(array: np.ndarray[Any, Any] | None) -> int | None:
     """The address of an array's values, as the kernels take it; None is their null."""
     return None if array is None else array.ctypes.data
 
@@ -533,13 +533,13 @@ class NativeLevels:
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
         beams = np.empty((rows, staged), np.int64)
-        given = *map(address, (self._normed, self._above.states, ids, *warp)), values_of(search.worth)
+        given = *map(address, (self._normed, self._above.states, ids, *warp)), _values_of(search.worth)
         made = (
-            values_of(tokens),
-            values_of(parents),
-            values_of(scores),
-            values_of(logprobs),
-            values_of(beams),
+            _values_of(tokens),
+            _values_of(parents),
+            _values_of(scores),
+            _values_of(logprobs),
+            _values_of(beams),
         )
         self._cache.reserve(max(self._lengths) + staged)
         beam = Beam(
@@ -547,8 +547,8 @@ class NativeLevels:
             depth,
             width,
             *given,
-            values_of(search.groups),
-            values_of(search.drafting),
+            _values_of(search.groups),
+            _values_of(search.drafting),
             search.least,
             *made,
         )

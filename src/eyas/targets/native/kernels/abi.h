@@ -170,6 +170,7 @@ struct Pass {
     char* const* keys;                   // for each layer [slots, kv_heads, C, D]; latents [slots, C, L], and as values
     char* const* values;                 // the keys that all heads share [slots, C, P]
     int64_t capacity;                    // C
+    int64_t in_codes;                    // whether keys and values are in 8 bits, see `entry_size`
     float* x;                            // [T, H] a drafter's states, then what leaves the last layer
     const float* above;                  // [R, above_count, H] where a guess takes its parent's state from; or null
     int64_t above_count, above_first;    // cells of a row there, the staged column of the first

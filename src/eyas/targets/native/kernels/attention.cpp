@@ -5,5 +5,6 @@ namespace eyas {
 
 template class Queries<float>;
 template class Queries<uint16_t>;
+template class Queries<int8_t>;
 
 }  // namespace eyas

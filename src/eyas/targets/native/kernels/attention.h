@@ -54,6 +54,32 @@ inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t colum
     return room;
 }
 
+// How many T a key or value of so many numbers takes: themselves, or codes in 8 bits and behind them, as a float, what
+// each is multiplied by.
+template <class T>
+constexpr int64_t entry_size(int64_t size) { return sizeof(T) == 1 ? size + static_cast<int64_t>(sizeof(float)) : size; }
+
+// Numbers of a key or value as floats.
+template <class T>
+struct Entry {
+    struct None {};
+    const T* at;
+    std::conditional_t<sizeof(T) == 1, vec, None> factor;
+
+    Entry() = default;
+    Entry(const T* entry, int64_t size) : at(entry) {
+        if constexpr (sizeof(T) == 1) {
+            float found;
+            std::memcpy(&found, entry + size, sizeof(float));
+            factor = all(found);
+        }
+    }
+    vec from(int64_t i) const {
+        if constexpr (sizeof(T) == 1) return mul(load(at + i), factor);
+        return load(at + i);
+    }
+};
+
 // What some queries attend to: keys [C, size] and values [C, value_size] at `columns`. A query sees the first `count` of
 // them. Keys may lie in two pieces (latent attention), of which the second is `tails` [C, tail_size].
 template <class T>
@@ -108,11 +134,12 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
     for (int64_t j = first; j < stop; j += KEYS) {
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
-            const T* key[KEYS];
-            for (int i = 0; i < KEYS; i++) key[i] = keys + context.columns[j + i < stop ? j + i : stop - 1] * size;
+            Entry<T> key[KEYS];
+            for (int i = 0; i < KEYS; i++)
+                key[i] = {keys + context.columns[j + i < stop ? j + i : stop - 1] * entry_size<T>(size), size};
             for (int64_t d = 0; d < size; d += LANES)
                 for (int i = 0; i < KEYS; i++) {
-                    vec of_key = load(key[i] + d);
+                    vec of_key = key[i].from(d);
                     for (int n = 0; n < N; n++)
                         products[n * KEYS + i] = fma(load(query[n].state + at + d), of_key, products[n * KEYS + i]);
                 }
@@ -138,9 +165,10 @@ void mix_together(const Context<T>& context, const Query* query, int64_t first, 
             for (int n = 0; n < N; n++)
                 for (int p = 0; p < WIDE; p++) mixed[n][p] = load(query[n].out + d + p * LANES);
         for (int64_t j = first; j < stop; j++) {
-            const T* value = context.values + context.columns[j] * context.value_size + d;
+            const int64_t size = context.value_size;
+            const Entry<T> value(context.values + context.columns[j] * entry_size<T>(size), size);
             for (int p = 0; p < WIDE; p++) {
-                vec part = load(value + p * LANES);
+                vec part = value.from(d + p * LANES);
                 for (int n = 0; n < N; n++) mixed[n][p] = fma(all(weights[n * stride + j]), part, mixed[n][p]);
             }
         }
@@ -239,5 +267,6 @@ class Queries {
 
 extern template class Queries<float>;  // attention.cpp
 extern template class Queries<uint16_t>;
+extern template class Queries<int8_t>;
 
 }  // namespace eyas

@@ -34,6 +34,20 @@ inline void write(uint16_t* to, const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i++) to[i] = narrowed(from[i]);
 }
 
+// As codes from -127 to 127, rounded to nearest, ties to even, and 1 / 127 of the greatest; one that isn't a number stays so.
+inline void write(int8_t* to, const float* from, int64_t size) {
+    vec top = zero(), nothing = zero();
+    for (int64_t i = 0; i < size; i += LANES) {
+        top = larger(top, larger(load(from + i), sub(zero(), load(from + i))));
+        nothing = add(nothing, sub(load(from + i), load(from + i)));
+    }
+    const float most = highest(top);
+    const bool counts = most >= LEAST_INPUT;
+    for (int64_t i = 0; i < size; i += LANES) store_codes(to + i, mul(load(from + i), all(counts ? 127.0f / most : 0.0f)));
+    const float factor = (counts ? most * (1.0f / 127.0f) : 0.0f) + sum(nothing);
+    std::memcpy(to + size, &factor, sizeof(float));
+}
+
 inline int64_t widest_input(const Decoder& decoder) {
     bool embeds = decoder.mix.weight || (decoder.count && decoder.layers[0].embedding_norm);
     return embeds ? 2 * decoder.hidden : decoder.hidden;
@@ -74,14 +88,14 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     }
 }
 
-// One pass, stage by stage. T: what the cache and the outputs hold.
+// One pass, stage by stage. T: what the outputs hold, and the cache if it isn't in codes.
 template <class T>
 class DecoderRun {
   public:
     DecoderRun(const Decoder& d, const Pass& pass)
         : d_(d), pass_(pass), tokens_(pass.tokens), hidden_(d.hidden), wide_(widest_input(d)), q_size_(d.heads * d.size),
           kv_size_(keys_size(d)), v_size_(values_size(d)), out_size_(d.heads * mixed_size(d)),
-          head_stride_(pass.capacity * d.size), slot_stride_(d.kv_heads * head_stride_), bf16_(d.bf16),
+          bf16_(d.bf16),
           context_(pass.mode == CONTEXT), normed_(pass.scratch), residual_(normed_ + tokens_ * wide_),
           q_(residual_ + tokens_ * hidden_), k_(q_ + tokens_ * q_size_), v_(k_ + tokens_ * kv_size_),
           gates_(v_ + tokens_ * v_size_), mixed_(gates_ + tokens_ * q_size_ * d.gates),
@@ -117,11 +131,22 @@ class DecoderRun {
     int64_t entry_of(const Layer& layer, int64_t t) const {  // of a token's position in the RoPE tables
         return (std::max<int64_t>(layer.rope, 0) * pass_.positions + position_of(t)) * d_.rotated;
     }
-    T* keys_of(int64_t index) const {
-        return reinterpret_cast<T*>(pass_.keys[index]) + pass_.slot * (d_.rank ? d_.rank * pass_.capacity : slot_stride_);
+    template <class Work>
+    auto stored(const Work& work) const {  // with a pointer to what the cache holds
+        return pass_.in_codes ? work(static_cast<int8_t*>(nullptr)) : work(static_cast<T*>(nullptr));
     }
-    T* values_of(int64_t index) const {
-        return reinterpret_cast<T*>(pass_.values[index]) + pass_.slot * (d_.rank ? d_.rotated * pass_.capacity : slot_stride_);
+    // Where entries of so many numbers of a row's head begin in a layer's cache [slots, heads, C, entry].
+    template <class C>
+    C* entries_of(char* base, int64_t row, int64_t heads, int64_t h, int64_t size) const {
+        return reinterpret_cast<C*>(base) + ((pass_.slot + row) * heads + h) * pass_.capacity * entry_size<C>(size);
+    }
+    // Write a token's entry of so many numbers.
+    void keep_entry(char* base, int64_t t, int64_t heads, int64_t h, int64_t size, const float* from) const {
+        const int64_t row = row_of(t), column = pass_.lengths[row] + column_of(t);
+        stored([&](auto* kind) {
+            using C = std::remove_pointer_t<decltype(kind)>;
+            write(entries_of<C>(base, row, heads, h, size) + column * entry_size<C>(size), from, size);
+        });
     }
 
     void tap(int64_t boundary, int64_t t, const float* state) const {
@@ -179,7 +204,7 @@ class DecoderRun {
 
     void attention(const Layer& layer, int64_t index) {
         project(layer);
-        T *keys = keys_of(index), *values = values_of(index);
+        char *keys = pass_.keys[index], *values = pass_.values[index];
         region_.share(tokens_, 1, [&](int64_t t, int64_t) {
             if (d_.rank)
                 stage_latent(layer, t, keys, values);
@@ -220,19 +245,19 @@ class DecoderRun {
     }
 
     // A token's latent goes into the cache, and its key that all heads share.
-    void stage_latent(const Layer& layer, int64_t t, T* keys, T* values) {
+    void stage_latent(const Layer& layer, int64_t t, char* keys, char* values) {
         float *latent = k_ + t * kv_size_, *of_query = v_ + t * v_size_;
-        const int64_t row = row_of(t), at = row * pass_.capacity + pass_.lengths[row] + column_of(t), entry = entry_of(layer, t);
+        const int64_t entry = entry_of(layer, t);
         rms_norm(d_, latent, layer.latent.norm, d_.rank, latent, d_.latent_eps);
         turn(d_, latent + d_.rank, pass_.cosines + entry, pass_.sines + entry);
-        write(keys + at * d_.rank, latent, d_.rank);
-        write(values + at * d_.rotated, latent + d_.rank, d_.rotated);
+        keep_entry(keys, t, 1, 0, d_.rank, latent);
+        keep_entry(values, t, 1, 0, d_.rotated, latent + d_.rank);
         if (layer.latent.query.weight) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
     }
 
     // A token's queries and keys are normed and turned; its keys and values go into the cache.
-    void stage_heads(const Layer& layer, int64_t t, T* keys, T* values) {
-        const int64_t row = row_of(t), column = pass_.lengths[row] + column_of(t), entry = entry_of(layer, t);
+    void stage_heads(const Layer& layer, int64_t t, char* keys, char* values) {
+        const int64_t entry = entry_of(layer, t);
         auto turn = [&](float* head) {
             if (layer.rope >= 0) rotate(head, pass_.cosines + entry, pass_.sines + entry, d_.rotated, bf16_);
         };
@@ -244,39 +269,43 @@ class DecoderRun {
         for (int64_t h = 0; h < d_.kv_heads; h++) {
             float* key = k_ + t * kv_size_ + h * d_.size;
             turn(key);
-            const int64_t at = row * slot_stride_ + h * head_stride_ + column * d_.size;
-            write(keys + at, key, d_.size);
-            write(values + at, v_ + t * kv_size_ + h * d_.size, d_.size);
+            keep_entry(keys, t, d_.kv_heads, h, d_.size, key);
+            keep_entry(values, t, d_.kv_heads, h, d_.size, v_ + t * kv_size_ + h * d_.size);
         }
     }
 
     // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
-    void attend(const Layer& layer, const T* keys, const T* values) {
+    void attend(const Layer& layer, char* all_keys, char* all_values) {
         const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
         const int64_t block = std::clamp<int64_t>(tokens_ * shares / (UNITS * pass_.threads), 4, BLOCK);
         const int64_t blocks = (tokens_ + block - 1) / block;
         region_.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
             const int64_t at_once = std::min(block, tokens_);
             Room& room = rooms_.mine(score_room(at_once * group, pass_.most), 2 * pass_.most);
-            LatentQueries<T>& latents = of_latents_.mine(d_, at_once, group);
+            LatentQueries& latents = of_latents_.mine(d_, at_once, group);
             const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens_, first + block);
             const int64_t head = h * group, last = std::min(head + group, d_.heads);
             if (d_.rank)
                 latents.absorb(layer, q_ + first * q_size_, stop - first, head, last,
                                [&](int64_t i) { return entry_of(layer, first + i); }, pass_.cosines, pass_.sines);
             auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
-                const int64_t row = row_of(t), base = row * slot_stride_ + h * head_stride_;
-                if (d_.rank)
-                    return latents.attend(keys + row * pass_.capacity * d_.rank, values + row * pass_.capacity * d_.rotated,
-                                          list, t - first, count, counts, last - head, room.scores.get());
-                Queries<T> queries({keys + base, values + base, list, d_.size, d_.size, d_.scale, d_.softcap, bf16_},
-                                   room.scores.get());
-                for (int64_t i = 0; i < count; i++)
-                    for (int64_t g = head; g < last; g++) {
-                        const int64_t at = (t + i) * q_size_ + g * d_.size;
-                        queries.add(q_ + at, mixed_ + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
-                    }
-                queries.finish();
+                const int64_t row = row_of(t);
+                stored([&](auto* kind) {
+                    using C = std::remove_pointer_t<decltype(kind)>;
+                    if (d_.rank)
+                        return latents.attend(static_cast<const C*>(entries_of<C>(all_keys, row, 1, 0, d_.rank)),
+                                              static_cast<const C*>(entries_of<C>(all_values, row, 1, 0, d_.rotated)), list,
+                                              t - first, count, counts, last - head, room.scores.get());
+                    Queries<C> queries({entries_of<C>(all_keys, row, d_.kv_heads, h, d_.size),
+                                        entries_of<C>(all_values, row, d_.kv_heads, h, d_.size), list, d_.size, d_.size,
+                                        d_.scale, d_.softcap, bf16_}, room.scores.get());
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t g = head; g < last; g++) {
+                            const int64_t at = (t + i) * q_size_ + g * d_.size;
+                            queries.add(q_ + at, mixed_ + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
+                        }
+                    queries.finish();
+                });
             };
             in_runs(pass_, layer.window, first, stop, room.columns.get(), attend);
             if (d_.rank) latents.expand(layer, stop - first, head, last, mixed_ + first * out_size_);
@@ -389,7 +418,7 @@ class DecoderRun {
 
     const Decoder& d_;
     const Pass& pass_;
-    const int64_t tokens_, hidden_, wide_, q_size_, kv_size_, v_size_, out_size_, head_stride_, slot_stride_;
+    const int64_t tokens_, hidden_, wide_, q_size_, kv_size_, v_size_, out_size_;
     const bool bf16_, context_;
     float* const normed_;    // [T, wide]
     float* const residual_;  // [T, H] what a layer adds to, if that isn't its input; or what its attention adds, until its MLP
@@ -404,7 +433,7 @@ class DecoderRun {
     Region region_;
     Narrowed narrowed_;
     Own<Room> rooms_;
-    Own<LatentQueries<T>> of_latents_;
+    Own<LatentQueries> of_latents_;
     Recurrence recurrence_;
 };
 

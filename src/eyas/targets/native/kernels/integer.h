@@ -98,9 +98,10 @@ inline void sums_of_codes(const int8_t* codes, int32_t (&sums)[2]) {
     sums[0] = _mm256_cvtsi256_si32(one), sums[1] = _mm256_extract_epi32(one, 4);
 }
 
+constexpr float LEAST_INPUT = 0x1p-60f;  // of a block whose values are all smaller the codes are 0
+
 // The codes of inputs x [in], padded to whole blocks, and the step of each block.
 inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
-    constexpr float least = 0x1p-60f;
     float tail[GROUP] = {};
     for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
         if (first + GROUP > in) x = static_cast<const float*>(std::memcpy(tail, x, (in - first) * sizeof(float)));
@@ -110,7 +111,7 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
             nothing = add(nothing, sub(load(x + i), load(x + i)));
         }
         const float most = highest(top);
-        const bool counts = most >= least;
+        const bool counts = most >= LEAST_INPUT;
         const vec factor = all(counts ? 127.0f / most : 0.0f);
         for (int64_t i = 0; i < GROUP; i += LANES) store_codes(codes + i, mul(load(x + i), factor));
         int32_t sums[2];

@@ -38,7 +38,6 @@ inline void turn(const Decoder& d, float* x, const float* cosine, const float* s
 }
 
 // The queries of some heads, for a block of tokens at a time.
-template <class T>
 class LatentQueries {
   public:
     LatentQueries(const Decoder& d, int64_t tokens, int64_t heads)
@@ -64,6 +63,7 @@ class LatentQueries {
     }
 
     // Let `count` tokens from token t of the block on attend to a row's latents and keys, of `heads` heads.
+    template <class T>
     void attend(const T* latents, const T* keys, const int64_t* columns, int64_t t, int64_t count, const int64_t* counts,
                 int64_t heads, float* scores) {
         Queries<T> queries({latents, latents, columns, d_.rank, d_.rank, d_.scale, d_.softcap, false, keys, d_.rotated}, scores);
