@@ -15,8 +15,9 @@ from eyas.cli.common.options import DraftOptions
 from eyas.cli.learn.learn import LearnOptions
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
+from eyas.learn import serving
 from eyas.learn.folder import Card
-from eyas.learn.serving import Learning, LearnSeries
+from eyas.learn.serving import Curve, Learning, LearnSeries
 from eyas.options import EngineOptions
 from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
@@ -170,3 +171,31 @@ def test_drafters_that_can_not_learn_are_refused(world: World, tmp_path: Path) -
         with pytest.raises(UsageError, match=message):
             around(world.session.target, world.session.drafter(options))
     assert not (tmp_path / "x").exists()
+
+
+def test_a_point_is_a_minute_of_one_generation() -> None:
+    now = [600.0]
+    made = Curve(lambda: now[0])
+    made.add(0, [0, 0], [0, 0])
+    assert made.read() == [], "plain rounds say nothing"
+    made.add(0, [3, 0], [2, 0])
+    now[0] = 659.0
+    made.add(0, [3, 3], [1, 3])
+    made.add(1, [3], [0])
+    now[0] = 660.0
+    made.add(1, [3], [1])
+    assert made.read() == [
+        {"time": 600.0, "generation": 0, "accept_length": 3.0},
+        {"time": 600.0, "generation": 1, "accept_length": 1.0},
+        {"time": 660.0, "generation": 1, "accept_length": 2.0},
+    ]
+
+
+def test_a_day_is_kept() -> None:
+    now = [0.0]
+    made = Curve(lambda: now[0])
+    for minute in range(serving._KEPT + 5):
+        now[0] = 60.0 * minute
+        made.add(0, [1], [1])
+    assert len(made.read()) == serving._KEPT
+    assert made.read()[0]["time"] == 300.0

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector as SeriesCollector
@@ -24,7 +26,6 @@ from eyas.drafters.loading import local_directory, make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import EyasError, UsageError
 from eyas.learn.collect import Collector, LearnRule, digest_of
-from eyas.learn.curve import Curve
 from eyas.learn.folder import LearnFolder, LearnState, new_settings
 from eyas.learn.swap import SwapDrafter
 from eyas.learn.traffic import TrafficStore
@@ -44,6 +45,9 @@ POLL = 1.0
 """Seconds between two looks at the folder."""
 _SIGN = 0.2
 """Seconds between two signs of being busy."""
+_MINUTE = 60.0
+_KEPT = 1440
+"""Points of the curve that are kept: a day of full minutes."""
 
 log = logging.getLogger("eyas.serve.learn")
 
@@ -60,6 +64,47 @@ class LearnConfig:
     """The share of rows that a new generation gets first."""
     apart: tuple[str, ...] = ()
     """Clients with generations of their own, which learn from their requests alone and serve nobody else."""
+
+
+class _Point(NamedTuple):
+    """The drafted rounds of a minute."""
+
+    minute: int
+    generation: int
+    rounds: int
+    accepted: int
+
+
+class Curve:
+    """Accept length over time, a point a minute, in memory only. One thread adds rounds, others read."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._points: deque[_Point] = deque(maxlen=_KEPT)
+
+    def add(self, generation: int, offered: Sequence[int], accepted: Sequence[int]) -> None:
+        """Count a round whose rows were offered trees of these depths, while this generation served."""
+        counts = [count for depth, count in zip(offered, accepted, strict=True) if depth]
+        if not counts:
+            return
+        minute, points = int(self._clock() // _MINUTE), self._points
+        more = _Point(minute, generation, len(counts), sum(counts))
+        if points and points[-1][:2] == more[:2]:
+            more = _Point(minute, generation, points[-1].rounds + more.rounds, points[-1].accepted + more.accepted)
+            points[-1] = more
+        else:
+            points.append(more)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The points, oldest first; `time` in seconds since the epoch."""
+        return [
+            {
+                "time": one.minute * _MINUTE,
+                "generation": one.generation,
+                "accept_length": round(1.0 + one.accepted / one.rounds, 3),
+            }
+            for one in list(self._points)
+        ]
 
 
 class Learning(Observer):

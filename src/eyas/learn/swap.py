@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -173,11 +173,7 @@ class SwapDrafter(Drafter):
         self._drafters = {key: one for key, one in self._drafters.items() if key in used}
         for slot, row in enumerate(self._rows):
             if row.generation not in self._drafters:
-                self._rows[slot] = self._empty()
-
-    def _empty(self) -> _SlotState:
-        """The state of a slot that no row has begun in."""
-        return _SlotState(("", self._current[""]), self._choosing[""])
+                self._rows[slot] = _empty(self._current, self._choosing)
 
     # Slots
 
@@ -191,7 +187,7 @@ class SwapDrafter(Drafter):
         for one in self._drafters.values():
             one.resize(slots)
         self._shape = (slots, 0)
-        self._rows = [self._empty() for _ in range(slots)]
+        self._rows = [_empty(self._current, self._choosing) for _ in range(slots)]
         self._drafted: Sequence[bool] | None = None
         """Which rows were drafted for in the round whose pairs come next."""
 
@@ -199,7 +195,9 @@ class SwapDrafter(Drafter):
         for one in self._drafters.values():
             one.reshape(slots, columns)
         self._shape = (slots, columns)
-        self._rows = self._rows[:slots] + [self._empty() for _ in range(slots - len(self._rows))]
+        self._rows = self._rows[:slots] + [
+            _empty(self._current, self._choosing) for _ in range(slots - len(self._rows))
+        ]
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         self._take_over()
@@ -261,7 +259,7 @@ class SwapDrafter(Drafter):
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)
-        self._rows[target], self._rows[source] = self._rows[source], self._empty()
+        self._rows[target], self._rows[source] = self._rows[source], _empty(self._current, self._choosing)
         if self._recorder is not None:
             self._recorder.move(source, target)
 
@@ -315,6 +313,11 @@ class SwapDrafter(Drafter):
         """Each generation that rows have, and which of them [R] do."""
         own = [self._rows[slot].generation for slot in rows]
         return [(key, [one == key for one in own]) for key in dict.fromkeys(own)]
+
+
+def _empty(current: Mapping[str, int], choosers: Mapping[str, Chooser]) -> _SlotState:
+    """The state of a slot that no row has begun in."""
+    return _SlotState(("", current[""]), choosers[""])
 
 
 class _Always:
