@@ -181,8 +181,10 @@ def observe_rows(
     """Give a drafter the first `counts[r]` pairs of each `observed` row [R]; rows not `reading` [R] defer theirs."""
     counts = [count * wanted for count, wanted in zip(counts, observed, strict=True)]
     now = [count * reads for count, reads in zip(counts, reading, strict=True)]
-    drafter.observe(rows, next_tokens, taps, now)
-    drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])
+    if any(now):
+        drafter.observe(rows, next_tokens, taps, now)
+    if now != counts:
+        drafter.defer(rows, next_tokens, taps, [count - read for count, read in zip(counts, now, strict=True)])
 
 
 def _walk(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import compress
 
 import torch
@@ -240,7 +239,8 @@ class ModelRunner:
         started = time.perf_counter()
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         tree = tree if any(drafting) else None
-        speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
+        given = self.speculation
+        speculation = None if given is None else Speculation(given.drafter, tree, given.coupled)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]

@@ -35,8 +35,11 @@ _DRIFT = 1.25
 """The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
-_STALE, _STALE_AFTER = 0.08, 16
-"""The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again."""
+_STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
+"""The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again: twice
+as late each time, as some machines are never the same, and at most so late."""
+_LOOK = 8
+"""Plain rounds after which it is asked again whether drafting has come to pay: they teach little, and each costs."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
@@ -84,7 +87,7 @@ class Controller:
         self._missed = 0.0
         """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
-        self._plain_error, self._since_settled = 0.0, 0
+        self._plain_error, self._since_settled, self._stale_after = 0.0, 0, _STALE_AFTER
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
@@ -127,8 +130,11 @@ class Controller:
             self._situation = situation
             self._replan(rows, lengths, groups, room, settles=due)
         waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
-        reading = self._costs.reading_seconds(waiting, rows) if waiting else 0.0
-        if self._wanted is not None and self._missed >= reading:
+
+        def reading() -> float:
+            return self._costs.reading_seconds(waiting, rows) if waiting else 0.0
+
+        if self._wanted is not None and self._missed >= reading():
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
         if self._probe is None and self._computes and self._prospects is not None:
@@ -136,7 +142,7 @@ class Controller:
             if self._choice is not None:
                 self._probe = self._explorer.beside(known, self._choice, rows, chooses)
             else:
-                self._probe = self._explorer.instead_of_plain(known, rows, reading, chooses)
+                self._probe = self._explorer.instead_of_plain(known, reading, chooses)
         if self._probe is None and self._choice is None and self._looks_up:
             looks = self._lookups.looking and not self._lookups.plain_due
             return self._found_spec(rows, groups) if looks else None
@@ -204,7 +210,7 @@ class Controller:
     @property
     def _stale(self) -> bool:
         """Whether plain rounds take another time than the last plan assumed."""
-        return abs(self._plain_error) > _STALE and self._since_settled >= _STALE_AFTER
+        return abs(self._plain_error) > _STALE and self._since_settled >= self._stale_after
 
     @property
     def table(self) -> CostTable:
@@ -238,6 +244,7 @@ class Controller:
         began = self._clock()
         self._gain.settle()
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
+            self._stale_after = min(2 * self._stale_after, _STALE_MOST) if self._stale else _STALE_AFTER
             self._since_settled, self._plain_error = 0, 0.0
             self._costs.settle()
         sampled = sum(groups)
@@ -269,10 +276,12 @@ class Controller:
         """Whether what the texts yield has changed so much that the plan may have to."""
         if self._prospects is None:
             return True
+        wanted = self._choice is not None or self._wanted is not None
+        if not wanted and self._deferred % _LOOK:
+            return False
         drift, shape = self._gain.drift, self._choice or self._prospects.best
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        wanted = self._choice is not None or self._wanted is not None
         rate = shape.rate_if(drift * self._gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 

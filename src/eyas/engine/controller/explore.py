@@ -9,6 +9,7 @@ often none; and two rounds of a large shape. Both first observe everything that 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from eyas.engine.controller.planner import Prospect, Prospects
@@ -69,6 +70,10 @@ class Allowance:
         self._credit = min(self._credit, 2.0 * cost)
         return self._credit >= cost
 
+    def covers(self, cost: float) -> bool:
+        """Whether there is credit for `cost` seconds: `affords`, where nothing is to be saved up."""
+        return self._credit >= cost
+
     def spend(self, cost: float) -> None:
         """Charge the budget with `cost` lost seconds."""
         self._credit -= cost
@@ -115,19 +120,22 @@ class Explorer:
             return Probe(larger, 1, least, self._larger)
         return None
 
-    def instead_of_plain(self, prospects: Prospects, rows: int, reading: float, chooses: bool) -> Probe | None:
-        """An affordable probe while not speculating, if any; its cost includes `reading` deferred pairs, in seconds."""
-        best = prospects.best
+    def instead_of_plain(self, prospects: Prospects, reading: Callable[[], float], chooses: bool) -> Probe | None:
+        """An affordable probe while not speculating, if any.
+
+        Its cost includes `reading` deferred pairs, in seconds, which are computed only where the rest is covered: plain
+        rounds of a small target take little longer.
+        """
+        deeper, larger, draft_loss, larger_loss = prospects.at_rest(_LEAST_DRAFT, _LEAST)
         if chooses:
-            deeper = prospects.larger(best.shape, deeper=1)
-            loss = max(deeper.drafting, _LEAST_DRAFT * prospects.plain_seconds) + reading
-            on_credit = self._rested in _SECOND_THOUGHTS and loss <= prospects.plain_seconds
-            if self._drafting.affords(loss) or on_credit:
-                return Probe(deeper, 1, loss, self._drafting, chooses=True)
-        larger = prospects.larger(best.shape, wider=1, deeper=1, lower=2)
-        loss = 2 * (larger.seconds - (rows + larger.accepted) / prospects.plain_rate)
-        loss = max(loss, _LEAST * larger.seconds) + reading
-        return Probe(larger, 2, 0.0, self._speculating) if self._speculating.affords(loss) else None
+            on_credit = self._rested in _SECOND_THOUGHTS
+            if on_credit or self._drafting.covers(draft_loss):
+                loss = draft_loss + reading()
+                if self._drafting.affords(loss) or (on_credit and loss <= prospects.plain_seconds):
+                    return Probe(deeper, 1, loss, self._drafting, chooses=True)
+        if self._speculating.covers(larger_loss) and self._speculating.affords(larger_loss + reading()):
+            return Probe(larger, 2, 0.0, self._speculating)
+        return None
 
 
 class LookupTrials:
