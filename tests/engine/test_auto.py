@@ -64,7 +64,7 @@ def requests(sampled: bool) -> list[Request]:
 
 @cache
 def plain(sampled: bool) -> list[list[int]]:
-    return [done.token_ids for done in Engine(tiny.target("llama")).generate(requests(sampled))]
+    return [done.token_ids for done in Engine(tiny.target("llama"), batch_size=8).generate(requests(sampled))]
 
 
 def run(controller: Controller, batch_size: int, sampled: bool) -> list[Completion]:

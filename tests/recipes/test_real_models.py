@@ -114,7 +114,7 @@ def test_the_settings_are_the_published_ones() -> None:
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("chats") / "chats.jsonl"
-    texts = [(f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(60)]
+    texts = [(f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(30)]
     write_chats(path, [exchange(f"c{i}", *pair) for i, pair in enumerate(texts)])
     return path
 

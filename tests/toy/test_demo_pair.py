@@ -58,7 +58,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 def requests(temperature: float, variant: str) -> list[eyas.Request]:
     return [
-        eyas.Request(ids, eyas.SamplingParams(max_tokens=20, temperature=temperature, seed=seed, **VARIANTS[variant]))
+        eyas.Request(ids, eyas.SamplingParams(max_tokens=14, temperature=temperature, seed=seed, **VARIANTS[variant]))
         for seed, ids in enumerate(prompts())
     ]
 

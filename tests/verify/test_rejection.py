@@ -91,7 +91,7 @@ def test_drafters_of_every_kind_draw(kind: str) -> None:
         Request(tuple(prompt), SamplingParams(max_tokens=16, temperature=heat, seed=3, ignore_eos=True))
         for prompt, heat in zip(tiny.prompts(5, 9, 3, 1), (0.0, 1.0, 0.0, 0.8), strict=True)
     ]
-    plain = Engine(tiny.target()).generate(requests)
+    plain = Engine(tiny.target(), batch_size=8).generate(requests)
     speculation = Speculation(tiny.drafter(kind), parse_tree("chain:3"))
     engine = Engine(tiny.target(), None, speculation, batch_size=4, rule=RejectionWalk())
     done = engine.generate(requests)

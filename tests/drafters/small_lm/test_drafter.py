@@ -40,7 +40,7 @@ def requests(temperature: float = 0.0, tokens: int = 20) -> list[Request]:
 
 @cache
 def plain(name: str, temperature: float) -> list[list[int]]:
-    return [done.token_ids for done in Engine(tiny.target(name)).generate(requests(temperature))]
+    return [done.token_ids for done in Engine(tiny.target(name), batch_size=8).generate(requests(temperature))]
 
 
 def tokens_of(done: list[Completion]) -> list[list[int]]:
@@ -123,6 +123,8 @@ def test_beyond_its_context_it_drafts_nothing() -> None:
     short = Target(tiny.build_model("gpt2", num_hidden_layers=2, n_positions=32, max_position_embeddings=32))
     engine = Engine(tiny.target(), None, Speculation(SmallLmDrafter(short), parse_tree("chain:4")), batch_size=2)
     done = engine.generate(requests(tokens=40))
-    assert tokens_of(done) == [one.token_ids for one in Engine(tiny.target()).generate(requests(tokens=40))]
+    assert tokens_of(done) == [
+        one.token_ids for one in Engine(tiny.target(), batch_size=8).generate(requests(tokens=40))
+    ]
     assert done[3].stats.drafted_depth == 0  # 90 tokens from the start
     assert 0 < done[0].stats.drafted_depth < 4 * done[0].stats.target_passes

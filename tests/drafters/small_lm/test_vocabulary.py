@@ -106,7 +106,7 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
         )
         for seed, text in enumerate(texts)
     ]
-    plain = [one.token_ids for one in Engine(target).generate(requests)]
+    plain = [one.token_ids for one in Engine(target, batch_size=8).generate(requests)]
     engine = Engine(
         target, None, Speculation(drafter, parse_tree(tree)), limits=Limits(max_running=batch, prefix_tokens=512)
     )

@@ -87,7 +87,7 @@ def test_output_is_that_of_plain_decoding_on_other_architectures(name: str) -> N
 
 def test_nothing_changes_for_sequences_that_are_preempted() -> None:
     asked = requests(16, 0.7)
-    plain = [done.token_ids for done in Engine(tiny.target()).generate(asked)]
+    plain = [done.token_ids for done in Engine(tiny.target(), batch_size=8).generate(asked)]
     made, answers = engine(batch_size=4), [list[int]() for _ in asked]
     for request in asked:
         made.submit(request)
@@ -172,7 +172,7 @@ def test_scratch_nodes_are_never_emitted_nor_counted(rule: TypicalWalk | None, t
 def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
     """Rows that don't speculate, and rounds for which there is no room, draft nothing."""
     asked = [replace(request, speculate=i % 2 == 0) for i, request in enumerate(requests(16))]
-    plain = [done.token_ids for done in Engine(tiny.target()).generate(asked)]
+    plain = [done.token_ids for done in Engine(tiny.target(), batch_size=8).generate(asked)]
     made = engine(batch_size=4)
     tree, chunks = made.speculation.tree, list[tuple[int, Sequence[int]]]()  # type: ignore[union-attr]
     for request in asked:

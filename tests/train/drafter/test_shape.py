@@ -23,8 +23,7 @@ ALL = torch.arange(tiny.VOCAB)
 PRESETS = ("eagle1", "eagle3", "eagle3.1", "mla", "mlp", "medusa")
 
 
-@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
-@pytest.mark.parametrize("kind", PRESETS)
+@pytest.mark.parametrize(("kind", "name"), tiny.every_other(PRESETS, [*tiny.ARCHITECTURES]))
 def test_every_kind_for_every_target(name: str, kind: str) -> None:
     target = tiny.target(name)
     torch.manual_seed(0)

@@ -74,7 +74,10 @@ def test_training_lowers_the_loss_and_resumes(target: Path, chats: Path, tmp_pat
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("kind", ["eagle3.1", "dflash", "dspark", "lilicorr", "peagle"])
+@pytest.mark.parametrize(
+    "kind",
+    ["eagle3.1", "dspark", "peagle", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dflash", "lilicorr"))],
+)
 def test_segments_and_random_starts_resume(kind: str, target: Path, chats: Path, tmp_path: Path) -> None:
     """Rows of at most 22 tokens of chats of about 40, the positions drawn anew: the same weights in two goes."""
     sizes: dict[str, Any] = {

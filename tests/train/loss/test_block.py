@@ -334,5 +334,7 @@ def test_every_kind_learns(name: str) -> None:
         optimizer.step()
         total, count = found.metrics["accept_length"]
         lengths.append(total / count)
+        if lengths[-1] > network.config.guesses - 0.6:  # the last anchors of the answer have fewer to guess
+            break
     assert lengths[0] < 1.6
-    assert lengths[-1] > network.config.guesses - 0.6  # the last anchors of the answer have fewer to guess
+    assert lengths[-1] > network.config.guesses - 0.6
