@@ -64,7 +64,8 @@ def deficits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[f
     """By how much the logit of each of an answer's tokens is below the best one there."""
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    return (logits.amax(-1) - logits[torch.arange(len(answer)), torch.tensor(answer)]).tolist()
+    found: list[float] = (logits.amax(-1) - logits[torch.arange(len(answer)), torch.tensor(answer)]).tolist()
+    return found
 
 
 def judged(model: Any, prompts: Sequence[tuple[int, ...]], answers: Sequence[Sequence[int]]) -> dict[str, float]:
