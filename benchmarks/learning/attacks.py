@@ -25,6 +25,7 @@ from benchmarks.learning.day import Answer, Server, accept_length
 from benchmarks.learning.traffic import TOKENS, WINDOW, asked
 from eyas.data.store.reader import FeatureStore, StoreSource
 from eyas.data.tokens.batches import ChatBatches
+from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import DrafterOptions
@@ -197,7 +198,8 @@ def _garbage(bench: Bench, seed: int) -> list[TrafficRow]:
     rows = []
     for row in bench.train[:32]:
         tokens = torch.randint(bench.settings.layout.vocab, (len(row.tokens.tokens),), generator=rng)
-        rows.append(TrafficRow(row.tokens._replace(tokens=tokens.numpy()), row.states._replace(tokens=tokens.int())))
+        made = TokenRow(tokens.numpy(), row.tokens.loss_mask)
+        rows.append(TrafficRow(made, row.states._replace(tokens=tokens.int())))
     return rows
 
 

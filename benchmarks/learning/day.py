@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def windows(work: Path, name: str) -> list[dict[str, Any]]:
-    """What a run has written so far; a line that was cut short doesn't count."""
+    """What a run has written so far."""
     path = work / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 

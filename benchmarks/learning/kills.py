@@ -28,9 +28,8 @@ class _Process:
     """A process that is started again after each kill."""
 
     def __init__(self, words: list[str]) -> None:
-        self._words, self._process = words, None
-
-    _process: Popen[bytes] | None
+        self._words = words
+        self._process: Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it unless it runs."""
@@ -83,7 +82,8 @@ def kills(
             end = time.monotonic() + rng.uniform(1.0, most_seconds)
             while time.monotonic() < end:
                 question = rng.choice(_QUESTIONS)
-                wrong["answers"] += _answer(question) != known.setdefault(question, _answer(question))
+                text = _answer(question)
+                wrong["answers"] += text != known.setdefault(question, text)
                 _answer(f"{question} ({rng.randrange(10**6)})")
             whom = rng.choice(("server", "learner", "both"))
             killed[whom] += 1
