@@ -25,6 +25,7 @@ from .. import quantized, tiny
 from .test_quantized import decoded_losslessly
 
 PACKED = [name for name in quantized.INTEGERS if name != "gptq-act-order"]
+ALWAYS = ("awq", "gptq-v2", "gptq-8", "compressed-int4-zeros", "compressed-w8a8")
 needs_kernels = pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
 FAMILIES: dict[str, dict[str, int]] = {
     "llama": {},
@@ -38,7 +39,9 @@ def packed_in(model: torch.nn.Module) -> dict[str, PackedLinear]:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in PACKED]
+)
 def test_weights_stay_as_the_file_has_them(tmp_path: Path, name: str) -> None:
     meant = quantized.write(tmp_path, name, head_dim=16)
     target = load_target(tmp_path, device="cpu", dtype="auto")

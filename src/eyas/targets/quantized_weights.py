@@ -130,8 +130,8 @@ def read_quantized(
         _drop_empty_bias(name, state, prefix, _submodule(model, prefix))
     for prefix, coded in packing.left.items():
         state[f"{prefix}.weight"] = coded.floats().to(dtype)
-    if packing.reasons:
-        why = packing.reasons.most_common(1)[0][0]
+    if packs and packing.left:
+        why = next((why for why, _ in packing.reasons.most_common(1)), "they are in no linear layer of the model")
         _LOG.warning("%d weights of %s are dequantised: %s", len(packing.left), name, why)
     for key in packing.packed:
         state[key] = torch.zeros((), dtype=dtype).expand(model.get_parameter(key).shape)
