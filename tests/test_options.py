@@ -88,3 +88,27 @@ def test_engines_that_can_be() -> None:
 def test_options_are_light() -> None:
     code = "import sys, eyas.options, eyas.drafters.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_session_imports_no_more_than_it_needs() -> None:
+    """Every second of a start that isn't torch's or transformers' is eyas's own to save: packages are counted."""
+    code = (
+        "import sys, eyas.cli.app, eyas.session; "
+        "print(*{name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    found = {name for name in done.stdout.split() if not name.startswith("_")}
+    seldom = {
+        "datasets",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "optuna",
+        "fastapi",
+        "uvicorn",
+        "llguidance",
+        "peft",
+        "ray",
+    }
+    assert not found & (seldom | {"gguf", "tensorboard", "datasketch", "playwright", "openai", "httpx"})
+    assert len(found) <= 60, sorted(found)
