@@ -57,8 +57,7 @@ def cached(of: Target, prompt: list[int]) -> list[torch.Tensor]:
     return slots.copy_out(0, 0, len(prompt) - 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "kind"), tiny.sample([*NAMES], ["float32", "bfloat16"]))
 def test_kernels_write_what_pytorch_does(name: str, kind: str) -> None:
     """The keys and values of the first layer that has any are the same with codes and without."""
     with_codes = target(name, kind)
