@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,7 +111,12 @@ def test_a_target_is_measured_as_it_is_served(
     """`auto` may be bfloat16 in native passes on a CPU whose modules would be slow in it, and are run in float32."""
     tiny.build_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     asked: list[Any] = []
-    monkeypatch.setattr("eyas.session.load_target", lambda _, **options: asked.append(options["dtype"]))
+
+    def load_target(_: Path, **options: Any) -> SimpleNamespace:
+        asked.append(options["dtype"])
+        return SimpleNamespace(native=None)
+
+    monkeypatch.setattr("eyas.session.load_target", load_target)
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda wanted: wanted == torch.float32)
     Session.open(TargetOptions(tmp_path, device="cpu"), modules=modules)
     assert asked == [dtype]

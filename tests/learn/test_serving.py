@@ -17,7 +17,7 @@ from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.learn import serving
 from eyas.learn.folder import Card
-from eyas.learn.serving import Curve, Learning, LearnSeries
+from eyas.learn.serving import LengthCurve, Learning, LearnSeries
 from eyas.options import EngineOptions
 from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
@@ -175,7 +175,7 @@ def test_drafters_that_can_not_learn_are_refused(world: World, tmp_path: Path) -
 
 def test_a_point_is_a_minute_of_one_generation() -> None:
     now = [600.0]
-    made = Curve(lambda: now[0])
+    made = LengthCurve(lambda: now[0])
     made.add(0, [0, 0], [0, 0])
     assert made.read() == [], "plain rounds say nothing"
     made.add(0, [3, 0], [2, 0])
@@ -193,7 +193,7 @@ def test_a_point_is_a_minute_of_one_generation() -> None:
 
 def test_a_day_is_kept() -> None:
     now = [0.0]
-    made = Curve(lambda: now[0])
+    made = LengthCurve(lambda: now[0])
     for minute in range(serving._KEPT + 5):
         now[0] = 60.0 * minute
         made.add(0, [1], [1])

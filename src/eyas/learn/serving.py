@@ -75,7 +75,7 @@ class _Point(NamedTuple):
     accepted: int
 
 
-class Curve:
+class LengthCurve:
     """Accept length over time, a point a minute, in memory only. One thread adds rounds, others read."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -131,7 +131,7 @@ class Learning(Observer):
         self.serving = 0
         """The generation that rows get which aren't on trial."""
         self.swaps = 0
-        self.curve = Curve()
+        self.curve = LengthCurve()
 
     def wrap(self, options: DrafterOptions, model: str) -> Callable[[Target, Drafter], Drafter]:
         """What is put around the drafter that these options made. UsageError for drafters that can't learn here."""
