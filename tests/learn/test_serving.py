@@ -17,7 +17,7 @@ from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.learn import serving
 from eyas.learn.folder import Card
-from eyas.learn.serving import LengthCurve, Learning, LearnSeries
+from eyas.learn.serving import Learning, LearnSeries, LengthCurve
 from eyas.options import EngineOptions
 from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
