@@ -74,6 +74,7 @@ def _measured_by_itself() -> float:
     return measured_once("speed", own_number)
 
 
+@pytest.mark.slow  # several processes
 def test_processes_that_measure_at_once_agree(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EYAS_NATIVE", "0")  # else each would compile the kernels for its empty cache
     assert not cache.exists()

@@ -155,6 +155,7 @@ def test_an_interruption_ends_the_trials(setup: Setup, models: Path, monkeypatch
     assert not (folder / "trained.json").exists()
 
 
+@pytest.mark.slow  # trains every trial twice
 def test_halving_is_the_same_however_many_are_trained_at_once(setup: Setup) -> None:
     """All three for a third of the steps, the best of them to the end; run again, nothing is trained."""
     found = {}

@@ -475,7 +475,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
         return stored_dtype(gguf_file)
     sizes: dict[str, int] = {}
     try:
-        with safe_open(weight_files(base_of(name))[0], framework="pt") as file:
+        with safe_open(next(weight_files(base_of(name))), framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # no mapping
                 tensor = file.get_slice(key)
                 sizes[tensor.get_dtype()] = sizes.get(tensor.get_dtype(), 0) + math.prod(tensor.get_shape())

@@ -100,13 +100,14 @@ class CodedWeight:
         return WeightBlocks(kinds[self.bits, symmetric], codes, self.scales.half()[:, of_blocks], zeros)
 
 
-def weight_files(name: str) -> list[str]:
-    """The safetensors files of a local directory or Hub id, in their order."""
+def weight_files(name: str) -> Iterator[str]:
+    """The safetensors files of a local directory or Hub id, in their order, each looked up when it is asked for."""
     index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     files = [SAFE_WEIGHTS_NAME]
     if index is not None:
         files = sorted(set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values()))
-    return [cast(str, cached_file(name, file)) for file in files]
+    for file in files:
+        yield cast(str, cached_file(name, file))
 
 
 def read_quantized(

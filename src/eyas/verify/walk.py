@@ -143,15 +143,15 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
 def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
     """The walk of rows that are sampled, on a CPU: it ends when no row goes on."""
     state = sampler.path(rows, tree.max_depth + 1)
-    draws = state.draws() if native_rows(logits.rows) else None
+    draws, table = state.draws() if native_rows(logits.rows) else None, _table(tree, logits)
     if draws is not None:
-        index, ahead = logits.index.tolist(), itertools.count()
+        index, ahead = [row[3 * tree.size :] for row in table], itertools.count()
 
         def draw(nodes: list[int]) -> list[int]:
             step, each = next(ahead), zip(draws, index, nodes, strict=True)
             return [0 if node == _ENDED else drawn_token(logits.rows, at[node], how, step) for how, at, node in each]
 
-        return _walk_lists(_table(tree), tree, draw)
+        return _walk_lists(table, tree, draw)
     sampled: list[Tensor] = []
 
     def choose(nodes: list[int]) -> list[int]:
@@ -161,18 +161,17 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
         chosen: list[int] = sampled[-1].tolist()
         return chosen
 
-    return _walk_lists(_table(tree), tree, choose)
+    return _walk_lists(table, tree, choose)
 
 
 _ENDED = -1
 """In the place of a node: the row goes no further."""
 
 
-def _table(tree: DraftTree) -> list[list[int]]:
-    """[B] the nodes' tokens, parents and whether they are acceptable, side by side; of a tree on the host."""
-    if not tree.size:
-        return [[] for _ in range(len(tree.tokens))]
-    table: list[list[int]] = torch.cat((tree.tokens, tree.parents, tree.acceptable), dim=1).tolist()
+def _table(tree: DraftTree, logits: NodeLogits) -> list[list[int]]:
+    """[B] the nodes' tokens, parents, whether they are acceptable, and the index of logits, of a tree on the host."""
+    columns = (tree.tokens, tree.parents, tree.acceptable, logits.index)
+    table: list[list[int]] = (torch.cat(columns, dim=1) if tree.size else logits.index).tolist()
     return table
 
 
@@ -183,13 +182,14 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     for those of the path.
     """
     if logits.rows.device.type == "cpu":
-        index: list[list[int]] = logits.index.tolist()
+        table = _table(tree, logits)
+        index = [row[3 * tree.size :] for row in table]
 
         def choose(at: list[int]) -> list[int]:
             each = zip(index, at, strict=True)
             return [0 if node == _ENDED else best_token(logits.rows, of_node[node]) for of_node, node in each]
 
-        return _walk_lists(_table(tree), tree, choose)
+        return _walk_lists(table, tree, choose)
     nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
     fetched = torch.cat(nodes, dim=1).cpu().tolist()  # the host sync
     chosen = [row[3 * tree.size :] for row in fetched]

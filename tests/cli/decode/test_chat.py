@@ -232,6 +232,7 @@ def terminal(pair: Pair) -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.slow  # a process of its own in a terminal
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     terminal.wait_for("leaves.*> ")

@@ -37,6 +37,19 @@ def test_an_answer_that_begins_hard_and_goes_on_easily_is_soon_drafted_for() -> 
     assert rate >= 0.9 * Simulation(HEAVY, easy).run(SharedTree(3, 1, 24), 60)
 
 
+def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
+    """A small target in 4 bits, which nothing pays for but texts that are easy: they are tried now and then."""
+    packed = ((1, 5.0), (2, 5.6), (4, 6.7), (8, 9.2), (16, 16.8), (32, 30.0), (64, 60.0))
+    machine = Machine(points=packed, unit=1e-3, first=0.8, level=0.35, position=0.05, column=2e-3)
+    made, plain = controller(machine), Simulation(machine, Text([2.0], [0.4])).run(None, 120)
+    hard = [Simulation(machine, Text([2.0], [0.4], seed)).run(made, 120) for seed in range(30)]
+    assert sum(plain / rate for rate in hard) <= 1.01 * len(hard)
+    easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(20)]
+    best = Simulation(machine, Text([3.4], [0.97])).run(SharedTree(3, 1, 3), 300)
+    assert plain < 0.8 * best
+    assert sum(easy[-6:]) >= 0.93 * 6 * best
+
+
 def test_memory_whose_speed_comes_and_goes() -> None:
     """Of which plain rounds feel more than those with trees: they are the better choice only while it is fast."""
     larger = ((16, 36.0), (24, 54.0), (64, 140.0), (256, 560.0))

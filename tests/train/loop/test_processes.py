@@ -75,6 +75,7 @@ def together(world_size: int, *arguments: str, script: Path = SCRIPT) -> None:
     )
 
 
+@pytest.mark.slow  # three processes, each of which imports PyTorch
 def test_two_processes_are_one(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     def made(name: str, parallel: str, steps: int = 20) -> dict[str, Any]:
         return recipe(

@@ -40,6 +40,8 @@ _STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
 as late each time, as some machines are never the same, and at most so late."""
 _LOOK = 8
 """Plain rounds after which it is asked again whether drafting has come to pay: they teach little, and each costs."""
+_COLD = 8
+"""Rounds of which the least seconds of planning and learning are taken, not the average."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
@@ -95,6 +97,7 @@ class Controller:
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._thinking = {False: 0.0, True: 0.0}
         """Seconds of planning and learning in rounds without a draft and with one: running averages."""
+        self._thought = {False: 0, True: 0}
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
@@ -125,6 +128,8 @@ class Controller:
         new = sum(length not in self._expected for length in lengths)
         if new:
             self._gain.renew(new / rows)
+        if 2 * new > rows:
+            self._explorer.renew()
         due = self._planning.due() or self._stale
         if situation != self._situation or due or self._overtaken(rows):
             self._situation = situation
@@ -158,8 +163,7 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
-        known = self._thinking[drafted] or record.thinking
-        self._thinking[drafted] = known + (record.thinking - known) / 16
+        self._learn_thinking(record.thinking, drafted)
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
@@ -386,6 +390,13 @@ class Controller:
             )
         )
 
+    def _learn_thinking(self, seconds: float, drafted: bool) -> None:
+        """Learn what planning and learning take; the first rounds find cold caches, and analyses are rare."""
+        known = self._thinking[drafted] or seconds
+        self._thought[drafted] += 1
+        step = (min(seconds, 2.0 * known) - known) / 16
+        self._thinking[drafted] = known + step if self._thought[drafted] > _COLD else min(known, seconds)
+
     def _learn_gain(self, record: RoundRecord) -> None:
         if record.draft is None or record.spec is None:
             return
@@ -397,8 +408,9 @@ class Controller:
         if record.spec.keeps_candidates:
             self._analysing.done(self._clock() - began)
         network = accepted_of_network(record.draft)
-        if self._probe is None and self._choice is not None and not record.draft.tree.looked_up:
-            self._gain.judge(self._choice.accepted, network, record.rows)
+        judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
+        if judged is not None and not record.draft.tree.looked_up:
+            self._gain.judge(judged.accepted, network, record.rows)
         found = found_values(record.draft.tree, record.spec, groups)
         if found > 0.0:
             self._gain.judge_found(found, record.emitted - record.rows - network)

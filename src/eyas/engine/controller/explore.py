@@ -33,6 +33,9 @@ predicted to gain less than the speedup: the cost of plain decoding may have bee
 _SECOND_THOUGHTS = (8, 24)
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
 guess and say little about the rest; unless it takes longer than a plain round."""
+_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_LEAST, _TRIAL_GAP = 8, 8, 4.0, 8
+"""After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
+so many times as often: texts differ by as much. After each but the first in vain twice as many texts go untried."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -52,6 +55,8 @@ class Probe(NamedTuple):
     """The budget that is charged."""
     chooses: bool = False
     """Whether only nodes that pay are verified; each round is then charged with exactly `least`."""
+    tries_text: bool = False
+    """Whether it is to show what a new text yields."""
 
 
 class Allowance:
@@ -88,10 +93,21 @@ class Explorer:
         self._drafting, self._speculating = Allowance(_FOR_DRAFTING), Allowance(_FOR_SPECULATING)
         self._draft = self._direction = 0
         self._speculated = self._rested = 0
+        self._age = 0
+        """Rounds since the texts being written began, as far as one can say."""
+        self._untried, self._vain = 0, 0
+        """Texts since the last trial of one, and trials in vain since drafting paid."""
+
+    def renew(self) -> None:
+        """Account for texts that are new, all of them or nearly so."""
+        self._age = 0
+        self._untried += 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
         speculating = speedup is not None
+        self._age += 1
+        self._vain = 0 if speculating else self._vain
         self._speculated += speculating
         self._rested = 0 if speculating else self._rested + 1
         beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)
@@ -126,6 +142,11 @@ class Explorer:
         Its cost includes `reading` deferred pairs, in seconds, which are computed only where the rest is covered: plain
         rounds of a small target take little longer.
         """
+        best = prospects.best
+        due = self._age == _TRIAL_AT and self._untried >= min(2 ** (self._vain - 1), _TRIAL_GAP)
+        if due and best.rate_if(_TRIAL_LEAST, prospects.rows) > prospects.plain_rate:
+            self._untried, self._vain = 0, self._vain + 1
+            return Probe(best, _TRIAL_ROUNDS, 0.0, self._speculating, tries_text=True)
         deeper, larger, draft_loss, larger_loss = prospects.at_rest(_LEAST_DRAFT, _LEAST)
         if chooses:
             on_credit = self._rested in _SECOND_THOUGHTS

@@ -97,7 +97,7 @@ class Prospects:
         self._rate: Array = (rows + self._accepted) / self._seconds
         self._pass = partial(costs.pass_seconds, rows=rows, lengths=lengths)
         self._padding = partial(costs.padding_seconds, rows=rows)
-        self._rows = rows
+        self.rows = rows
         self._known: dict[Shape, Prospect] = {}
         self._at_rest: tuple[Prospect, Prospect, float, float] | None = None
         self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by how many were asked for
@@ -117,7 +117,7 @@ class Prospects:
         """
         if self._at_rest is None:
             deeper, larger = self.larger(self.best.shape, deeper=1), self.larger(self.best.shape, 1, 1, 2)
-            lost = 2 * (larger.seconds - (self._rows + larger.accepted) / self.plain_rate)
+            lost = 2 * (larger.seconds - (self.rows + larger.accepted) / self.plain_rate)
             losses = max(deeper.drafting, least_draft * self.plain_seconds), max(lost, least * larger.seconds)
             self._at_rest = deeper, larger, *losses
         return self._at_rest
@@ -135,7 +135,7 @@ class Prospects:
         """The tokens generated at `rate` per second in the time that 1, 2, ... `count` nodes add to the pass."""
         added = self._added.get(count)
         if added is None:
-            added = self._added[count] = self._pass(self._rows + np.arange(1.0, count + 1)) - self.plain_seconds
+            added = self._added[count] = self._pass(self.rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
 
     def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
