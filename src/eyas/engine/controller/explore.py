@@ -21,6 +21,8 @@ _CLOSE, _FOR_CLOSE = 1.3, 0.008
 """The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost
 then to keep that current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one second to the next,
 which plain rounds feel more than those with trees."""
+_PLAIN_RUN = 12
+"""The most plain rounds in a row while speculating: where a shape is used in hope, they lose and show nothing."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _FOR_LOOKING_UP = 0.005
@@ -93,6 +95,8 @@ class Explorer:
         self._drafting, self._speculating = Allowance(_FOR_DRAFTING), Allowance(_FOR_SPECULATING)
         self._draft = self._direction = 0
         self._speculated = self._rested = 0
+        self._plain_running = 0
+        """Plain rounds in a row beside a shape in use."""
         self._age = 0
         """Rounds since the texts being written began, as far as one can say."""
         self._untried, self._vain = 0, 0
@@ -120,8 +124,11 @@ class Explorer:
         """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay."""
         least = _LEAST * choice.seconds
         doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
-        if doubtful or self._plain.affords(max(prospects.plain_seconds - rows / choice.rate, least)):
+        loss = max(prospects.plain_seconds - rows / choice.rate, least)
+        if self._plain_running < _PLAIN_RUN and (doubtful or self._plain.affords(loss)):
+            self._plain_running += 1
             return Probe(None, 1, 0.0, self._plain)
+        self._plain_running = 0
         if chooses:
             larger = prospects.larger(choice.shape, **_DRAFTS[self._draft])
             loss = max(larger.drafting - choice.drafting, _LEAST_DRAFT * choice.seconds)
