@@ -35,6 +35,9 @@ constexpr int64_t ahead(int64_t) { return 4096; }
 constexpr Hint HINT = _MM_HINT_T0;
 #endif
 
+// The same for packed weights, which are worked on faster; measured on an AMD Zen 4.
+constexpr int64_t PACKED_AHEAD = 8192;
+
 // The sums [T, P, PARTS] of T tokens with P panels.
 template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
@@ -241,7 +244,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
             for (int64_t panel = first, step; panel < last; panel += step) {
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
-                Fetch fetch{ahead(count), row, bytes, (step - 1) * bytes};
+                Fetch fetch{is_packed(linear.kind) ? PACKED_AHEAD : ahead(count), row, bytes, (step - 1) * bytes};
                 // tokens in several groups: each of them fetches its part of the panels that come next
                 if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0};
                 const char* weight = linear.weight + panel * bytes;
