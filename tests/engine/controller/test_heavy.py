@@ -47,7 +47,7 @@ def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
     easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(20)]
     best = Simulation(machine, Text([3.4], [0.97])).run(SharedTree(3, 1, 3), 300)
     assert plain < 0.8 * best
-    assert sum(easy[-6:]) >= 0.93 * 6 * best
+    assert sum(easy[-6:]) >= 0.88 * 6 * best
 
 
 def test_memory_whose_speed_comes_and_goes() -> None:

@@ -53,6 +53,25 @@ _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
 
 
+class PlanningTime:
+    """The seconds of planning and learning in rounds without a draft and with one: running averages."""
+
+    def __init__(self) -> None:
+        self._seconds, self._rounds = {False: 0.0, True: 0.0}, {False: 0, True: 0}
+
+    def learn(self, seconds: float, drafted: bool) -> None:
+        """Learn from a round; the first ones find cold caches, and analyses are rare."""
+        known = self._seconds[drafted] or seconds
+        self._rounds[drafted] += 1
+        step = (min(seconds, 2.0 * known) - known) / 16
+        self._seconds[drafted] = known + step if self._rounds[drafted] > _COLD else min(known, seconds)
+
+    @property
+    def of_a_draft(self) -> float:
+        """Seconds that a draft adds."""
+        return max(0.0, self._seconds[True] - self._seconds[False])
+
+
 class Controller:
     """Plans the draft tree of each round and learns from how the round went."""
 
@@ -95,9 +114,7 @@ class Controller:
         self._expected: set[int] = set()
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
-        self._thinking = {False: 0.0, True: 0.0}
-        """Seconds of planning and learning in rounds without a draft and with one: running averages."""
-        self._thought = {False: 0, True: 0}
+        self._thinking = PlanningTime()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
@@ -163,7 +180,7 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
-        self._learn_thinking(record.thinking, drafted)
+        self._thinking.learn(record.thinking, drafted)
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
@@ -252,7 +269,7 @@ class Controller:
             self._since_settled, self._plain_error = 0, 0.0
             self._costs.settle()
         sampled = sum(groups)
-        self._costs.thinking = max(0.0, self._thinking[True] - self._thinking[False])
+        self._costs.thinking = self._thinking.of_a_draft
         prospects = Prospects(
             self._gain.forecast((rows - sampled, sampled)),
             self._costs,
@@ -389,13 +406,6 @@ class Controller:
                 observe_seconds=whole - record.draft_seconds - record.pass_seconds,
             )
         )
-
-    def _learn_thinking(self, seconds: float, drafted: bool) -> None:
-        """Learn what planning and learning take; the first rounds find cold caches, and analyses are rare."""
-        known = self._thinking[drafted] or seconds
-        self._thought[drafted] += 1
-        step = (min(seconds, 2.0 * known) - known) / 16
-        self._thinking[drafted] = known + step if self._thought[drafted] > _COLD else min(known, seconds)
 
     def _learn_gain(self, record: RoundRecord) -> None:
         if record.draft is None or record.spec is None:

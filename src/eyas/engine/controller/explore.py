@@ -124,10 +124,10 @@ class Explorer:
         """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay."""
         least = _LEAST * choice.seconds
         doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
-        loss = max(prospects.plain_seconds - rows / choice.rate, least)
+        loss = max(prospects.plain_seconds + prospects.catching_up - rows / choice.rate, least)
         if self._plain_running < _PLAIN_RUN and (doubtful or self._plain.affords(loss)):
             self._plain_running += 1
-            return Probe(None, 1, 0.0, self._plain)
+            return Probe(None, 1, prospects.catching_up, self._plain)
         self._plain_running = 0
         if chooses:
             larger = prospects.larger(choice.shape, **_DRAFTS[self._draft])

@@ -103,6 +103,8 @@ class Prospects:
         self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by how many were asked for
         self._padded: dict[int, Array] = {}  # of padded positions, likewise
         self.plain_seconds = costs.plain_seconds(rows, lengths)
+        self.catching_up = float(costs.observe_seconds(rows, rows))
+        """What a plain round between drafts takes besides: the next draft begins with reading its pairs."""
         self.plain_rate = rows / self.plain_seconds
 
     @cached_property
