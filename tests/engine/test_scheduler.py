@@ -158,6 +158,16 @@ def test_everything_that_is_accepted_ends(
     assert sorted(machine.ended) == sorted(accepted)
 
 
+def test_a_short_one_has_room_beside_a_long_one_before_that_is_long() -> None:
+    """From 128 columns on rows take what they need; below, as much as the longest."""
+    machine = Machine(Limits(max_running=2, max_cached_tokens=132), 128)
+    for index, (prompt, answer) in enumerate([(67, 61), (1, 1)]):
+        machine.scheduler.submit(sequence(index, prompt, answer))
+    for _ in range(80):
+        machine.step(1, 1)
+    assert sorted(machine.ended) == [0, 1]
+
+
 @given(st.integers(1, 4), st.integers(2, 60))
 def test_a_greedy_key_starves_nobody(slots: int, backlog: int) -> None:
     machine = Machine(Limits(max_running=slots))

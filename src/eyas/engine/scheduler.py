@@ -209,8 +209,12 @@ class Scheduler:
     def _has_room(self, sequence: SequenceState, staging: int) -> bool:
         """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
         in_slots = self.in_slots
+        if not in_slots:
+            return True
         rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
-        return not in_slots or (len(in_slots) < self.passes.rows and self.room.fits(rows))
+        # also as they are: long rows may take less memory, since short ones beside them need not be as long
+        now = [one.known + staging for one in (*in_slots, sequence)]
+        return len(in_slots) < self.passes.rows and self.room.fits(rows) and self.room.fits(now)
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty.
