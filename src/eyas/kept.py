@@ -28,7 +28,7 @@ _SAMPLES, _SAMPLE = 64, 4096
 
 
 def keeps() -> bool:
-    """Whether anything is kept."""
+    """Whether starts may read and write what is kept: unless `EYAS_KEEP` is 0."""
     return os.environ.get(DISABLE) != "0"
 
 
@@ -60,7 +60,7 @@ def identity(files: Iterable[Path]) -> str:
 
 @cache
 def _factors() -> Any:
-    """[_CHUNK] odd numbers."""
+    """The odd numbers [_CHUNK] that a chunk's words are multiplied by, the same in every process."""
     return np.random.default_rng(0).integers(1 << 63, size=_CHUNK, dtype=np.uint64) * 2 + 1
 
 

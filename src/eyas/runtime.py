@@ -72,6 +72,17 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
 
 
+@contextmanager
+def out_of_memory_as(make: Callable[[], Exception]) -> Iterator[None]:
+    """Within, an exception that says that memory ran out becomes the one that `make` gives."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        if not out_of_memory(error):
+            raise
+        raise make() from error
+
+
 def use_huge_pages() -> bool:
     """Move the present contents of the heap into huge pages, so that weights are read at the memory's full speed.
 

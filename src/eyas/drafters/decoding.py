@@ -149,9 +149,11 @@ class NetworkDrafter(Drafter):
         # beside copied passages, a tree may be deeper than a network with few heads can guess
         depth, width = min(spec.depth, self.max_depth or spec.depth), 1
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        levels, search, warp = self._start(rows, depth), growth.search, coupling.warp()
-        if isinstance(levels, NativeLevels) and levels.can_search and search is not None and warp is not None:
-            return search.finish(levels.search(search, self._ids, warp))
+        levels = self._start(rows, depth)
+        if isinstance(levels, NativeLevels) and levels.can_search:
+            search, warp = growth.search, coupling.warp()
+            if search is not None and warp is not None:
+                return search.finish(levels.search(search, self._ids, warp))
         logits = levels.first()
         for level in range(depth):
             native = self._decoder is not None

@@ -8,8 +8,9 @@ engines may use the same weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from itertools import compress
 
 import torch
@@ -21,7 +22,7 @@ from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, ob
 from eyas.engine.scheduler import CacheRoom, Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
-from eyas.runtime import out_of_memory, to_device
+from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.targets.slots import COLUMNS, SlotCache
 from eyas.tree import TreeSpec
@@ -239,8 +240,7 @@ class ModelRunner:
         started = time.perf_counter()
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         tree = tree if any(drafting) else None
-        given = self.speculation
-        speculation = None if given is None else Speculation(given.drafter, tree, given.coupled)
+        speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
@@ -313,15 +313,9 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
 
 
-@contextmanager
-def _pass_of(tokens: int) -> Iterator[None]:
+def _pass_of(tokens: int) -> AbstractContextManager[None]:
     """Passes of at most so many tokens are run; PassMemoryError if memory runs out."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        raise PassMemoryError(tokens) from error
+    return out_of_memory_as(lambda: PassMemoryError(tokens))
 
 
 def pass_tokens(rows: int, spec: TreeSpec | None) -> int:

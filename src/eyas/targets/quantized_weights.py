@@ -68,7 +68,7 @@ class CodedWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """[O, I]."""
+        """That of the weight, [O, I]: outputs and inputs."""
         return torch.Size((len(self.scales), len(self.groups)))
 
     @property
@@ -77,7 +77,7 @@ class CodedWeight:
         return bool((self.zeros == 1 << (self.bits - 1)).all())
 
     def floats(self) -> Tensor:
-        """[O, I] in float32, exact."""
+        """The weight [O, I] that the codes stand for, in float32, which holds it exactly."""
         return (self.codes() - self.zeros[:, self.groups]).float() * self.scales.float()[:, self.groups]
 
     def why_not_packed(self) -> str | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import Cache
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory, to_device
+from eyas.runtime import discard, mapped_copy, mapped_zeros, out_of_memory_as, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import PassGraphs
 from eyas.targets.native.packed import LEAST_INPUT
@@ -280,18 +280,15 @@ class SlotCache:
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
         width = shape.size + SCALE_BYTES * self.in_codes
         size, dtype = (count, slots, shape.heads, capacity, width), torch.int8 if self.in_codes else self._dtype
-        try:
-            # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
-            dense = self._dense is None or capacity <= self._dense
+        gib = count * slots * capacity * _column_bytes(shape, self._dtype, self.in_codes) / 2**30
+        why = (
+            f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
+            "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
+        )
+        # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
+        dense = self._dense is None or capacity <= self._dense
+        with out_of_memory_as(lambda: CacheMemoryError(why)):
             return mapped_zeros(size, dtype, self._device, huge=dense)
-        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
-            if not out_of_memory(error):
-                raise
-            gib = count * slots * capacity * _column_bytes(shape, self._dtype, self.in_codes) / 2**30
-            raise CacheMemoryError(
-                f"no memory for a key-value cache of {slots} slots x {capacity} tokens ({gib:.1f} GiB more): use a "
-                "smaller --batch-size, shorter prompts, fewer --max-new-tokens or a smaller --dtype"
-            ) from error
 
 
 def dense_columns(device: torch.device) -> int | None:

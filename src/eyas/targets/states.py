@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError, InvariantError
-from eyas.runtime import inference, mapped_zeros, out_of_memory, to_device
+from eyas.runtime import inference, mapped_zeros, out_of_memory_as, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.tree import DraftTree
 
@@ -349,17 +349,10 @@ class RecurrentStates(SlotStates):
             }
 
 
-@contextmanager
-def memory_for_states(slots: int) -> Iterator[None]:
+def memory_for_states(slots: int) -> AbstractContextManager[None]:
     """Within, states of so many slots are allocated: CacheMemoryError if there is no memory for them."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not out_of_memory(error):
-            raise
-        raise CacheMemoryError(
-            f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
-        ) from error
+    why = f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
+    return out_of_memory_as(lambda: CacheMemoryError(why))
 
 
 class StateCopies:

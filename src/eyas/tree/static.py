@@ -139,7 +139,7 @@ class StaticGrowth:
 
     @property
     def search(self) -> BeamSearch | None:
-        """A chain is a beam of one."""
+        """Of a chain on the host, which is a beam of one node; other static trees aren't beams."""
         depth, (batch, _) = len(self._tables.levels), self._frontier.shape
         if self._frontier.device.type != "cpu" or len(self._tables.parents) > depth:
             return None

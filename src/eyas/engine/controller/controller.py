@@ -68,7 +68,7 @@ class PlanningTime:
 
     @property
     def of_a_draft(self) -> float:
-        """Seconds that a draft adds."""
+        """Seconds of planning and learning that a round with a draft takes beyond a plain one."""
         return max(0.0, self._seconds[True] - self._seconds[False])
 
 

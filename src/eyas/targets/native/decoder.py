@@ -466,11 +466,6 @@ def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: Decod
         raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
 
 
-def _values_of(array: np.ndarray[Any, Any] | None) -> int | None:
-    """The address of an array's values, as the kernels take it; None is their null."""
-    return None if array is None else array.ctypes.data
-
-
 def _integers(values: Sequence[int]) -> Array[c_int64]:
     """Numbers as the kernels take them."""
     return (c_int64 * len(values))(*values)
@@ -533,25 +528,13 @@ class NativeLevels:
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
         beams = np.empty((rows, staged), np.int64)
-        given = *map(address, (self._normed, self._above.states, ids, *warp)), _values_of(search.worth)
-        made = (
-            _values_of(tokens),
-            _values_of(parents),
-            _values_of(scores),
-            _values_of(logprobs),
-            _values_of(beams),
-        )
+        given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
         self._cache.reserve(max(self._lengths) + staged)
         beam = Beam(
-            rows,
-            depth,
-            width,
-            *given,
-            _values_of(search.groups),
-            _values_of(search.drafting),
-            search.least,
-            *made,
-        )
+            rows, depth, width, *map(address, (self._normed, self._above.states, ids, *warp)),
+            *(array if array is None else array.ctypes.data for array in given), search.least,
+            *(array.ctypes.data for array in made),
+        )  # fmt: skip
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]
         found = slice(None), slice(sum(sizes))

@@ -68,7 +68,7 @@ class Activation(IntEnum):
 
 @described("Gating")
 class Gating(Structure):
-    """What a gated MLP has inside."""
+    """What a gated MLP does to the outputs of its gate before it multiplies: see `Gating` in kernels/abi.h."""
 
 
 @described("Experts")

@@ -474,9 +474,7 @@ def best_token(logits: Tensor, row: int) -> int:
     """The token with the highest logit in a row of logits [T, V] on the host, the first of equals."""
     if not native_rows(logits):
         return int(logits[row].max(dim=-1).indices)
-    size = logits.shape[1]
-    at = logits.data_ptr() + row * size * logits.element_size()
-    token: int = loaded_kernels().best(at, size, logits.dtype == torch.bfloat16)
+    token: int = loaded_kernels().best(*_row(logits, row))
     return token
 
 
@@ -505,13 +503,15 @@ def drawn_token(logits: Tensor, row: int, draw: Draw, ahead: int) -> int:
 
     It is `(logits / divisor + scale * noise).argmax()` in float32, without the noise of all tokens in memory.
     """
-    size = logits.shape[1]
-    at = logits.data_ptr() + row * size * logits.element_size()
-    token: int = loaded_kernels().draw(
-        at, size, logits.dtype == torch.bfloat16, draw.divisor, draw.scale, draw.seed, draw.position + ahead,
-        threads_for(_NOISE_COST * size),
-    )  # fmt: skip
+    draw, threads = draw._replace(position=draw.position + ahead), threads_for(_NOISE_COST * logits.shape[1])
+    token: int = loaded_kernels().draw(*_row(logits, row), *draw, threads)
     return token
+
+
+def _row(logits: Tensor, row: int) -> tuple[int, int, bool]:
+    """A row of logits [T, V] as the kernels take it: its address, V, and whether it is in bfloat16."""
+    size = logits.shape[1]
+    return logits.data_ptr() + row * size * logits.element_size(), size, logits.dtype == torch.bfloat16
 
 
 def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | None:

@@ -55,7 +55,7 @@ class _Shelf(Protocol):
     """A source of panels, one weight after the other."""
 
     def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-        """As `joint_panels`."""
+        """The kind and panels of the next weight, which `pieces` make: as `joint_panels`, or read in its place."""
 
     def close(self, complete: bool) -> None:
         """There are no more; `complete` unless loading failed."""
