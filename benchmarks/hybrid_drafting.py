@@ -118,7 +118,8 @@ def main(
 ) -> None:
     split = split_chats(chats)["chats"]
     target = trained_target(chats, runs / "target", steps)
-    drafter = trained_drafter(target, split.train[:answers], runs, drafter_steps)
+    validated = split.held_out[prompts : prompts + 30]  # held out by capture too: both go by a chat's id
+    drafter = trained_drafter(target, [*split.train[:answers], *validated], runs, drafter_steps)
     tokenizer = load_tokenizer(target)
     asked = [encode_chat(tokenizer, chat.messages[:1]) for chat in split.held_out[:prompts]]
     rows = []

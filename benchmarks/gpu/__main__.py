@@ -39,8 +39,9 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
         for name, dtype in DTYPES.items()
     ]
     families = [
-        Step("lossless: families", f"{family}, {name}", partial(lossless.family, family, dtype, sizes, device))
-        for family in tiny.ARCHITECTURES
+        Step(f"lossless: {section}", f"{family}, {name}", partial(lossless.family, family, dtype, sizes, device))
+        for section, models in {"families": tiny.ARCHITECTURES, "hybrids": tiny.RECURRENT}.items()
+        for family in models
         for name, dtype in DTYPES.items()
     ]
     rates = [

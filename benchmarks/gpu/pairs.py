@@ -75,7 +75,7 @@ SMALL = Sizes(
         "head_dim": 16, "num_hidden_layers": 4, "vocab_size": 997, "max_position_embeddings": 512,
     },
     draft_vocab=256, batches=(1, 4), prompt=12, tokens=8, repeats=2, rounds=3, answers=12,
-    train_length=96, train_steps=8, chats=40, tests="llama or kernels or prefix",
+    train_length=96, train_steps=24, chats=40, tests="llama or kernels or prefix",
 )  # fmt: skip
 """For the stand-in on a CPU: the same steps, figures that mean nothing."""
 

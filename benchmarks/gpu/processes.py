@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = {
     "losslessness": ("tests/engine/test_equality.py", "tests/engine/test_round.py"),
     "kernels of training": ("tests/train/loss/test_causal_kernels.py",),
+    "recurrent targets": ("tests/engine/test_recurrent_targets.py", "tests/targets/test_recurrent.py"),
     "engine": tuple(
         f"tests/engine/test_{name}.py" for name in ("engine", "sampling", "prefix", "grammar", "serving", "under_load")
     ),
@@ -31,7 +32,19 @@ def run_tests(files: tuple[str, ...], sizes: Sizes, device: torch.device) -> Out
     if find_spec("pytest") is None:
         raise Skipped("pytest isn't installed")
     release_pairs()
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=line", "-m", "not slow", *files]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:benchmark",
+        "--tb=line",
+        "-m",
+        "not slow",
+        *files,
+    ]
     command += ["-k", sizes.tests] if sizes.tests else []
     if device.type != "cpu" and find_spec("xdist") is not None:
         command += ["-n", str(WORKERS)]

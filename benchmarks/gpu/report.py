@@ -13,6 +13,7 @@ NOTES = {
     "with a fixed probability a level, while a drafter's network of that shape runs as usual (except `for free`).",
     "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats, prompts are random.",
     "lossless: families": "`graphs`: how many passes were recorded as CUDA graphs; 0 if the model can't be recorded.",
+    "lossless: hybrids": "Models with recurrent layers, of which no pass is recorded.",
     "rounds": "`device ms`: kernels' time. `exposed host ms`: the rest of the round. `host waits`: how often a round "
     "the host waits for the device, copies from pageable memory included.",
 }

@@ -141,7 +141,7 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
 def _captured(target: Target, chats: Path, store: Path) -> Row:
     found = read_rows(load_tokenizer(TOY_TARGET), chats, 0.05, 128, target.vocab_size)
     config = CaptureConfig(batch_tokens=4096)
-    capture = Capture(target, found, config, store, name=TOY_TARGET, chats=chats.name)
+    capture = Capture(target, found, config, store, name=str(TOY_TARGET), chats=chats.name)
     began = time.perf_counter()
     with capture.begun():
         capture.run()

@@ -57,6 +57,9 @@ class CudaRecorder:
             self._pool = torch.cuda.graph_pool_handle()
             # the same for all: cuBLAS keeps a workspace for each stream
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            counter = torch.zeros(1, device=device)
+        # PyTorch records nothing more in a pool whose graphs have all been deleted: this one stays
+        self._first = self(lambda: (counter.add_(1),))
 
     def __call__(self, compute: Callable[[], Outputs]) -> Recording:
         graph = torch.cuda.CUDAGraph()

@@ -102,8 +102,9 @@ class CudaFlash:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
     ) -> tuple[Tensor, Tensor, Tensor]:
         cum_q, cum_k, max_q, max_k, seed, offset = done.extra
+        lse = done.lse.contiguous()  # it is read as if it were, whatever its strides: gradients would be wrong
         grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, done.out, done.lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
+            grad, q, k, v, done.out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
         )
         return grads
 
