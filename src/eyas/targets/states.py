@@ -29,6 +29,7 @@ from torch import Tensor
 from eyas.errors import CacheMemoryError, InvariantError
 from eyas.runtime import inference, mapped_zeros, out_of_memory_as, to_device
 from eyas.targets.attention import RaggedLayout
+from eyas.targets.transformers_names import Numbered, layers_of
 from eyas.tree import DraftTree
 
 _WIDEST = 6
@@ -449,6 +450,10 @@ class LevelStates:
         alone = [LevelStates(self._above, which) for which in self._which.view(-1, 1)]
         yield from alone
         self.reached = {key: torch.cat([one.reached[key] for one in alone]) for key in alone[0].reached}
+
+    @property
+    def layers(self) -> Numbered:
+        return layers_of(self)
 
     def _state(self, key: StateKey) -> Tensor:
         if key not in self.reached:

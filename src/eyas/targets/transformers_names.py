@@ -1,14 +1,15 @@
 """What releases of transformers call things: the one file that knows.
 
 Release 5.24 renamed the argument `past_key_values` to `cache`. What a forward takes is read from its signature; no
-version is compared anywhere.
+version is compared anywhere. Recurrent layers used to reach into a cache's `layers` for their states; now they ask it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import getmodule, signature
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -66,3 +67,24 @@ def given(module: nn.Module, cache: Any) -> dict[str, Any]:
     """The keyword arguments that hand a module's forward its `cache`."""
     kind: Any = type(module)
     return {_of_class(kind): cache}
+
+
+class Numbered:
+    """What a function gives for a number, read in brackets."""
+
+    def __init__(self, of: Callable[[int], Any]) -> None:
+        self._of = of
+
+    def __getitem__(self, number: int) -> Any:
+        return self._of(number)
+
+
+def layers_of(states: Any) -> Numbered:
+    """The `layers` of a cache of recurrent `states`, as models read them that don't ask it with `get_conv_state`."""
+    return Numbered(
+        lambda layer: SimpleNamespace(
+            conv_states=Numbered(partial(states.get_conv_state, layer)),
+            recurrent_states=Numbered(partial(states.get_recurrent_state, layer)),
+            record_past=states.is_recording_past(layer),
+        )
+    )
