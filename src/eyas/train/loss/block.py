@@ -192,7 +192,7 @@ class BlockAttention:
             queries = q[part.blocks].to(dtype).transpose(0, 1)  # [heads, c, B, D]
             folded = queries.reshape(1, k.shape[1], -1, q.shape[-1])  # [1, kv, G * c * B, D]
             out = F.scaled_dot_product_attention(folded, keys, values, part.seen)
-            mixed.append(out.view(*queries.shape[:3], -1).permute(1, 2, 0, 3))
+            mixed.append(out.reshape(*queries.shape[:3], -1).permute(1, 2, 0, 3))  # CUDA's rows lie apart
         return torch.cat(mixed).transpose(1, 2)
 
 
@@ -252,7 +252,7 @@ class _Joined(torch.autograd.Function):
             total = grad.new_zeros(ctx.shape)
         if total is not None:
             total[part.chat, :, : part.stop] += grad[:, : part.stop]
-        own = grad[:, part.stop :].view(kv, count, slots, size).transpose(0, 1)
+        own = grad[:, part.stop :].reshape(kv, count, slots, size).transpose(0, 1)
         return own, total if ctx.buffer is None else None, None, None
 
 
