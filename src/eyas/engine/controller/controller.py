@@ -162,9 +162,9 @@ class Controller:
         if self._probe is None and self._computes and self._prospects is not None:
             known, chooses = self._prospects, self._counts_freely
             if self._choice is not None:
-                self._probe = self._explorer.beside(known, self._choice, rows, chooses)
+                self._probe = self._explorer.beside(known, self._choice, rows, chooses, self._analysing.cost)
             else:
-                self._probe = self._explorer.instead_of_plain(known, reading, chooses)
+                self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
         if self._probe is None and self._choice is None and self._looks_up:
             looks = self._lookups.looking and not self._lookups.plain_due
             return self._found_spec(rows, groups) if looks else None

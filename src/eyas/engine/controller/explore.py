@@ -120,8 +120,13 @@ class Explorer:
         if speedup is not None and speedup < _CLOSE:
             self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
-    def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool) -> Probe | None:
-        """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay."""
+    def beside(
+        self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool, analysis: float = 0.0
+    ) -> Probe | None:
+        """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay.
+
+        A draft also loses the `analysis` of its candidates, in seconds.
+        """
         least = _LEAST * choice.seconds
         doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
         loss = max(prospects.plain_seconds + prospects.catching_up - rows / choice.rate, least)
@@ -131,30 +136,35 @@ class Explorer:
         self._plain_running = 0
         if chooses:
             larger = prospects.larger(choice.shape, **_DRAFTS[self._draft])
-            loss = max(larger.drafting - choice.drafting, _LEAST_DRAFT * choice.seconds)
+            loss = max(larger.drafting - choice.drafting, _LEAST_DRAFT * choice.seconds) + analysis
             if self._drafts.affords(loss):
                 self._draft = (self._draft + 1) % len(_DRAFTS)
                 return Probe(larger, 1, loss, self._drafts, chooses=True)
         directions = (_LOWER,) if chooses else (*_DRAFTS, _LOWER)
         larger = prospects.larger(choice.shape, **directions[self._direction % len(directions)])
-        least = _LEAST_LARGER * choice.seconds
-        if self._larger.affords(max(larger.seconds - (rows + larger.accepted) / choice.rate, least)):
+        least = _LEAST_LARGER * choice.seconds + analysis
+        if self._larger.affords(max(larger.seconds - (rows + larger.accepted) / choice.rate + analysis, least)):
             self._direction += 1
             return Probe(larger, 1, least, self._larger)
         return None
 
-    def instead_of_plain(self, prospects: Prospects, reading: Callable[[], float], chooses: bool) -> Probe | None:
+    def instead_of_plain(
+        self, prospects: Prospects, reading: Callable[[], float], chooses: bool, analysis: float = 0.0
+    ) -> Probe | None:
         """An affordable probe while not speculating, if any.
 
-        Its cost includes `reading` deferred pairs, in seconds, which are computed only where the rest is covered: plain
-        rounds of a small target take little longer.
+        Its cost includes the `analysis` of candidates and `reading` deferred pairs, in seconds; the latter are computed
+        only where the rest is covered: plain rounds of a small target take little longer.
         """
         best = prospects.best
         due = self._age == _TRIAL_AT and self._untried >= min(2 ** (self._vain - 1), _TRIAL_GAP)
         if due and best.rate_if(_TRIAL_LEAST, prospects.rows) > prospects.plain_rate:
             self._untried, self._vain = 0, self._vain + 1
-            return Probe(best, _TRIAL_ROUNDS, 0.0, self._speculating, tries_text=True)
+            # a short chain tells what larger trees would yield, and costs little where it is refused
+            tried = prospects.of(best.shape._replace(width=0, depth=min(best.shape.depth, 1)))
+            return Probe(tried, _TRIAL_ROUNDS, 0.0, self._speculating, tries_text=True)
         deeper, larger, draft_loss, larger_loss = prospects.at_rest(_LEAST_DRAFT, _LEAST)
+        draft_loss, larger_loss = draft_loss + analysis, larger_loss + 2 * analysis
         if chooses:
             on_credit = self._rested in _SECOND_THOUGHTS
             if on_credit or self._drafting.covers(draft_loss):
@@ -231,6 +241,11 @@ class Pace:
             or self._since >= self._most
             or (self._since >= self._least and self._seconds * self._share >= self._cost)
         )
+
+    @property
+    def cost(self) -> float:
+        """The seconds that the work usually takes."""
+        return self._cost
 
     def round(self, seconds: float) -> None:
         """Account for a decoding round that took `seconds`."""
