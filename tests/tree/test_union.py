@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eyas.tree import DraftTree, TreeSpec, parse_tree
+from eyas.tree import DraftTree, TreeSpec, parse_tree, union
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
 from eyas.tree.proposal import Proposal, found_tree, grow
@@ -76,6 +76,22 @@ def sources(tree: DraftTree, row: int) -> dict[Path, int]:
             assert len(path) == 1 or path[:-1] in known
             known[path] = source
     return known
+
+
+@given(pair=pairs(), seed=st.integers(0, 99))
+def test_a_host_unites_trees_as_a_device_does(pair: Pair, seed: int) -> None:
+    values = ValueTable(np.random.default_rng(seed).random((3 * GROUPS, 2, BINS)))
+    network, found = pair.trees(parse_tree("dynamic:3,3,8"))
+    if not network.size or not found.size:
+        return
+    here, there = union._merged_on_host(network, found), union._merged(network, found)
+    for name in ("tokens", "parents", "valid", "sources"):
+        assert torch.equal(getattr(here, name), getattr(there, name)), name
+    torch.testing.assert_close(here.logprob, there.logprob)
+    for table in (None, values):
+        torch.testing.assert_close(
+            union._path_values_on_host(there, table, pair.groups), union._path_values(there, table, pair.groups)
+        )
 
 
 @pytest.mark.parametrize("text", SPECS)

@@ -2,8 +2,8 @@
 
 Nodes with the same path of tokens are one node. Each node's step is worth what steps of its source and probability
 turned out to be worth (`ValueTable`), a path the product of its steps, and of all nodes of both trees those are kept
-that are worth the most: as many as the trees' shape allows, or as pay at its prices. Everything is computed in tensors,
-without a question to the device, so that it is the same everywhere.
+that are worth the most: as many as the trees' shape allows, or as pay at its prices. An accelerator computes everything in
+tensors, without a question to it; a host in lists, as an operation of PyTorch takes longer than a dozen nodes.
 
 Shapes: B rows, N nodes of the network's tree, L found nodes, C = N + L, D levels.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,7 +34,11 @@ def unite(
     `values` None takes probabilities at their word; `groups` [B] are the rows' groups there. Shapes of one child a node
     get chains: each row the one of both that is worth more.
     """
-    merged = _tagged(found) if network is None or not network.size else _merged(network, found)
+    on_host = found.tokens.device.type == "cpu"
+    if network is None or not network.size:
+        merged = _tagged(found)
+    else:
+        merged = _merged_on_host(network, found) if on_host else _merged(network, found)
     scores = path_values(merged, values, groups)  # [B, C]
     allowed = merged.valid
     if spec.max_fanout == 1:
@@ -47,6 +52,10 @@ def unite(
 
 def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
     """[B, C] logarithms of what the paths to a tree's nodes are worth, as float64; `groups` [B] of the rows."""
+    return (_path_values_on_host if tree.tokens.device.type == "cpu" else _path_values)(tree, values, groups)
+
+
+def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
     above = F.pad(tree.logprob, (1, 0)).gather(1, tree.parents + 1)
     steps = tree.logprob - above
     if values is not None:
@@ -57,6 +66,66 @@ def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> T
         steps = values.of_nodes(steps, later, groups.unsqueeze(1) + GROUPS * sources)
     steps = steps.double().clamp(max=_LEAST_STEP).masked_fill(~tree.valid, 0.0)
     return _along_paths(tree, steps)
+
+
+def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
+    """`path_values`, in lists."""
+    parents, logprobs = tree.parents.tolist(), tree.logprob.tolist()
+    sources = [[0] * tree.size] * len(parents) if tree.sources is None else tree.sources.tolist()
+    steps, later = np.zeros(tree.tokens.shape, np.float32), np.zeros(tree.tokens.shape, np.bool_)
+    valid = tree.valid.numpy()
+    for row, usable in enumerate(valid.tolist()):
+        begun, scores = set[tuple[int, int]](), logprobs[row]
+        for node, (parent, source) in enumerate(zip(parents[row], sources[row], strict=True)):
+            steps[row, node] = min(scores[node] - (scores[parent] if parent >= 0 else 0.0), 0.0)
+            later[row, node] = (parent, source) in begun
+            if usable[node]:
+                begun.add((parent, source))
+    if values is not None:
+        steps = values.on_host(steps, later, groups.numpy()[:, None] + GROUPS * np.array(sources))
+    worth = np.where(valid, np.minimum(steps.astype(np.float64), _LEAST_STEP), 0.0).tolist()
+    for own, above in zip(worth, parents, strict=True):
+        for node, parent in enumerate(above):
+            own[node] += own[parent] if parent >= 0 else 0.0
+    return torch.tensor(worth, dtype=torch.float64).view(tree.tokens.shape)
+
+
+def _merged_on_host(network: DraftTree, found: DraftTree) -> DraftTree:
+    """`_merged`, in lists."""
+    tokens, parents, logprobs, valid, sources = [], [], [], [], []
+    lists = ([part.tolist() for part in (one.tokens, one.parents, one.logprob, one.valid)] for one in (network, found))
+    for ours, theirs in zip(*(zip(*four, strict=True) for four in lists), strict=True):
+        own_tokens, own_parents, own_scores, own_valid = ours
+        steps = [
+            score - (own_scores[up] if up >= 0 else 0.0) for score, up in zip(own_scores, own_parents, strict=True)
+        ]
+        at = dict[tuple[int, int], int]()
+        for node, (token, up, usable) in enumerate(zip(own_tokens, own_parents, own_valid, strict=True)):
+            if usable:
+                at.setdefault((up, token), node)
+        kinds, columns = [0] * len(own_tokens), list[int]()
+        new_parents, new_valid, new_scores = list(own_parents), list(own_valid), theirs[2]
+        for token, parent, score, usable in zip(*theirs, strict=True):
+            up = columns[parent] if parent >= 0 else -1
+            step = score - (new_scores[parent] if parent >= 0 else 0.0)
+            known = at.get((up, token)) if usable else None
+            columns.append(len(steps) if known is None else known)
+            if known is not None:  # a node of both is as probable as the surer of the two says
+                steps[known], kinds[known] = max(steps[known], step), int(Source.BOTH)
+            steps.append(step)
+            new_parents.append(up)
+            new_valid.append(usable and known is None)
+            kinds.append(int(Source.LOOKUP))
+        scores = list[float]()
+        for up, step, usable in zip(new_parents, steps, new_valid, strict=True):
+            scores.append((scores[up] if up >= 0 else 0.0) + (step if usable else 0.0))
+        for table, row in ((tokens, own_tokens + theirs[0]), (parents, new_parents), (logprobs, scores),
+                           (valid, new_valid), (sources, kinds)):  # fmt: skip
+            table.append(row)
+    return DraftTree(
+        tokens=torch.tensor(tokens), parents=torch.tensor(parents), logprob=torch.tensor(logprobs),
+        valid=torch.tensor(valid), max_depth=max(network.max_depth, found.max_depth), sources=torch.tensor(sources),
+    )  # fmt: skip
 
 
 def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -54,22 +55,21 @@ _FOUND = 64
 
 
 class PlanningTime:
-    """The seconds of planning and learning in rounds without a draft and with one: running averages."""
+    """The seconds of planning and learning in a kind of rounds: plain ones, drafts, looking up. Running averages."""
 
     def __init__(self) -> None:
-        self._seconds, self._rounds = {False: 0.0, True: 0.0}, {False: 0, True: 0}
+        self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
 
-    def learn(self, seconds: float, drafted: bool) -> None:
+    def learn(self, seconds: float, kind: str) -> None:
         """Learn from a round; the first ones find cold caches, and analyses are rare."""
-        known = self._seconds[drafted] or seconds
-        self._rounds[drafted] += 1
+        known = self._seconds[kind] or seconds
+        self._rounds[kind] += 1
         step = (min(seconds, 2.0 * known) - known) / 16
-        self._seconds[drafted] = known + step if self._rounds[drafted] > _COLD else min(known, seconds)
+        self._seconds[kind] = known + step if self._rounds[kind] > _COLD else min(known, seconds)
 
-    @property
-    def of_a_draft(self) -> float:
-        """Seconds of planning and learning that a round with a draft takes beyond a plain one."""
-        return max(0.0, self._seconds[True] - self._seconds[False])
+    def beyond_plain(self, kind: str) -> float:
+        """Seconds of planning and learning that such a round takes beyond a plain one."""
+        return max(0.0, self._seconds[kind] - self._seconds["plain"])
 
 
 class Controller:
@@ -180,7 +180,8 @@ class Controller:
         drafted = record.draft is not None and not record.draft.tree.looked_up
         first = self._expected.isdisjoint(record.lengths)
         self._learn_costs(record, whole)
-        self._thinking.learn(record.thinking, drafted)
+        looked_up = record.spec is not None and not drafted
+        self._thinking.learn(record.thinking, "drafted" if drafted else "looked up" if looked_up else "plain")
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
@@ -213,7 +214,8 @@ class Controller:
         self._lookups.earn(whole)
         if self._prospects is not None and record.spec is not None and record.spec.found_only:
             verified = record.tokens > record.rows
-            self._lookups.learn(record.emitted / self._prospects.plain_rate - whole, whole, verified)
+            spent = whole + self._thinking.beyond_plain("looked up")
+            self._lookups.learn(record.emitted / self._prospects.plain_rate - spent, spent, verified)
         if self._probe is not None:
             self._count_probe(record, whole)
 
@@ -269,7 +271,7 @@ class Controller:
             self._since_settled, self._plain_error = 0, 0.0
             self._costs.settle()
         sampled = sum(groups)
-        self._costs.thinking = self._thinking.of_a_draft
+        self._costs.thinking = self._thinking.beyond_plain("drafted")
         prospects = Prospects(
             self._gain.forecast((rows - sampled, sampled)),
             self._costs,
