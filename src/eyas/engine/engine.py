@@ -173,6 +173,8 @@ class Engine:
                 self._decode()
             if not scheduler.busy and scheduler.shrink():  # the system gets memory back
                 runner.reshape(scheduler.room)
+            if not scheduler.busy and self.controller is not None:
+                self.controller.gain.keep()
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:

@@ -107,6 +107,12 @@ class Acceptance:
         self._offered[groups] *= kept
         self._accepted[groups] *= kept
 
+    @property
+    def counts(self) -> tuple[Array, Array]:
+        """[G, 2, K] how many nodes were offered and accepted: the state, to be changed in place."""
+        self._count()
+        return self._offered, self._accepted
+
     def table(self) -> ValueTable:
         """The current acceptance rates, by group, first or later child, and probability."""
         self._count()

@@ -2,7 +2,7 @@
 
 Nodes with the same path of tokens are one node. Each node's step is worth what steps of its source and probability
 turned out to be worth (`ValueTable`), a path the product of its steps, and of all nodes of both trees those are kept
-that are worth the most: as many as the trees' shape allows, or as pay at its prices. An accelerator computes everything in
+that are worth the most: as many as the trees' shape allows, or as pay at its prices. An accelerator computes this in
 tensors, without a question to it; a host in lists, as an operation of PyTorch takes longer than a dozen nodes.
 
 Shapes: B rows, N nodes of the network's tree, L found nodes, C = N + L, D levels.
@@ -11,7 +11,9 @@ Shapes: B rows, N nodes of the network's tree, L found nodes, C = N + L, D level
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,40 +94,38 @@ def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Ten
 
 def _merged_on_host(network: DraftTree, found: DraftTree) -> DraftTree:
     """`_merged`, in lists."""
-    tokens, parents, logprobs, valid, sources = [], [], [], [], []
     lists = ([part.tolist() for part in (one.tokens, one.parents, one.logprob, one.valid)] for one in (network, found))
-    for ours, theirs in zip(*(zip(*four, strict=True) for four in lists), strict=True):
-        own_tokens, own_parents, own_scores, own_valid = ours
-        steps = [
-            score - (own_scores[up] if up >= 0 else 0.0) for score, up in zip(own_scores, own_parents, strict=True)
-        ]
-        at = dict[tuple[int, int], int]()
-        for node, (token, up, usable) in enumerate(zip(own_tokens, own_parents, own_valid, strict=True)):
-            if usable:
-                at.setdefault((up, token), node)
-        kinds, columns = [0] * len(own_tokens), list[int]()
-        new_parents, new_valid, new_scores = list(own_parents), list(own_valid), theirs[2]
-        for token, parent, score, usable in zip(*theirs, strict=True):
-            up = columns[parent] if parent >= 0 else -1
-            step = score - (new_scores[parent] if parent >= 0 else 0.0)
-            known = at.get((up, token)) if usable else None
-            columns.append(len(steps) if known is None else known)
-            if known is not None:  # a node of both is as probable as the surer of the two says
-                steps[known], kinds[known] = max(steps[known], step), int(Source.BOTH)
-            steps.append(step)
-            new_parents.append(up)
-            new_valid.append(usable and known is None)
-            kinds.append(int(Source.LOOKUP))
-        scores = list[float]()
-        for up, step, usable in zip(new_parents, steps, new_valid, strict=True):
-            scores.append((scores[up] if up >= 0 else 0.0) + (step if usable else 0.0))
-        for table, row in ((tokens, own_tokens + theirs[0]), (parents, new_parents), (logprobs, scores),
-                           (valid, new_valid), (sources, kinds)):  # fmt: skip
-            table.append(row)
-    return DraftTree(
-        tokens=torch.tensor(tokens), parents=torch.tensor(parents), logprob=torch.tensor(logprobs),
-        valid=torch.tensor(valid), max_depth=max(network.max_depth, found.max_depth), sources=torch.tensor(sources),
-    )  # fmt: skip
+    rows = zip(*(zip(*four, strict=True) for four in lists), strict=True)
+    parts = map(list, zip(*(_merged_row(ours, theirs) for ours, theirs in rows), strict=True))
+    tokens, parents, logprob, valid, sources = map(torch.tensor, parts)
+    depth = max(network.max_depth, found.max_depth)
+    return DraftTree(tokens, parents, logprob, valid, max_depth=depth, sources=sources)
+
+
+def _merged_row(network: Sequence[list[Any]], found: Sequence[list[Any]]) -> tuple[list[Any], ...]:
+    """A row of `_merged`: tokens, parents, logprob, valid, sources; the first four of each tree are given."""
+    tokens, parents, scores, valid = map(list, network)
+    steps = [score - (scores[parent] if parent >= 0 else 0.0) for score, parent in zip(scores, parents, strict=True)]
+    at = dict[tuple[int, int], int]()
+    for node, (token, parent, usable) in enumerate(zip(tokens, parents, valid, strict=True)):
+        if usable:
+            at.setdefault((parent, token), node)
+    sources, columns = [0] * len(tokens), list[int]()
+    for token, above, score, usable in zip(*found, strict=True):
+        parent, step = (columns[above], score - found[2][above]) if above >= 0 else (-1, score)
+        known = at.get((parent, token)) if usable else None
+        columns.append(len(tokens) if known is None else known)
+        if known is not None:  # a node of both is as probable as the surer of the two says
+            steps[known], sources[known] = max(steps[known], step), int(Source.BOTH)
+        tokens.append(token)
+        parents.append(parent)
+        steps.append(step)
+        valid.append(usable and known is None)
+        sources.append(int(Source.LOOKUP))
+    sums = list[float]()
+    for parent, step, usable in zip(parents, steps, valid, strict=True):
+        sums.append((sums[parent] if parent >= 0 else 0.0) + (step if usable else 0.0))
+    return tokens, parents, sums, valid, sources
 
 
 def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:

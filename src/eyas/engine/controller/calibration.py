@@ -28,11 +28,12 @@ from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
+from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.lookahead import LookaheadController
 from eyas.errors import UsageError
 from eyas.machine import measured_once
 from eyas.targets import Target
-from eyas.targets.fingerprint import weight_shapes
+from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.slots import COLUMNS
@@ -364,15 +365,23 @@ def make_controller(
         costs = costs_for(target, drafter, batch_size, costs)
     if window is not None:
         return LookaheadController(CostModel(costs), window)
-    return Controller(
+    depth = min(DEPTH, drafter.max_depth or DEPTH)
+    controller = Controller(
         CostModel(costs),
         widths=widths,
-        depth=min(DEPTH, drafter.max_depth or DEPTH),
+        depth=depth,
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
         computes=not isinstance(drafter, LookupDrafter),
         looks_up=looks_up,
     )
+    drafting = drafter.network if isinstance(drafter, HybridDrafter) else drafter
+    if isinstance(drafting, NetworkDrafter):
+        form = (widths, depth, looks_up)
+        experience = Experience.of(fingerprint(target.model), drafting.network, form)
+        if experience is not None:
+            controller.gain.resume(experience)
+    return controller
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:

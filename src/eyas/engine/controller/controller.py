@@ -93,7 +93,7 @@ class Controller:
         Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
         `looks_up`: whether it finds continuations on the host.
         """
-        self._costs, self._gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
+        self._costs, self.gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
         self._computes, self._looks_up = computes, looks_up
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
         self._counts_freely, self._clock = counts_freely, clock
@@ -144,7 +144,7 @@ class Controller:
         situation = (rows, sum(groups), room, max(lengths).bit_length())
         new = sum(length not in self._expected for length in lengths)
         if new:
-            self._gain.renew(new / rows)
+            self.gain.renew(new / rows)
         if 2 * new > rows:
             self._explorer.renew()
         due = self._planning.due() or self._stale
@@ -185,7 +185,7 @@ class Controller:
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
-            self._gain.rest()
+            self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
         paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
@@ -200,7 +200,7 @@ class Controller:
             self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
-                rate = self._wanted.rate_if(self._gain.hope(record.rows), record.rows)
+                rate = self._wanted.rate_if(self.gain.hope(record.rows), record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
             if record.draft is None and not first:
                 error = math.log(whole / self._prospects.plain_seconds)
@@ -265,7 +265,7 @@ class Controller:
     def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool) -> None:
         """Choose the shape anew, by costs that are fitted to the latest rounds if it `settles`."""
         began = self._clock()
-        self._gain.settle()
+        self.gain.settle()
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
             self._stale_after = min(2 * self._stale_after, _STALE_MOST) if self._stale else _STALE_AFTER
             self._since_settled, self._plain_error = 0, 0.0
@@ -273,7 +273,7 @@ class Controller:
         sampled = sum(groups)
         self._costs.thinking = self._thinking.beyond_plain("drafted")
         prospects = Prospects(
-            self._gain.forecast((rows - sampled, sampled)),
+            self.gain.forecast((rows - sampled, sampled)),
             self._costs,
             self._widths,
             rows,
@@ -286,7 +286,7 @@ class Controller:
         if self._choice is not None:
             held = prospects.of(self._choice.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and best.rate_if(self._gain.hope(rows), rows) >= prospects.plain_rate * self._least
+        pays = self._computes and best.rate_if(self.gain.hope(rows), rows) >= prospects.plain_rate * self._least
         self._wanted = best if pays and self._choice is None else None
         self._choice = best if pays and self._choice is not None else None
         if self._wanted is None:
@@ -302,10 +302,10 @@ class Controller:
         wanted = self._choice is not None or self._wanted is not None
         if not wanted and self._deferred % _LOOK:
             return False
-        drift, shape = self._gain.drift, self._choice or self._prospects.best
+        drift, shape = self.gain.drift, self._choice or self._prospects.best
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        rate = shape.rate_if(drift * self._gain.hope(rows), rows)
+        rate = shape.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> PlannedTree:
@@ -333,7 +333,7 @@ class Controller:
             ),
             prices=prices,
             padding_prices=padding_prices,
-            values=self._gain.values,
+            values=self.gain.values,
             groups=groups if any(groups) else None,
             keeps_candidates=self._probe is not None or self._analysing.due(),
         )
@@ -347,7 +347,7 @@ class Controller:
             SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
             prices=self._prospects.prices(rate, nodes),
             padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),
-            values=self._gain.values,
+            values=self.gain.values,
             groups=groups if any(groups) else None,
             keeps_candidates=self._analysing.due(),
             found_only=True,
@@ -416,13 +416,13 @@ class Controller:
             return  # reading the device costs a sync
         began = self._clock()
         groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
-        self._gain.learn(record.draft, groups, record.drafting)
+        self.gain.learn(record.draft, groups, record.drafting)
         if record.spec.keeps_candidates:
             self._analysing.done(self._clock() - began)
         network = accepted_of_network(record.draft)
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
-            self._gain.judge(judged.accepted, network, record.rows)
+            self.gain.judge(judged.accepted, network, record.rows)
         found = found_values(record.draft.tree, record.spec, groups)
         if found > 0.0:
-            self._gain.judge_found(found, record.emitted - record.rows - network)
+            self.gain.judge_found(found, record.emitted - record.rows - network)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.supply import Supply
 from eyas.engine.round import VerifiedDraft
 from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
@@ -38,6 +39,9 @@ _USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
 _HOPE = 0.25
 """The spread of what texts yield, as a share: a new one gets the benefit of the doubt."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
+_LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
+_RESUMED, _RENEWED = 0.5, 256
+"""The weight of what an earlier model has learnt; drafts after which what was learnt is kept again."""
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
@@ -66,6 +70,9 @@ class GainModel:
         self._shown = 0.0
         """What was forecast so far of the texts being written: for how much of their yield there are results."""
         self._usual_forecast, self._usual_accepted = 0.0, 0.0
+        self._experience: Experience | None = None
+        self._learnt_rounds = 0
+        """Drafts since what was learnt was kept."""
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
@@ -73,6 +80,33 @@ class GainModel:
             alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
             self._supply.learn(draft.tree.candidates, groups, alive)
         self._acceptance.learn_tree(draft.tree, draft.paths, groups)
+        self._learnt_rounds += 1
+
+    @property
+    def _learnt(self) -> dict[str, Array]:
+        """What was learnt of the drafter, by name."""
+        usual = np.array((self._usual_forecast, self._usual_accepted))
+        return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, usual), strict=True))
+
+    def keep(self) -> None:
+        """There is time to keep what was learnt, if it is a lot."""
+        if self._experience is not None and self._learnt_rounds >= _RENEWED:
+            self._experience.write(self._learnt)
+            self._learnt_rounds = 0
+
+    def resume(self, experience: Experience) -> None:
+        """Keep there what this model learns, and go on from what is there, at half its weight: texts may have changed.
+
+        What a model of other shapes has learnt is ignored.
+        """
+        self._experience = experience
+        learnt, own = experience.read(), self._learnt
+        if learnt.keys() != own.keys() or any(learnt[name].shape != own[name].shape for name in own):
+            return
+        for name, state in own.items():
+            state[:] = _RESUMED * learnt[name]
+        self._usual_forecast, self._usual_accepted = map(float, own["usual"])
+        self.settle()
 
     def renew(self, share: float) -> None:
         """Forget what the texts being written yield, as far as their rows, a `share` of all, have new ones."""

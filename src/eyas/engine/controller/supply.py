@@ -45,6 +45,11 @@ class Supply:
             self.learn(prior, np.array([group]))
 
     @property
+    def counts(self) -> tuple[Array, Array, Array, Array]:
+        """Sums and weights of candidates and of the best ones: the state, to be changed in place."""
+        return self._sums, self._weights, self._best_sums, self._best_weights
+
+    @property
     def rates(self) -> Array:
         """[G, W, D, K] the average number of candidates in a row."""
         more = self._sums / np.maximum(self._weights, 1e-9)

@@ -1,0 +1,69 @@
+"""What a controller has learnt of a pair, kept in the user's cache: the next engine doesn't begin by guessing.
+
+It is about acceptance, not about time, so it holds on any machine, and the drafter that eyas ships brings one. Where it
+is missing or damaged a controller begins with what is usual. `EYAS_KEEP=0` reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+from torch import nn
+
+from eyas.files import write_bytes
+from eyas.kept import keeps
+from eyas.machine import cache_directory
+from eyas.tree.acceptance import Array
+
+_LOG = logging.getLogger("eyas")
+_SHIPPED = Path(__file__).parents[2] / "assets" / "experience"
+
+
+class Experience:
+    """A file of arrays by name, which controllers of the same pair and form read and write."""
+
+    def __init__(self, name: str) -> None:
+        self._name = f"experience-{name}.safetensors"
+
+    @classmethod
+    def of(cls, target: str, network: nn.Module, form: Sequence[object]) -> Experience | None:
+        """That of a target's fingerprint, a drafter and a controller's `form`; None if nothing is to be kept.
+
+        Drafters are told apart by their vectors, such as weights of norms: however matrices are stored, these are not
+        changed.
+        """
+        if not keeps():
+            return None
+        found = sha256(repr((target, type(network).__name__, tuple(form))).encode())
+        for key, weight in sorted(network.named_parameters()):
+            if weight.dim() == 1:
+                found.update(key.encode() + weight.detach().float().cpu().numpy().tobytes())
+        return cls(found.hexdigest()[:16])
+
+    @property
+    def path(self) -> Path:
+        return cache_directory() / "machine" / self._name
+
+    def read(self) -> Mapping[str, Array]:
+        """What was learnt, here or before the drafter was shipped; empty if nothing is known."""
+        for folder in (self.path.parent, _SHIPPED):
+            try:
+                arrays: dict[str, Array] = load((folder / self._name).read_bytes())
+                return arrays
+            except FileNotFoundError:
+                continue
+            except (OSError, SafetensorError) as error:
+                _LOG.info("%s can't be read: %s", folder / self._name, error)
+        return {}
+
+    def write(self, arrays: Mapping[str, Array]) -> None:
+        """Keep what was learnt so far."""
+        try:
+            write_bytes(self.path, save(dict(arrays)))
+        except OSError as error:
+            _LOG.info("what was learnt of the drafter isn't kept: %s", error)
