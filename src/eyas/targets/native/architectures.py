@@ -34,6 +34,7 @@ from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
 from eyas.targets.native.linears import PackedEmbedding, matrix_of
 from eyas.targets.native.recurrent import recurrent_parts
+from eyas.targets.transformers_names import rotation
 
 _LOG = logging.getLogger("eyas")
 
@@ -269,17 +270,11 @@ def _check_parts(module: nn.Module, parts: Mapping[str, Any], needed: set[str], 
 
 def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTables]:
     """One table for all layers, or one for each of the attention `types`."""
-    turns = partial(_on_axes, rotary) if getattr(rotary, "mrope_section", None) else rotary
     if "layer_type" not in signature(rotary.forward).parameters:
-        found: list[RopeTables] = [partial(turns, probe)]
+        found: list[RopeTables] = [partial(rotation, rotary, probe)]
     else:
-        found = [partial(turns, probe, layer_type=kind) for kind in types]
+        found = [partial(rotation, rotary, probe, layer_type=kind) for kind in types]
     return [partial(_both_halves, tables) if _one_half(tables) else tables for tables in found]
-
-
-def _on_axes(rotary: Any, probe: Tensor, positions: Tensor, **kwargs: Any) -> Any:
-    """What a rotary embedding that takes a position on each axis of pictures gives for text: all axes have the same."""
-    return rotary(probe, positions.expand(len(rotary.mrope_section), *positions.shape), **kwargs)
 
 
 def _one_half(tables: RopeTables) -> bool:
