@@ -1,7 +1,8 @@
 """What releases of transformers call things: the one file that knows.
 
 Release 5.24 renamed the argument `past_key_values` to `cache`. What a forward takes is read from its signature; no
-version is compared anywhere. Recurrent layers used to reach into a cache's `layers` for their states; now they ask it.
+version is compared anywhere. In earlier ones recurrent layers reach into a cache's `layers` for their states instead of
+asking it, and rotary embeddings of models that see pictures need a position on each axis.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from inspect import getmodule, signature
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import cache_utils
 
 from eyas.errors import UnsupportedModelError
@@ -88,3 +89,12 @@ def layers_of(states: Any) -> Numbered:
             record_past=states.is_recording_past(layer),
         )
     )
+
+
+def rotation(rotary: Any, x: Tensor, positions: Tensor, **which: Any) -> Any:
+    """What a model's rotary embedding gives for text at positions [B, S], in the type of x: [B, S, rotated] each.
+
+    Text has the same position on all axes of pictures.
+    """
+    axes = getattr(rotary, "mrope_section", None)
+    return rotary(x, positions.expand(len(axes), *positions.shape) if axes else positions, **which)

@@ -123,7 +123,7 @@ def test_guesses_are_those_of_transformers_modules(case: Any, name: str, monkeyp
         drafted, logits, _ = theirs(
             torch.tensor([tokens[1:]]),
             states,
-            None,
+            torch.ones(1, len(tokens) - 1),
             torch.arange(1, len(tokens))[None],
             MtpCache(config=model.config.get_mtp_config()),
         )

@@ -75,6 +75,7 @@ def two_steps(drafter: NetworkDrafter) -> tuple[Tensor, Tensor]:
         return network.logits(one)[0], network.logits(two)[0]
 
 
+@pytest.mark.skipif(not hasattr(MtpModel, "forward_layer"), reason="this transformers can't run a module alone")
 @pytest.mark.parametrize("name", THEIRS)
 def test_logits_are_those_of_transformers_module(case: Any, name: str) -> None:
     made = case(name)

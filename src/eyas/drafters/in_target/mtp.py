@@ -41,6 +41,7 @@ from eyas.targets import Target
 from eyas.targets.architecture import text_decoder
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.slots import KVShape, Staging
+from eyas.targets.transformers_names import rotation
 
 _ATTENTION = "eyas_drafter"
 _NOT_COMPUTED = ("sliding_window", "softcap", "s_aux", "position_bias")
@@ -119,7 +120,7 @@ class TargetBlock(nn.Module):
 
     def rope(self, x: Tensor, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The cosines and sines of the target's rotation at positions [B, S], in the type of x; nothing without one."""
-        return {} if self._rotary[0] is None else {"position_embeddings": self._rotary[0](x, positions)}
+        return {} if self._rotary[0] is None else {"position_embeddings": rotation(self._rotary[0], x, positions)}
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """The residual stream [B, S, H] entering the layer -> the one leaving it."""

@@ -34,6 +34,7 @@ from eyas.targets.native.latent import PARTS, LatentHeads, latent_heads
 from eyas.targets.native.library import Activation
 from eyas.targets.native.linears import PackedEmbedding, matrix_of
 from eyas.targets.native.recurrent import recurrent_parts
+from eyas.targets.transformers_names import rotation
 
 _LOG = logging.getLogger("eyas")
 
@@ -270,9 +271,9 @@ def _check_parts(module: nn.Module, parts: Mapping[str, Any], needed: set[str], 
 def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTables]:
     """One table for all layers, or one for each of the attention `types`."""
     if "layer_type" not in signature(rotary.forward).parameters:
-        found: list[RopeTables] = [partial(rotary, probe)]
+        found: list[RopeTables] = [partial(rotation, rotary, probe)]
     else:
-        found = [partial(rotary, probe, layer_type=kind) for kind in types]
+        found = [partial(rotation, rotary, probe, layer_type=kind) for kind in types]
     return [partial(_both_halves, tables) if _one_half(tables) else tables for tables in found]
 
 
