@@ -1,4 +1,4 @@
-"""A chain against a tree of as many nodes on a hybrid target with a drafter of its own, both trained here.
+"""A chain against trees of as many nodes on a hybrid target with a drafter of its own, both trained here.
 
     python -m benchmarks.hybrid_drafting CHATS.jsonl [--runs runs/hybrid] [--steps 300] [--answers 900]
         [--drafter-steps 300] [--prompts 40] [--output FILE.json]
@@ -6,7 +6,9 @@
 The target has four layers of Qwen3.5's kind, three of which are gated delta rules. It begins with embeddings,
 norms and MLPs of the toy target (tests/toy) and is trained on the chats, such as GSM8K's. Then it answers their
 questions itself, its states are captured, and an EAGLE-3 drafter is trained on them. Each step resumes. Accept lengths
-are those of chats that neither has seen; every answer is compared with plain decoding's. No speed is measured.
+are those of chats that neither has seen; every answer is compared with plain decoding's. Both trees have a row's nodes
+in each row: `dynamic` chooses them by the drafter's probabilities, `shared` by what such nodes proved to be worth. No
+speed is measured.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ from eyas.train.recipe import run_recipe
 
 TOY = Path(__file__).parent.parent / "tests" / "toy"
 LAYERS = 4
-TREES = {8: "dynamic:8,4,8", 16: "dynamic:10,5,16"}
-"""By their nodes."""
+ROWS = 4
+TREES = {8: ("dynamic:8,4,8", f"shared:8,4,{8 * ROWS},8"), 16: ("dynamic:16,5,16", f"shared:16,5,{16 * ROWS},16")}
+"""By their nodes, and as deep as a chain of so many."""
+WARM = 8
+"""Chats answered first, which aren't counted: an engine has yet to learn what nodes are worth."""
 
 
 def hybrid_of(teacher: Any) -> Qwen3_5ForCausalLM:
@@ -97,11 +102,11 @@ def trained_drafter(target: Path, questions: Sequence[Chat], runs: Path, steps: 
 def accept_lengths(
     target: Path, drafter: Path, tree: str, requests: Sequence[eyas.Request], plain: Sequence[Sequence[int]]
 ) -> list[float]:
-    """Of each answer; SystemExit where one isn't plain decoding's."""
-    done = eyas.load(target, drafter, tree=tree, batch_size=4).generate(list(requests))
+    """Of each answer after the first `WARM`; SystemExit where one isn't plain decoding's."""
+    done = eyas.load(target, drafter, tree=tree, batch_size=ROWS).generate(list(requests))
     if [one.token_ids for one in done] != list(plain):
         raise SystemExit(f"answers with {tree} differ from plain decoding's")
-    return [one.stats.accept_length for one in done]
+    return [one.stats.accept_length for one in done[WARM:]]
 
 
 @script
@@ -121,23 +126,26 @@ def main(
     validated = split.held_out[prompts : prompts + 30]  # held out by capture too: both go by a chat's id
     drafter = trained_drafter(target, [*split.train[:answers], *validated], runs, drafter_steps)
     tokenizer = load_tokenizer(target)
-    asked = [encode_chat(tokenizer, chat.messages[:1]) for chat in split.held_out[:prompts]]
+    questions = [*split.train[:WARM], *split.held_out[:prompts]]
+    asked = [encode_chat(tokenizer, chat.messages[:1]) for chat in questions]
     rows = []
     for temperature in (0.0, 1.0):
         requests = [
             eyas.Request(prompt, eyas.SamplingParams(max_tokens=tokens, temperature=temperature, seed=seed))
             for seed, prompt in enumerate(asked)
         ]
-        plain = [one.token_ids for one in eyas.load(target, batch_size=4).generate(requests)]
-        for nodes, tree in TREES.items():
-            chain, grown = (accept_lengths(target, drafter, each, requests, plain) for each in (f"chain:{nodes}", tree))
-            rows.append({
-                "temperature": temperature, "nodes": nodes, "tree": tree,
-                "chain_accept_length": round(mean(chain), 3), "tree_accept_length": round(mean(grown), 3),
-                "answers_in_which_the_tree_is_no_shorter": sum(a >= b for a, b in zip(grown, chain, strict=True)),
-            })  # fmt: skip
-    about = {"target_steps": steps, "answers": answers, "drafter_steps": drafter_steps, "prompts": len(asked)}
-    report({**about, "tokens": tokens, "rows": rows}, output, rows)
+        plain = [one.token_ids for one in eyas.load(target, batch_size=ROWS).generate(requests)]
+        for nodes, trees in TREES.items():
+            chain = accept_lengths(target, drafter, f"chain:{nodes}", requests, plain)
+            for tree in trees:
+                grown = accept_lengths(target, drafter, tree, requests, plain)
+                rows.append({
+                    "temperature": temperature, "nodes": nodes, "tree": tree,
+                    "chain_accept_length": round(mean(chain), 3), "tree_accept_length": round(mean(grown), 3),
+                    "answers_in_which_the_tree_is_no_shorter": sum(a >= b for a, b in zip(grown, chain, strict=True)),
+                })  # fmt: skip
+    about = {"target_steps": steps, "answers": answers, "drafter_steps": drafter_steps, "warm": WARM}
+    report({**about, "prompts": len(asked) - WARM, "tokens": tokens, "rows": rows}, output, rows)
 
 
 if __name__ == "__main__":

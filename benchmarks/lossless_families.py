@@ -37,6 +37,7 @@ from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import drafter_layout
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
+from eyas.engine.runner import state_columns
 from eyas.files import write_json
 from eyas.targets import Target, load_target
 from eyas.targets.linears import prepack_linears
@@ -72,6 +73,8 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Kind and settings of random draft networks."""
 PLAIN, ORACLE = "none", "often right"
+ROW = 256
+"""Columns that a row of a tight cache has at least."""
 GRAMMARS = (
     GrammarSpec("regex", r"[0-9]{1,3}(\.[0-9]{1,3}){3}( +[a-z]+)*"),
     GrammarSpec("choice", json.dumps(["return a", "return b", "return", "a + b"])),
@@ -92,7 +95,7 @@ class Setting:
     prefill_chunk: int
     prefix_tokens: int
     cached_tokens: int | None
-    """The limit of the cache; a tight one preempts sequences."""
+    """The limit of the cache, recurrent states aside; a tight one preempts sequences."""
 
 
 def random_setting(rng: Random) -> Setting:
@@ -105,7 +108,7 @@ def random_setting(rng: Random) -> Setting:
         batch_size=batch,
         prefill_chunk=rng.choice([3, 16, 512]),
         prefix_tokens=rng.choice([0, 400]),
-        cached_tokens=rng.choice([None, 256 * ((batch + 1) // 2)]),
+        cached_tokens=rng.choice([None, ROW * ((batch + 1) // 2)]),
     )
 
 
@@ -218,7 +221,7 @@ class Bench:
             speculation = Speculation(drafter, parse_tree(setting.tree) if fixed else None, setting.coupled)
         limits = Limits(
             max_running=setting.batch_size,
-            max_cached_tokens=setting.cached_tokens,
+            max_cached_tokens=self._cached_tokens(setting),
             prefill_chunk=setting.prefill_chunk,
             prefix_tokens=setting.prefix_tokens,
         )
@@ -232,6 +235,14 @@ class Bench:
         model, most = self.target.model, params.max_tokens
         expected = [tiny.continuation(model, r.prompt, most, min_new_tokens=most) for r in requests]
         return sum(one.token_ids != other for one, other in zip(done, expected, strict=True))
+
+    def _cached_tokens(self, setting: Setting) -> int | None:
+        """The setting's limit, with room for as many rows' recurrent states."""
+        if setting.cached_tokens is None:
+            return None
+        copies = 2 if setting.prefix_tokens else 1  # of a row's states, for others that begin alike
+        states = copies * state_columns(self.target.allocate(0))
+        return setting.cached_tokens + setting.cached_tokens // ROW * states
 
     def _drafter(self, name: str, requests: Sequence[Request], plain: Sequence[Completion]) -> Drafter:
         if name == ORACLE:

@@ -199,13 +199,13 @@ def test_what_is_refuted_is_worth_less_from_then_on() -> None:
     """Copies that never come true: their value sinks by itself, not with that of the network's guesses."""
     drafter = hybrid()
     sampler = slots(drafter, [5, 6, 5])
-    before = drafter._values.values.copy()
+    before = drafter._values.table.values.copy()
     for token in range(10, 50):
         drafter.draft(range(1), parse_tree("dynamic:2,2,3"), sampler.coupling(range(1), True))
         observe(drafter, [token, 5])
     copied, at = Source.LOOKUP * GROUPS, bins(np.log(np.array([0.5])))
-    assert drafter._values.values[copied, 0, at] < 0.2 < before[copied, 0, at]
-    assert drafter._values.values[copied, 0, at] < drafter._values.values[0, 0, at]
+    assert drafter._values.table.values[copied, 0, at] < 0.2 < before[copied, 0, at]
+    assert drafter._values.table.values[copied, 0, at] < drafter._values.table.values[0, 0, at]
 
 
 def test_slots_of_both_move_together() -> None:

@@ -90,6 +90,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc", "vocab_size": 129280,
     },
+    "qwen3_5": {  # no model's: transformers' defaults
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "head_dim": 256, "hidden_size": 4096,
+        "intermediate_size": 12288, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
+        "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128, "max_position_embeddings": 32768, "num_attention_heads": 16,
+        "num_hidden_layers": 32, "num_key_value_heads": 4, "vocab_size": 248320,
+    },
 }  # fmt: skip
 """Hub id -> config.json, without the keys that name versions and quantization."""
 
@@ -99,6 +106,7 @@ _TINY = {
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "experts_per_token": 2,
     "n_group": 2, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8, "v_head_dim": 8, "sliding_window": 16, "first_k_dense_replace": 1,
+    "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 8,
 }  # fmt: skip
 
 

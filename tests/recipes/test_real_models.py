@@ -69,6 +69,12 @@ SIZES: list[tuple[str, str, dict[str, Any]]] = [
          "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
          "vocab_size": 129280, "taps": (2, 30, 58), "rope_theta": 10000, "max_position_embeddings": 163840},
     ),
+    (
+        "eagle3_8b", "qwen3_5",  # taps follow full-attention layers
+        {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4,
+         "head_dim": 256, "vocab_size": 248320, "taps": (4, 16, 28), "rope_theta": 10000.0,
+         "max_position_embeddings": 32768},
+    ),
 ]  # fmt: skip
 
 
@@ -126,6 +132,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("eagle3_32b", "Qwen/Qwen3-32B", marks=pytest.mark.slow),
         pytest.param("eagle3_moe", "Qwen/Qwen3-30B-A3B", marks=pytest.mark.slow),
         pytest.param("eagle3_mla", "deepseek-ai/DeepSeek-V2-Lite-Chat", marks=pytest.mark.slow),
+        pytest.param("eagle3_8b", "qwen3_5", marks=pytest.mark.slow),
     ],
 )
 def test_it_trains_a_drafter_of_the_architecture(name: str, model: str, chats: Path, tmp_path: Path) -> None:

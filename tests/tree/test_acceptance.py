@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from eyas.tree import acceptance as rates
-from eyas.tree.acceptance import Acceptance, never_rising
-from eyas.tree.draft_tree import DraftTree
+from eyas.tree.acceptance import Acceptance, LearntValues, never_rising
+from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTRES, bins
 
 
@@ -94,3 +97,36 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
         tables.append(acceptance.table().values)
     np.testing.assert_allclose(tables[0], tables[1], rtol=1e-9)
     assert abs(tables[0] - Acceptance().table().values).max() > 0.1
+
+
+def grown(spec: TreeSpec) -> DraftTree:
+    """Two rows' trees of a timid drafter: children of every node are the tokens 0, 1, 2, none of them likely."""
+    growth, width = spec.start(2, torch.device("cpu")), 1
+    steps = torch.tensor([0.3, 0.25, 0.2]).log()
+    while (frontier := growth.expand(steps.expand(2, width, 3), torch.arange(3).expand(2, width, 3))) is not None:
+        width = frontier.tokens.shape[1]
+    return growth.tree()
+
+
+def first_children(tree: DraftTree, row: int) -> list[int]:
+    """The path that always takes token 0."""
+    path = [0]
+    for node in range(tree.size):
+        if tree.valid[row, node] and tree.parents[row, node] == path[-1] - 1 and tree.tokens[row, node] == 0:
+            path.append(node + 1)
+    return path
+
+
+def test_what_is_accepted_more_often_than_its_probability_says_makes_longer_paths() -> None:
+    """A greedy row's first guess is always right; the sampled one's never is."""
+    shape, values, groups = SharedTree(3, 3, 6, 3), LearntValues(), (0, 1)
+    before = grown(shape.valued(values.table, groups))
+    assert before.depth.max() == 1
+    for _ in range(40):
+        tree = grown(shape.valued(values.table, groups))
+        assert values.wants(tree)
+        values.learn(tree, [first_children(tree, 0), [0]], np.array(groups))
+    after = grown(shape.valued(values.table, groups))
+    assert first_children(after, 0) == [0, 1, 2, 3]
+    assert after.depth[1][1:][after.valid[1]].max() == 1
+    assert math.isclose(after.logprob[0].min(), 3 * math.log(0.3), rel_tol=1e-5)  # which stays the drafter's

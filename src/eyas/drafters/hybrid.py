@@ -3,7 +3,7 @@
 Both know the same pairs. What is looked up costs next to nothing, so it is asked first: where it promises every row at
 least as many accepted tokens as a round with the network usually brings, the network computes nothing, and its pairs
 are deferred. Otherwise both trees become one (`eyas.tree.union`), whose nodes are kept by what such nodes turned out to
-be worth: by the controller's numbers, or by the drafter's own where no controller plans the trees.
+be worth: by the engine's numbers, or by the drafter's own where a tree comes without.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
@@ -23,8 +23,7 @@ from eyas.drafters.base import Drafter, SavedPairs
 from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
 from eyas.tree import DraftTree, TreeSpec
-from eyas.tree.acceptance import GROUPS, Acceptance
-from eyas.tree.draft_tree import Source
+from eyas.tree.acceptance import LearntValues
 from eyas.tree.proposal import Proposal, found_tree, on_device
 from eyas.tree.shared import SharedTree
 from eyas.tree.union import path_values, unite
@@ -33,9 +32,6 @@ from eyas.verify import Coupling
 
 _FADE = 0.95
 """The factor by which a round's weight in the usual number of accepted tokens decays with each later one."""
-_OFTEN, _SELDOM = 16, 8
-"""Own values are renewed each time so many drafts were learnt from, at the beginning at doubling intervals; on an
-accelerator, where reading a tree is a sync, one draft in so many is learnt from."""
 _SURE = 2.0
 """How many times the usual number of accepted tokens a copy must promise before the network rests: promises of copies
 that were rarely seen are too high, and a rest that was wrong costs more than the draft it saves."""
@@ -72,11 +68,9 @@ class HybridDrafter(Drafter):
     def resize(self, slots: int) -> None:
         self.network.resize(slots)
         self.lookup.resize(slots)
-        self._acceptance = Acceptance(GROUPS * len(Source))
-        self._values: ValueTable = self._acceptance.table()
+        self._values = LearntValues()
         self._usual: float | None = None
         """The usual number of accepted tokens of a row that the network drafted for; None = it never did."""
-        self._drafts = self._learnt = 0
         self._last: DraftTree | None = None  # until the outcome of its round is observed
         self._learns = self._network_rested = False
 
@@ -154,7 +148,7 @@ class HybridDrafter(Drafter):
         ]
         some = any(proposal.tokens for proposal in found)
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(found), torch.device("cpu"))
-        values = self._values if spec.values is None else spec.values
+        values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
         self._network_rested = spec.found_only or self._suffice(copies, wanted, values, groups)
         device = self._device
@@ -165,9 +159,8 @@ class HybridDrafter(Drafter):
             tree = self.network.draft(rows, spec, coupling, drafting)
             if some:
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
-        self._drafts += 1
         self._last = tree
-        self._learns = spec.values is None and (device.type == "cpu" or self._drafts % _SELDOM == 0)
+        self._learns = spec.values is None and self._values.wants(tree)
         return tree
 
     def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
@@ -187,16 +180,13 @@ class HybridDrafter(Drafter):
                 if count:
                     usual = count - 1.0 if self._usual is None else self._usual
                     self._usual = usual + (1.0 - _FADE) * (count - 1.0 - usual)
-        if not self._learns or not tree.size:
+        if not self._learns:
             return
         paths = [
             _walked(children, tokens[: max(0, count - 1)])
             for children, tokens, count in zip(_children(tree), next_tokens.tolist(), counts, strict=True)
         ]
-        self._acceptance.learn_tree(tree, paths, np.zeros(len(paths), dtype=np.int64))
-        self._learnt += 1
-        if self._learnt % _OFTEN == 0 or self._learnt & (self._learnt - 1) == 0:
-            self._values = self._acceptance.table()
+        self._values.learn(tree, paths, np.zeros(len(paths), dtype=np.int64))
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import compress
 
+import numpy as np
 import torch
 
 from eyas.drafters.base import Drafter
@@ -26,6 +27,7 @@ from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
 from eyas.targets.slots import COLUMNS, SlotCache
 from eyas.tree import TreeSpec
+from eyas.tree.acceptance import LearntValues
 from eyas.types import DraftRound
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
@@ -56,6 +58,7 @@ class ModelRunner:
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
+        self._values = LearntValues()
         self.cache = target.allocate(0)
         self._caches: list[SlotCache | Drafter] = [self.cache, *(() if self.drafter is None else (self.drafter,))]
         self.intact = False
@@ -226,13 +229,15 @@ class ModelRunner:
             reading = time.perf_counter() - started
             for sequence in compress(decoding, begun):
                 sequence.stats.prefill_seconds += reading
-        if self.controller is not None:
-            sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-            unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
-            lengths = [sequence.cached for sequence in decoding]
-            started = time.perf_counter()
-            self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-            self._thinking += time.perf_counter() - started
+        sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
+        if self.controller is None:
+            tree = self.tree
+            return None if tree is None else tree.valued(self._values.table, tuple(map(int, sampled))), reading
+        unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
+        lengths = [sequence.cached for sequence in decoding]
+        started = time.perf_counter()
+        self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
+        self._thinking += time.perf_counter() - started
         return self.tree, reading
 
     def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> RoundOutput:
@@ -247,7 +252,9 @@ class ModelRunner:
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self._slots, speculation, rows, roots, drafting, observed)
         seconds = time.perf_counter() - started
-        if self.controller is not None and any(drafting):
+        if self.controller is None:
+            _learn(self._values, tree, output.draft)
+        elif any(drafting):
             record = RoundRecord(
                 rows=len(decoding),
                 lengths=[sequence.cached for sequence in decoding],
@@ -311,6 +318,12 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
         raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
     if tree is None or not tree.is_chain:
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
+
+
+def _learn(values: LearntValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
+    """Learn what nodes are worth from trees that were planned as `spec`, if it chooses its nodes by that."""
+    if spec is not None and spec.values is not None and draft is not None and values.wants(draft.tree):
+        values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
 
 def _pass_of(tokens: int) -> AbstractContextManager[None]:

@@ -39,6 +39,9 @@ _FADE = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
 _WAITING = 64
 """The most rounds that wait to be counted together: a round's few nodes aren't worth a dozen array operations."""
+_OFTEN, _SELDOM = 16, 8
+"""Values are renewed each time so many drafts were learnt from, at the beginning at doubling intervals; on an
+accelerator, where reading a tree is a sync, one draft in so many is learnt from."""
 
 
 class Acceptance:
@@ -129,6 +132,27 @@ class Acceptance:
         likelihood = (taken * np.log(raised) + refused * np.log1p(-raised)).sum(3) - _DOUBT * np.log2(_POWERS) ** 2
         out: Array = raised[likelihood.argmax(2)]
         return out
+
+
+class LearntValues:
+    """Values that follow what is learnt of the nodes of all sources, for trees that no controller plans."""
+
+    def __init__(self) -> None:
+        self._acceptance = Acceptance(GROUPS * len(Source))
+        self.table: ValueTable = self._acceptance.table()
+        self._drafts = self._learnt = 0
+
+    def wants(self, tree: DraftTree) -> bool:
+        """Whether to learn from a batch of trees; to be asked once about each."""
+        self._drafts += 1
+        return tree.size > 0 and (tree.tokens.device.type == "cpu" or self._drafts % _SELDOM == 0)
+
+    def learn(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
+        """Learn from a verified tree, as `Acceptance.learn_tree` does."""
+        self._acceptance.learn_tree(tree, paths, groups)
+        self._learnt += 1
+        if self._learnt % _OFTEN == 0 or self._learnt & (self._learnt - 1) == 0:
+            self.table = self._acceptance.table()
 
 
 def never_rising(values: Array, weights: Array) -> Array:

@@ -237,6 +237,10 @@ class TreeSpec(ABC):
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
 
+    def valued(self, values: ValueTable, groups: tuple[int, ...]) -> TreeSpec:  # noqa: ARG002
+        """One round's trees with `values` and `groups`; without them where nodes aren't chosen by learnt values."""
+        return self
+
     def takes_all(self, counts: Sequence[int]) -> bool:  # noqa: ARG002
         """Whether there is room for `counts` [B] nodes that beams come upon, whatever they are worth."""
         return False

@@ -79,6 +79,9 @@ class SharedTree(TreeSpec):
     def pass_tokens(self, rows: int) -> int:
         return rows + self.budget
 
+    def valued(self, values: ValueTable, groups: tuple[int, ...]) -> PlannedTree:
+        return PlannedTree(self, values=values, groups=groups)
+
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         return PlannedTree(self).start(batch, device, drafting)
 
