@@ -35,9 +35,9 @@ predicted to gain less than the speedup: the cost of plain decoding may have bee
 _SECOND_THOUGHTS = (8, 24)
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
 guess and say little about the rest; unless it takes longer than a plain round."""
-_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_LEAST, _TRIAL_GAP = 8, 8, 4.0, 8
+_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _TRIAL_GAP = 8, 8, 3.0, 8
 """After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
-so many times as often: texts differ by as much. After each but the first in vain twice as many texts go untried."""
+by this share more often, of a single row: texts differ by as much. After each but the first in vain twice as many texts go untried."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -158,7 +158,8 @@ class Explorer:
         """
         best = prospects.best
         due = self._age == _TRIAL_AT and self._untried >= min(2 ** (self._vain - 1), _TRIAL_GAP)
-        if due and best.rate_if(_TRIAL_LEAST, prospects.rows) > prospects.plain_rate:
+        luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
+        if due and best.rate_if(luckiest, prospects.rows) > prospects.plain_rate:
             self._untried, self._vain = 0, self._vain + 1
             # a short chain tells what larger trees would yield, and costs little where it is refused
             tried = prospects.of(best.shape._replace(width=0, depth=min(best.shape.depth, 1)))
