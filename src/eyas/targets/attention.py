@@ -153,6 +153,13 @@ def intercept(model: Any) -> bool:
     return True
 
 
+def cap_scores(model: Any) -> None:
+    """Let a model whose scores are capped (Gemma 2) run `eager`: older transformers run `sdpa`, uncapped."""
+    config = model.config.get_text_config()
+    if config._attn_implementation == "sdpa" and getattr(config, "attn_logit_softcapping", None):
+        set_attention(model, "eager")
+
+
 def set_attention(model: Any, name: str) -> None:
     """Let a model's decoder use the attention of a name; the towers of a multimodal one keep theirs."""
     config = model.config

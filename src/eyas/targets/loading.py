@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import CONFIG_NAME, cached_file
@@ -356,8 +357,6 @@ def read_model(
     gguf_file, settings = weights_file(source), read_here(config)
     beside: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
-    if adapter is not None and adapter.beside:
-        beside["adapter_kwargs"] = {"subfolder": "merged-below"}
     try:
         packs = packs and adapter is None
         if gguf_file is not None:
@@ -371,6 +370,10 @@ def read_model(
             beside["state_dict"], packed = read_quantized(
                 source, model_class(config), config, settings, dtype, packs=packs
             )
+        elif adapter is not None and adapter.beside:  # from its directory transformers loads the adapter too
+            beside["state_dict"] = {
+                key: tensor for file in weight_files(source) for key, tensor in load_file(file).items()
+            }
         given = "state_dict" in beside
         loaded, report = (model_class if given else auto_class)(config).from_pretrained(
             None if given else source,
@@ -384,6 +387,7 @@ def read_model(
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
+    loaded.name_or_path = source  # which peft compares; transformers leaves it out where it was given tensors
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would go on with random numbers in their place

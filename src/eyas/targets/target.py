@@ -27,7 +27,7 @@ from eyas.targets.architecture import (
     refuse_unsupported,
     refused_where_it_fails,
 )
-from eyas.targets.attention import RaggedLayout, use_layout
+from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
@@ -182,6 +182,7 @@ class Target(EmbeddingAndHead):
         super().__init__(self.model)
         self.plan = attention_plan(self.config)
         with refused_where_it_fails(self.model):
+            cap_scores(self.model)
             self._probe()
             choose_passes(self)
             if self.states:

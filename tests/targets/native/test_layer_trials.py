@@ -229,7 +229,7 @@ def test_positions_are_near_at_numbers_of_the_config_and_far() -> None:
     [
         ("qwen3_next", "key", 0), ("qwen3_next", "gate", 0), ("qwen3_5", "factor_scale", 2.0),
         ("qwen3_5", "gates_first", 1), ("qwen3_5", "kernel", 3), ("bamba", "skip", None),
-        ("bamba", "filter_bias", None), ("bamba", "norm_size", 64), ("bamba", "gates_first", 0),
+        ("bamba", "filter_bias", None), ("bamba", "norm_size", 16), ("bamba", "gates_first", 0),
         ("lfm2", "multiplier", 0), ("lfm2", "gate", 0), ("falcon_h1", "scales", None),
     ],
 )  # fmt: skip
