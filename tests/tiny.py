@@ -212,6 +212,7 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron_h": ("NemotronHConfig", {**_NEMOTRON, "layers_block_type": [*_LINEAR[:2], "mlp", "moe"]}),
     "olmo_hybrid": ("OlmoHybridConfig", _DELTA),
+    "lfm2_moe": ("Lfm2MoeConfig", {**_EXPERTS, "layer_types": ["full_attention", "conv"] * 2, "num_dense_layers": 1}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
     "kimi_linear": (
         "KimiLinearConfig",

@@ -14,6 +14,7 @@ from eyas.drafters.base import Drafter
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.registry import WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
+from eyas.engine.default_tree import tree_for
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.errors import RequestError
 from eyas.targets import SlotCache, Target
@@ -274,6 +275,17 @@ def test_methods_without_weights(method: str) -> None:
     speculation = Speculation(drafter, parse_tree(drafter.default_tree or "chain:4"))
     done = Engine(target, None, speculation, batch_size=3).generate(requests(0.0))
     assert tokens(done) == plain("qwen3_next", 0.0, "float32")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "dflash" else pytest.mark.slow) for kind in tiny.KINDS]
+)
+def test_drafters_of_every_kind(kind: str) -> None:
+    drafter = tiny.drafter(kind)
+    for temperature in (0.0, 0.8):
+        speculation = Speculation(drafter, tree_for(drafter, None))
+        done = Engine(target_of("qwen3_5", "float32"), None, speculation, batch_size=3).generate(requests(temperature))
+        assert tokens(done) == plain("qwen3_5", temperature, "float32")
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "bamba"])
