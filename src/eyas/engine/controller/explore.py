@@ -37,7 +37,8 @@ _SECOND_THOUGHTS = (8, 24)
 guess and say little about the rest; unless it takes longer than a plain round."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _TRIAL_GAP = 8, 8, 3.0, 8
 """After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
-by this share more often, of a single row: texts differ by as much. After each but the first in vain twice as many texts go untried."""
+by this share more often, of a single row: texts differ by as much. After each but the first in vain twice as many texts
+go untried."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
