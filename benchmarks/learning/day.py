@@ -89,17 +89,17 @@ class Server:
                 done[chunk.index] = chunk.completion
             if count % LOOK == 0:
                 if chaos is not None and chaos.random() < 0.3:
-                    self._swap(chaos)
+                    self.swap(chaos.choice(self.folder.numbers()), chaos.random() < 0.5)
                 self.learning.look()
         yield from (done[at] for at in range(len(requests)))
 
-    def _swap(self, chaos: random.Random) -> None:
-        number, at_once = chaos.choice(self.folder.numbers()), chaos.random() < 0.5
+    def swap(self, number: int, at_once: bool) -> None:
+        """Serve a generation at once, or on trial, as somebody might order at any moment."""
 
         def by_hand(state: LearnState) -> LearnState:
             return state.model_copy(update={"wanted": number, **({"settled": number} if at_once else {})})
 
-        self.folder.change(by_hand, "reverted" if at_once else "promoted", generation=number, reason="at random")
+        self.folder.change(by_hand, "reverted" if at_once else "promoted", generation=number, reason="by hand")
 
 
 def day(
@@ -113,6 +113,7 @@ def day(
     canary: float = 0.1,
     least_rows: int = 120,
     most_rows: int = 400,
+    epochs: float = 2.0,
 ) -> None:
     """Serve the day's requests with an engine that learns; a cycle runs between two windows whenever one is due."""
     session, name = Session.open(TargetOptions(model)), "learning"
@@ -120,7 +121,7 @@ def day(
     server = Server(session, DrafterOptions(drafter), work / "learn", model, canary)
     traffic, chaos = Traffic(session, mix, unseen), random.Random(0)
     for window in range(len(windows(work, name)), len(traffic)):
-        swaps = traffic.phase(window) == "swaps"
+        swaps, settled = traffic.phase(window) == "swaps", server.folder.state.settled
         made = list(server.serve(traffic.window(window), chaos if swaps else None))
         kept = {"phase": traffic.phase(window), "generation": server.learning.serving,
                 "answers": [Answer.of(one) for one in made]}  # fmt: skip
@@ -129,7 +130,10 @@ def day(
         server.learning.collector.flush()
         if not swaps:
             words = [f"--least-rows={least_rows}", f"--most-rows={most_rows}", "--threads=1", f"--store={store}"]
+            words.append(f"--epochs={epochs}")
             run([sys.executable, "-m", "eyas", "learn", "run", str(server.folder.path), "--once", *words], check=False)
+        else:
+            server.swap(settled, at_once=True)
         server.learning.look()
         print(window, kept["phase"], kept["generation"], server.folder.state.wanted, flush=True)
     server.learning.close()

@@ -58,6 +58,8 @@ class Judgement(NamedTuple):
     promoted: bool
     reason: str
     figures: dict[str, float]
+    forgets: bool = False
+    """Whether it failed on the reference rows alone."""
 
 
 def judge(
@@ -91,7 +93,7 @@ def judge(
         figures |= {"reference_incumbent": then.incumbent, "reference_candidate": then.candidate}
         figures["reference_lower"] = then.lower
         if then.lower < 1.0 - config.tolerance:
-            return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures)
+            return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures, forgets=True)
         said += f"; reference: {_shown(then)}"
     return Judgement(True, said, figures)
 
