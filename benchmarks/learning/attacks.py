@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from benchmarks.harness import Output, report
-from benchmarks.learning.day import Answer, Server, accept_length
+from benchmarks.learning.day import SETTINGS, Answer, Server, accept_length
 from benchmarks.learning.traffic import TOKENS, WINDOW, asked
 from eyas.data.store.reader import FeatureStore, StoreSource
 from eyas.data.tokens.batches import ChatBatches
@@ -216,8 +216,9 @@ def gate(work: Work, *, tries: int = 50, rows: int = 32, output: Output = None) 
 
 
 def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Output = None) -> None:
-    """After how many requests a worse generation is taken back that was put into service by hand."""
+    """After how many requests a worse generation is taken back that was put into service by hand; and the answers."""
     bench, session = Bench(work), Session.open(TargetOptions(model))
+    plain = session.engine(None, SETTINGS)
     found: list[dict[str, Any]] = []
     for at, (how, seed) in enumerate(harms(50)[:tries]):
         shutil.rmtree(work / "forced", ignore_errors=True)
@@ -225,15 +226,20 @@ def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Outp
         number = server.folder.add(worse(bench, how, seed), Card(number=0, made=0.0))
         server.folder.change(lambda state: state.model_copy(update={"wanted": 1}), "promoted", generation=number)
         server.learning.look()
+        asked: list[Request] = []
         answers: list[Answer] = []
         while not server.folder.state.refused and len(answers) < 400:
-            numbers = range(1000 * at + len(answers), 1000 * at + len(answers) + 10)
-            answers += map(Answer.of, server.serve([_request(session, "tools", number) for number in numbers]))
+            asked += [_request(session, "tools", 1000 * at + len(asked) + more) for more in range(25)]
+            answers += map(Answer.of, server.serve(asked[len(answers) :]))
         server.learning.close()
         reason = server.folder.state.refused.get(number)
-        found.append({"how": how, "requests": len(answers), "reason": reason, "accept_length": accept_length(answers)})
+        expected = [Answer.of(one).digest for one in plain.generate(asked)]
+        wrong = sum(one.digest != digest for one, digest in zip(answers, expected, strict=True))
+        found.append({"how": how, "requests": len(answers), "reason": reason, "answers_that_differ": wrong,
+                      "accept_length": round(accept_length(answers), 3)})  # fmt: skip
         print(found[-1], flush=True)
-    report({"most_requests": max(one["requests"] for one in found), "each": found}, output)
+    totals = {name: sum(one[name] for one in found) for name in ("requests", "answers_that_differ")}
+    report({"most_requests": max(one["requests"] for one in found), **totals, "each": found}, output)
 
 
 # Low-rank updates.

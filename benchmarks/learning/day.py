@@ -17,7 +17,7 @@ from subprocess import run
 from typing import Annotated, Any, NamedTuple
 
 from benchmarks.harness import Output, report
-from benchmarks.learning.traffic import DAY, Traffic
+from benchmarks.learning.traffic import DAY, WINDOW, Traffic
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
 from eyas.learn.folder import LearnFolder, LearnState
@@ -26,7 +26,8 @@ from eyas.options import EngineOptions, TargetOptions
 from eyas.session import Session
 from eyas.types import Completion, Limits, Request
 
-SETTINGS = EngineOptions(tree="chain:5", limits=Limits(max_running=8, prefix_tokens=8192))
+TREE = "chain:5"
+SETTINGS = EngineOptions(tree=TREE, limits=Limits(max_running=8, prefix_tokens=8192))
 LOOK = 30
 """Chunks between two looks of the server at its folder."""
 PLAIN = "plain"
@@ -199,13 +200,19 @@ def figures(
             phases[phase.name] = compared(runs, slice(first, first + phase.requests))
         first += phase.requests
     over = [{"end": end, **compared(runs, slice(end - SPAN, end))} for end in range(SPAN, known + 1, STEP)]
-    pairs = list(zip(answers_of(work, "learning"), answers_of(work, PLAIN), strict=False))
+    windowed = [compared(runs, slice(end - WINDOW, end)) for end in range(WINDOW, known + 1, WINDOW)]
+    pairs = [
+        (a, b)
+        for a, b in zip(answers_of(work, "learning"), answers_of(work, PLAIN), strict=False)
+        if a is not None and b is not None
+    ]
     report(
         {
             "phases": phases,
             "least_ratio_of_200": min((one["ratio"] for one in over), default=None),
             "answers_compared_with_plain": len(pairs),
-            "answers_that_differ": sum(a is None or b is None or a.digest != b.digest for a, b in pairs),
+            "answers_that_differ": sum(a.digest != b.digest for a, b in pairs),
+            "ratio_of_each_window": [one.get("ratio") for one in windowed],
             "spans": over,
             "events": [{**event, "time": 0} for event in LearnFolder(work / "learn").events()],
         },
@@ -224,6 +231,8 @@ def _plotted(over: Sequence[dict[str, float]], names: Sequence[str]) -> bytes:
             axes.plot([one["end"] for one in over], [one[name] for one in over], label=name)
         first = 0
         for phase in DAY:
+            if first >= over[-1]["end"]:
+                break
             axes.axvline(first, color=GREY, linewidth=0.5)
             axes.text(first + 8, axes.get_ylim()[1], phase.name, fontsize=8)
             first += phase.requests
