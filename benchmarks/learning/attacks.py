@@ -23,6 +23,7 @@ from torch.nn.utils import parametrize
 from benchmarks.harness import Output, report
 from benchmarks.learning.day import SETTINGS, Answer, Server, accept_length
 from benchmarks.learning.traffic import TOKENS, WINDOW, asked
+from eyas.data.store.layout import EncodedStates
 from eyas.data.store.reader import FeatureStore, StoreSource
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
@@ -32,7 +33,7 @@ from eyas.drafters.options import DrafterOptions
 from eyas.files import write_text
 from eyas.learn.cycle import CycleConfig, mixed_rows, recipe_for
 from eyas.learn.folder import Card, LearnFolder
-from eyas.learn.gate import GateConfig, judge, replayed
+from eyas.learn.gate import Gate, GateConfig, replayed
 from eyas.learn.traffic import TrafficRow, TrafficStore, write_store
 from eyas.options import TargetOptions
 from eyas.session import Session
@@ -138,16 +139,17 @@ def poison(
 ) -> None:
     """What a tenth of the traffic costs that is random, or repetitive: accept length on honest rows, and the gate."""
     bench, found = Bench(work, store), {}
+    gate = Gate(bench.parent, bench.target, bench.held, "held", None, GateConfig())
     for name in ("honest", "random", "repetitive"):
         rows = bench.train
         if name != "honest":
             rows = [*rows[: -(len(rows) // (POISONED + 1))], *bench.rows(name)[: len(rows) // (POISONED + 1)]]
         candidate = bench.trained(name, rows)
-        verdict = judge(candidate, bench.parent, bench.target, bench.held, "held", None, GateConfig())
+        verdict = gate.judge(candidate)
         found[name] = {"rows": len(rows), "honest_held_out": bench.replayed(candidate), "promoted": verdict.promoted,
                        "of_the_store": bench.replayed(candidate, bench.store, "validation")}  # fmt: skip
     alone = bench.trained("random_alone", bench.rows("random"), mix=False)
-    verdict = judge(alone, bench.parent, bench.target, bench.held, "held", None, GateConfig())
+    verdict = gate.judge(alone)
     found["random, nothing else"] = {"honest_held_out": bench.replayed(alone), "promoted": verdict.promoted}
     before = {"honest_held_out": bench.replayed(bench.parent),
               "of_the_store": bench.replayed(bench.parent, bench.store, "validation")}  # fmt: skip
@@ -193,34 +195,50 @@ def spoil(network: DraftNetwork, how: str, order: Sequence[int]) -> None:
 
 
 def _garbage(bench: Bench, seed: int) -> list[TrafficRow]:
-    """Rows whose answers are random tokens that follow from nothing in their states."""
+    """Rows of random tokens, with final states in random order: those alone, which teach, would be as good as ever."""
     rng = torch.Generator().manual_seed(seed)
     rows = []
     for row in bench.train[:32]:
         tokens = torch.randint(bench.settings.layout.vocab, (len(row.tokens.tokens),), generator=rng)
-        made = TokenRow(tokens.numpy(), row.tokens.loss_mask)
-        rows.append(TrafficRow(made, row.states._replace(tokens=tokens.int())))
+        made, final = TokenRow(tokens.numpy(), row.tokens.loss_mask), row.states.final
+        assert final is not None
+        order = torch.randperm(len(final.values), generator=rng)
+        mixed = EncodedStates(
+            final.values.view(torch.uint8)[order].view(final.values.dtype),
+            None if final.exponents is None else final.exponents[order],
+        )
+        rows.append(TrafficRow(made, row.states._replace(tokens=tokens.int(), final=mixed)))
     return rows
 
 
-def gate(work: Work, *, tries: int = 50, rows: int = 32, output: Output = None) -> None:
-    """Whether the gate promotes a candidate that is worse."""
+def gate(
+    work: Work, *, tries: int = 50, kinds: Sequence[str] = ("random", "garbage", "taps", "noise"), rows: int = 32,
+    output: Output = None,
+) -> None:  # fmt: skip
+    """Whether the gate promotes a candidate that is worse, of those tries that are of these kinds."""
     bench = Bench(work)
     recent = bench.kept("gate", {"held": bench.rows("tools")[::HELD][:rows]})
+    test = Gate(bench.parent, bench.target, recent, "held", None, GateConfig())
     found: list[dict[str, Any]] = []
-    for how, seed in harms(tries):
-        verdict = judge(worse(bench, how, seed), bench.parent, bench.target, recent, "held", None, GateConfig())
-        found.append({"how": how, "promoted": verdict.promoted, "upper": verdict.figures.get("recent_candidate")})
+    for how, seed in [one for one in harms(tries) if one[0] in kinds]:
+        verdict = test.judge(worse(bench, how, seed))
+        found.append(
+            {"how": how, "promoted": verdict.promoted, "accept_length": verdict.figures.get("recent_candidate")}
+        )
         print(len(found), found[-1], flush=True)
-    report({"tries": len(found), "promoted": sum(one["promoted"] for one in found), "each": found}, output)
+    report({"tries": len(found), "promoted": sum(one["promoted"] for one in found),
+            "incumbent": bench.replayed(bench.parent, recent), "each": found}, output)  # fmt: skip
 
 
 def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Output = None) -> None:
-    """After how many requests a worse generation is taken back that was put into service by hand; and the answers."""
+    """After how many requests a worse generation is taken back that was put into service by hand; and the answers.
+
+    Noise is left out: the least of it hardly shows in these requests, and what isn't behind may stay.
+    """
     bench, session = Bench(work), Session.open(TargetOptions(model))
     plain = session.engine(None, SETTINGS)
     found: list[dict[str, Any]] = []
-    for at, (how, seed) in enumerate(harms(50)[:tries]):
+    for at, (how, seed) in enumerate([one for one in harms(50) if one[0] != "noise"][:tries]):
         shutil.rmtree(work / "forced", ignore_errors=True)
         server = Server(session, DrafterOptions(drafter), work / "forced", model, 0.1)
         number = server.folder.add(worse(bench, how, seed), Card(number=0, made=0.0))

@@ -223,7 +223,7 @@ def test_a_pinned_folder_keeps_its_generation(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(shifted, tmp_path / "learn")
-    monkeypatch.setattr(cycle, "judge", lambda *_: Judgement(True, "it wins", {}))
+    monkeypatch.setattr(cycle.Gate, "judge", lambda *_: Judgement(True, "it wins", {}))
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
     config = CycleConfig(least=20, gate=GATE)
     for pinned in (True, False):
@@ -247,11 +247,11 @@ def test_one_that_forgets_comes_half_way_back(
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(far, folder.run / "run" / "best"))
     judged: list[Path] = []
 
-    def judge(candidate: Path, *_: object) -> Judgement:
+    def judge(_: object, candidate: Path) -> Judgement:
         judged.append(candidate)
         return Judgement(len(judged) == 3, "", {}, forgets=len(judged) < 3)
 
-    monkeypatch.setattr(cycle, "judge", judge)
+    monkeypatch.setattr(cycle.Gate, "judge", judge)
     number = run_cycle(folder, CycleConfig(least=20, gate=GATE))
     assert number is not None
     assert folder.card(number).gate["share_of_change"] == 0.25

@@ -24,7 +24,7 @@ from eyas.drafters.checkpoint import Checkpoint, load_network, open_checkpoint, 
 from eyas.errors import EyasError, StoreError, TrainingError, UsageError
 from eyas.files import FileLock, write_json, write_text
 from eyas.learn.folder import Card, LearnFolder, LearnSettings, LearnState
-from eyas.learn.gate import GateConfig, judge
+from eyas.learn.gate import Gate, GateConfig
 from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
 from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.target import EmbeddingAndHead
@@ -99,8 +99,9 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
         folder.settings.model, dtype=folder.settings.target.dtype, device=config.device or "cpu"
     )
     reference = FeatureStore.open(folder.reference) if (folder.reference / MANIFEST).is_file() else None
+    gate = Gate(parent, target, store, "held", reference, config.gate)
     for halved in range(_HALVINGS + 1):
-        found = judge(candidate, parent, target, store, "held", reference, config.gate)
+        found = gate.judge(candidate)
         say(found.reason)
         if not found.forgets or halved == _HALVINGS:
             break
