@@ -23,7 +23,6 @@ from torch.nn.utils import parametrize
 from benchmarks.harness import Output, report
 from benchmarks.learning.day import SETTINGS, Answer, Server, accept_length
 from benchmarks.learning.traffic import TOKENS, WINDOW, asked
-from eyas.data.store.layout import EncodedStates
 from eyas.data.store.reader import FeatureStore, StoreSource
 from eyas.data.tokens.batches import ChatBatches
 from eyas.data.tokens.tokenize import TokenRow
@@ -195,19 +194,20 @@ def spoil(network: DraftNetwork, how: str, order: Sequence[int]) -> None:
 
 
 def _garbage(bench: Bench, seed: int) -> list[TrafficRow]:
-    """Rows of random tokens, with final states in random order: those alone, which teach, would be as good as ever."""
+    """Rows of random tokens whose final states have their features permuted: these are what teaches.
+
+    True ones would make the drafter better, and so would true ones in another order, by how frequent tokens are.
+    """
     rng = torch.Generator().manual_seed(seed)
     rows = []
     for row in bench.train[:32]:
         tokens = torch.randint(bench.settings.layout.vocab, (len(row.tokens.tokens),), generator=rng)
         made, final = TokenRow(tokens.numpy(), row.tokens.loss_mask), row.states.final
         assert final is not None
-        order = torch.randperm(len(final.values), generator=rng)
-        mixed = EncodedStates(
-            final.values.view(torch.uint8)[order].view(final.values.dtype),
-            None if final.exponents is None else final.exponents[order],
-        )
-        rows.append(TrafficRow(made, row.states._replace(tokens=tokens.int(), final=mixed)))
+        order = torch.randperm(final.values.shape[-1], generator=rng)
+        mixed = final.values.view(torch.uint8)[:, order].view(final.values.dtype)
+        states = row.states._replace(tokens=tokens.int(), final=final._replace(values=mixed))
+        rows.append(TrafficRow(made, states))
     return rows
 
 
