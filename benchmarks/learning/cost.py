@@ -17,7 +17,7 @@ from subprocess import DEVNULL, Popen
 
 from benchmarks.harness import Output, interleave, paired, report, seconds_of
 from benchmarks.learning.attacks import Work
-from benchmarks.learning.day import SETTINGS, Mix, Server
+from benchmarks.learning.day import SETTINGS, TREE, Mix, Server
 from benchmarks.learning.traffic import Traffic
 from eyas.drafters.options import DrafterOptions
 from eyas.learn.folder import LearnFolder
@@ -31,7 +31,7 @@ _STARTING = 30.0
 
 def cost(
     model: str, drafter: str, work: Work, *, mix: Mix, count: int = 48, tokens: int = 128, repeats: int = 5,
-    tree: str = SETTINGS.tree or "auto", output: Output = None,
+    tree: str = TREE, output: Output = None,
 ) -> None:  # fmt: skip
     """Seconds of the same requests, in turns, over those without learning: a ratio of 1.02 is a cost of 2 %.
 

@@ -17,7 +17,7 @@ from subprocess import run
 from typing import Annotated, Any, NamedTuple
 
 from benchmarks.harness import Output, report
-from benchmarks.learning.traffic import DAY, Traffic
+from benchmarks.learning.traffic import DAY, WINDOW, Traffic
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
 from eyas.learn.folder import LearnFolder, LearnState
@@ -26,7 +26,8 @@ from eyas.options import EngineOptions, TargetOptions
 from eyas.session import Session
 from eyas.types import Completion, Limits, Request
 
-SETTINGS = EngineOptions(tree="chain:5", limits=Limits(max_running=8, prefix_tokens=8192))
+TREE = "chain:5"
+SETTINGS = EngineOptions(tree=TREE, limits=Limits(max_running=8, prefix_tokens=8192))
 LOOK = 30
 """Chunks between two looks of the server at its folder."""
 PLAIN = "plain"
@@ -89,17 +90,17 @@ class Server:
                 done[chunk.index] = chunk.completion
             if count % LOOK == 0:
                 if chaos is not None and chaos.random() < 0.3:
-                    self._swap(chaos)
+                    self.swap(chaos.choice(self.folder.numbers()), chaos.random() < 0.5)
                 self.learning.look()
         yield from (done[at] for at in range(len(requests)))
 
-    def _swap(self, chaos: random.Random) -> None:
-        number, at_once = chaos.choice(self.folder.numbers()), chaos.random() < 0.5
+    def swap(self, number: int, at_once: bool) -> None:
+        """Serve a generation at once, or on trial, as somebody might order at any moment."""
 
         def by_hand(state: LearnState) -> LearnState:
             return state.model_copy(update={"wanted": number, **({"settled": number} if at_once else {})})
 
-        self.folder.change(by_hand, "reverted" if at_once else "promoted", generation=number, reason="at random")
+        self.folder.change(by_hand, "reverted" if at_once else "promoted", generation=number, reason="by hand")
 
 
 def day(
@@ -113,6 +114,7 @@ def day(
     canary: float = 0.1,
     least_rows: int = 120,
     most_rows: int = 400,
+    epochs: float = 2.0,
 ) -> None:
     """Serve the day's requests with an engine that learns; a cycle runs between two windows whenever one is due."""
     session, name = Session.open(TargetOptions(model)), "learning"
@@ -120,7 +122,7 @@ def day(
     server = Server(session, DrafterOptions(drafter), work / "learn", model, canary)
     traffic, chaos = Traffic(session, mix, unseen), random.Random(0)
     for window in range(len(windows(work, name)), len(traffic)):
-        swaps = traffic.phase(window) == "swaps"
+        swaps, settled = traffic.phase(window) == "swaps", server.folder.state.settled
         made = list(server.serve(traffic.window(window), chaos if swaps else None))
         kept = {"phase": traffic.phase(window), "generation": server.learning.serving,
                 "answers": [Answer.of(one) for one in made]}  # fmt: skip
@@ -129,7 +131,10 @@ def day(
         server.learning.collector.flush()
         if not swaps:
             words = [f"--least-rows={least_rows}", f"--most-rows={most_rows}", "--threads=1", f"--store={store}"]
+            words.append(f"--epochs={epochs}")
             run([sys.executable, "-m", "eyas", "learn", "run", str(server.folder.path), "--once", *words], check=False)
+        else:
+            server.swap(settled, at_once=True)
         server.learning.look()
         print(window, kept["phase"], kept["generation"], server.folder.state.wanted, flush=True)
     server.learning.close()
@@ -195,13 +200,19 @@ def figures(
             phases[phase.name] = compared(runs, slice(first, first + phase.requests))
         first += phase.requests
     over = [{"end": end, **compared(runs, slice(end - SPAN, end))} for end in range(SPAN, known + 1, STEP)]
-    pairs = list(zip(answers_of(work, "learning"), answers_of(work, PLAIN), strict=False))
+    windowed = [compared(runs, slice(end - WINDOW, end)) for end in range(WINDOW, known + 1, WINDOW)]
+    pairs = [
+        (a, b)
+        for a, b in zip(answers_of(work, "learning"), answers_of(work, PLAIN), strict=False)
+        if a is not None and b is not None
+    ]
     report(
         {
             "phases": phases,
             "least_ratio_of_200": min((one["ratio"] for one in over), default=None),
             "answers_compared_with_plain": len(pairs),
-            "answers_that_differ": sum(a is None or b is None or a.digest != b.digest for a, b in pairs),
+            "answers_that_differ": sum(a.digest != b.digest for a, b in pairs),
+            "ratio_of_each_window": [one.get("ratio") for one in windowed],
             "spans": over,
             "events": [{**event, "time": 0} for event in LearnFolder(work / "learn").events()],
         },
@@ -220,6 +231,8 @@ def _plotted(over: Sequence[dict[str, float]], names: Sequence[str]) -> bytes:
             axes.plot([one["end"] for one in over], [one[name] for one in over], label=name)
         first = 0
         for phase in DAY:
+            if first >= over[-1]["end"]:
+                break
             axes.axvline(first, color=GREY, linewidth=0.5)
             axes.text(first + 8, axes.get_ylim()[1], phase.name, fontsize=8)
             first += phase.requests

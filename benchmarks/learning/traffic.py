@@ -92,11 +92,11 @@ class Phase(NamedTuple):
 
 DAY = (
     Phase("known", ("mix",), 250),
-    Phase("tools", ("tools",), 600),
-    Phase("back", ("unseen",), 200),
-    Phase("queries", ("queries",), 450),
-    Phase("all", ("mix", "tools", "queries"), 250),
+    Phase("tools", ("tools",), 500),
+    Phase("back", ("unseen",), 250),
     Phase("swaps", ("mix", "tools", "queries"), 250),
+    Phase("queries", ("queries",), 450),
+    Phase("all", ("mix", "tools", "queries"), 300),
 )
 """`mix`: prompts of the drafter's training mix; `unseen`: the same kinds of prompts, none of which it has seen."""
 WINDOW = 50

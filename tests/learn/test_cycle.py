@@ -223,7 +223,7 @@ def test_a_pinned_folder_keeps_its_generation(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = copied(shifted, tmp_path / "learn")
-    monkeypatch.setattr(cycle, "judge", lambda *_: Judgement(True, "it wins", {}))
+    monkeypatch.setattr(cycle.Gate, "judge", lambda *_: Judgement(True, "it wins", {}))
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(world.drafter, folder.run / "run" / "best"))
     config = CycleConfig(least=20, gate=GATE)
     for pinned in (True, False):
@@ -231,6 +231,36 @@ def test_a_pinned_folder_keeps_its_generation(
         number = run_cycle(folder, config)
         assert number is not None
         assert folder.state.wanted == (0 if pinned else number)
+
+
+def test_one_that_forgets_comes_half_way_back(
+    world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are means; those of a token that the parent can't draft are the candidate's."""
+    folder, far = copied(shifted, tmp_path / "learn"), random_drafter(world, tmp_path / "far")
+    network = load_network(far, world.session.target)
+    ids = network.target_ids.clone()
+    fresh = int((ids != torch.arange(len(ids))).nonzero()[0])
+    ids[fresh] = fresh  # the first token that the parent doesn't know
+    network.set_vocabulary(ids)
+    save_network(network, far)
+    monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(far, folder.run / "run" / "best"))
+    judged: list[Path] = []
+
+    def judge(_: object, candidate: Path) -> Judgement:
+        judged.append(candidate)
+        return Judgement(len(judged) == 3, "", {}, forgets=len(judged) < 3)
+
+    monkeypatch.setattr(cycle.Gate, "judge", judge)
+    number = run_cycle(folder, CycleConfig(least=20, gate=GATE))
+    assert number is not None
+    assert folder.card(number).gate["share_of_change"] == 0.25
+    made, old, new = (load_network(path).state_dict() for path in (folder.generation(number), world.drafter, far))
+    for name in old.keys() - {"d2t", "t2d"}:
+        mean = (0.75 * old[name].float() + 0.25 * new[name].float()).to(made[name])
+        if name == "lm_head.weight":
+            mean[fresh] = new[name][fresh]
+        torch.testing.assert_close(made[name], mean, msg=name, rtol=0.01, atol=0.005)  # rounded twice
 
 
 def test_folders_belong_to_a_pair(world: World, tmp_path: Path) -> None:

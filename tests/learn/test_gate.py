@@ -11,7 +11,7 @@ import torch
 from eyas.data.store.reader import FeatureStore
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.network import DraftNetwork
-from eyas.learn.gate import GateConfig, judge, replayed
+from eyas.learn.gate import Gate, GateConfig, replayed
 from eyas.options import EngineOptions
 
 from .conftest import World
@@ -53,12 +53,12 @@ def test_a_worse_one_is_never_promoted(
     """Not in 51 tries."""
     for seed in tries:
         candidate = changed(world, tmp_path / str(seed), how, seed)
-        found = judge(candidate, world.drafter, world.session.target, recent, "held", None, GateConfig())
+        found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(candidate)
         assert not found.promoted, found.reason
 
 
 def test_an_equal_one_is_not_promoted(world: World, recent: FeatureStore) -> None:
-    found = judge(world.drafter, world.drafter, world.session.target, recent, "held", None, GateConfig())
+    found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(world.drafter)
     assert not found.promoted
     assert found.figures["recent_lower"] == 1.0
 
@@ -66,10 +66,10 @@ def test_an_equal_one_is_not_promoted(world: World, recent: FeatureStore) -> Non
 def test_a_better_one_is_promoted(world: World, recent: FeatureStore, tmp_path: Path) -> None:
     worse = changed(world, tmp_path / "worse", "noise", 0)
     target = world.session.target
-    found = judge(world.drafter, worse, target, recent, "held", recent, GateConfig())
+    found = Gate(worse, target, recent, "held", recent, GateConfig()).judge(world.drafter)
     assert found.promoted, found.reason
     assert found.figures["recent_candidate"] > found.figures["recent_incumbent"]
-    assert "too few" in judge(world.drafter, worse, target, recent, "held", None, GateConfig(least=35)).reason
+    assert "too few" in Gate(worse, target, recent, "held", None, GateConfig(least=35)).judge(world.drafter).reason
 
 
 def test_one_that_forgets_is_not_promoted(world: World, tmp_path: Path) -> None:
@@ -78,10 +78,11 @@ def test_one_that_forgets_is_not_promoted(world: World, tmp_path: Path) -> None:
     recent = world.store(tmp_path / "recent", {"held": world.rows(8, 34, domain=1)})
     reference = world.store(tmp_path / "reference", {"reference": world.rows(9, 34, domain=0)})
     target = world.session.target
-    assert judge(knows[1], knows[0], target, recent, "held", None, GateConfig()).promoted
-    found = judge(knows[1], knows[0], target, recent, "held", reference, GateConfig())
+    assert Gate(knows[0], target, recent, "held", None, GateConfig()).judge(knows[1]).promoted
+    found = Gate(knows[0], target, recent, "held", reference, GateConfig()).judge(knows[1])
     assert not found.promoted
-    assert "forgets" in found.reason
+    assert found.forgets
+    assert "it forgets" in found.reason
 
 
 def _without_tokens(world: World, path: Path, domain: int) -> Path:
@@ -100,10 +101,10 @@ def test_other_forms_and_damaged_ones_are_refused(world: World, recent: FeatureS
     for name, change in (("taps", {"taps": (0, 1, 2)}), ("theta", {"rms_norm_eps": 0.5})):
         network.config = network.config.model_copy(update=change)
         save_network(network, tmp_path / name)
-        found = judge(tmp_path / name, world.drafter, world.session.target, recent, "held", None, GateConfig())
+        found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(tmp_path / name)
         assert "another form" in found.reason
     (tmp_path / "taps" / "model.safetensors").write_bytes(b"nonsense")
-    found = judge(tmp_path / "taps", world.drafter, world.session.target, recent, "held", None, GateConfig())
+    found = Gate(world.drafter, world.session.target, recent, "held", None, GateConfig()).judge(tmp_path / "taps")
     assert "can't be loaded" in found.reason
 
 

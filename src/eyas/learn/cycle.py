@@ -15,25 +15,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 from eyas.data.store.manifest import MANIFEST
 from eyas.data.store.reader import FeatureStore
-from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
+from eyas.drafters.checkpoint import Checkpoint, load_network, open_checkpoint, save_network
 from eyas.errors import EyasError, StoreError, TrainingError, UsageError
 from eyas.files import FileLock, write_json, write_text
 from eyas.learn.folder import Card, LearnFolder, LearnSettings, LearnState
-from eyas.learn.gate import GateConfig, judge
+from eyas.learn.gate import Gate, GateConfig
 from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
 from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.target import EmbeddingAndHead
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import shape_of
+from eyas.train.drafter.train import warm_start
 from eyas.train.recipe import run_recipe
 
 _VALIDATED = 16
 """One training row in so many is kept to choose among the run's checkpoints."""
-_SLOWER = 0.25
-"""The peak learning rate of a cycle, as a share of that of the drafter's own run."""
+_SLOWER = 0.5
+"""The peak learning rate of a cycle, as a share of AdamW's in the drafter's own run."""
+_HALVINGS = 2
+"""How often a candidate that forgets is brought half way back to its parent."""
 _REFERENCE = 128
 """Reference rows at most."""
 
@@ -94,15 +99,36 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
         folder.settings.model, dtype=folder.settings.target.dtype, device=config.device or "cpu"
     )
     reference = FeatureStore.open(folder.reference) if (folder.reference / MANIFEST).is_file() else None
-    found = judge(candidate, parent, target, store, "held", reference, config.gate)
-    say(found.reason)
+    gate = Gate(parent, target, store, "held", reference, config.gate)
+    for halved in range(_HALVINGS + 1):
+        found = gate.judge(candidate)
+        say(found.reason)
+        if not found.forgets or halved == _HALVINGS:
+            break
+        candidate = half_way(candidate, parent, target, folder.run / f"halved-{halved}")
     number, reason = None, found.reason
     if found.promoted and folder.state.settled != plan["parent"]:
         reason = f"generation {folder.state.settled} serves by now, and not the one that it was compared with"
     elif found.promoted:
-        number = folder.add(candidate, _card(candidate, plan, found.figures))
+        number = folder.add(candidate, _card(candidate, plan, {**found.figures, "share_of_change": 0.5**halved}))
     _finish(folder, plan, number, reason)
     return number
+
+
+def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path) -> Path:
+    """Write a drafter whose weights are the means of these two's, with the candidate's vocabulary.
+
+    It keeps most of what either knows, as the two are close (Wortsman et al. 2022, WiSE-FT).
+    """
+    opened = open_checkpoint(candidate, layers=target.num_layers)
+    network, mean = opened.network(target), opened.network(target)
+    known = load_network(parent, target)
+    warm_start(mean, known.config.taps_of(target.num_layers), known, str(parent))
+    with torch.no_grad():
+        for weight, learnt in zip(mean.parameters(), network.parameters(), strict=True):
+            weight.lerp_(learnt, 0.5)
+    save_network(mean, made, opened.provenance)
+    return made
 
 
 def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reason: str) -> None:
@@ -196,12 +222,13 @@ def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: Cycl
 def recipe_for(
     opened: Checkpoint, parent: Path, folder: LearnFolder, config: CycleConfig, seed: int
 ) -> DrafterTrainConfig:
-    """The trainer's settings for a cycle: the parent's form, its own run's loss and optimizer, at a lower rate."""
+    """The trainer's settings for a cycle: the parent's form, its own run's loss, and AdamW at a lower rate.
+
+    AdamW even where that run had Muon, whose step costs as much as the rest of a step on so small a batch.
+    """
     settings, origin = folder.settings, open_checkpoint(folder.generation(0)).provenance
-    optimizer: dict[str, Any] = dict(origin.get("loop", {}).get("optimizer", {"kind": "adamw", "lr": 4e-4}))
-    for rate in ("lr", "matrix_lr"):
-        if rate in optimizer:
-            optimizer[rate] *= _SLOWER
+    optimizer: dict[str, Any] = {"lr": 4e-4, **origin.get("loop", {}).get("optimizer", {}), "kind": "adamw"}
+    optimizer["lr"] *= _SLOWER
     try:
         return DrafterTrainConfig.model_validate(
             {

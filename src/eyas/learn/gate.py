@@ -22,6 +22,7 @@ from eyas.drafters.checkpoint import load_network
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import EyasError
 from eyas.targets.target import EmbeddingAndHead
+from eyas.train.loop.optimizer import computes_in_bf16
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 
@@ -42,6 +43,9 @@ class GateConfig:
     """Rows of recent traffic without which nothing is promoted."""
 
 
+_Replay = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
 class Comparison(NamedTuple):
     """Accept lengths of the two on the same rows, and the bootstrap's lower end of their ratio."""
 
@@ -58,42 +62,66 @@ class Judgement(NamedTuple):
     promoted: bool
     reason: str
     figures: dict[str, float]
+    forgets: bool = False
+    """Whether it failed on the reference rows alone."""
 
 
-def judge(
-    candidate: Path, incumbent: Path, target: EmbeddingAndHead, recent: FeatureStore, split: str,
-    reference: FeatureStore | None, config: GateConfig,
-) -> Judgement:  # fmt: skip
-    """Compare two drafter folders on the held-out `split` of `recent`, and on all of `reference`.
+class Gate:
+    """Compares drafter folders with the one in service, which is replayed once."""
 
-    A candidate that can't be loaded, or is of another form than the incumbent, isn't promoted either.
-    """
-    served = load_network(incumbent, target)
-    try:
-        learnt = load_network(candidate, target)
-    except EyasError as error:
-        return Judgement(False, f"it can't be loaded: {error}", {})
-    if learnt.config != served.config:
-        return Judgement(False, "it has another form than the drafter in service (sizes, taps or vocabulary)", {})
-    now = compared(learnt, served, target, recent, split, config.confidence)
-    figures = {
-        "rows": now.rows, "recent_incumbent": now.incumbent, "recent_candidate": now.candidate,
-        "recent_lower": now.lower,
-    }  # fmt: skip
-    if now.rows < config.least:
-        return Judgement(False, f"{now.rows} held-out rows are too few, {config.least} are needed", figures)
-    if not now.lower > 1.0:
-        return Judgement(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
-    said = f"recent traffic: {_shown(now)}"
-    for name in reference.settings.splits if reference is not None else ():
-        assert reference is not None
-        then = compared(learnt, served, target, reference, name, config.confidence)
-        figures |= {"reference_incumbent": then.incumbent, "reference_candidate": then.candidate}
-        figures["reference_lower"] = then.lower
-        if then.lower < 1.0 - config.tolerance:
-            return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures)
-        said += f"; reference: {_shown(then)}"
-    return Judgement(True, said, figures)
+    def __init__(
+        self, incumbent: Path, target: EmbeddingAndHead, recent: FeatureStore, split: str,
+        reference: FeatureStore | None, config: GateConfig,
+    ) -> None:  # fmt: skip
+        """On the held-out `split` of `recent`, and on all of `reference`."""
+        self._served, self._target, self._config = load_network(incumbent, target), target, config
+        self._recent, self._split, self._reference = recent, split, reference
+        self._replays: dict[tuple[Path, str], _Replay] = {}  # of the one in service
+
+    def judge(self, candidate: Path) -> Judgement:
+        """Whether it is better on recent traffic and forgets nothing.
+
+        One that can't be loaded, or is of another form than the incumbent, isn't promoted either.
+        """
+        try:
+            learnt = load_network(candidate, self._target)
+        except EyasError as error:
+            return Judgement(False, f"it can't be loaded: {error}", {})
+        if learnt.config != self._served.config:
+            return Judgement(False, "it has another form than the drafter in service (sizes, taps or vocabulary)", {})
+        now = self._compared(learnt, self._recent, self._split)
+        figures = {
+            "rows": now.rows, "recent_incumbent": now.incumbent, "recent_candidate": now.candidate,
+            "recent_lower": now.lower,
+        }  # fmt: skip
+        if now.rows < self._config.least:
+            return Judgement(False, f"{now.rows} held-out rows are too few, {self._config.least} are needed", figures)
+        if not now.lower > 1.0:
+            return Judgement(False, f"no win beyond noise on recent traffic: {_shown(now)}", figures)
+        said = f"recent traffic: {_shown(now)}"
+        for name in self._reference.settings.splits if self._reference is not None else ():
+            assert self._reference is not None
+            then = self._compared(learnt, self._reference, name)
+            figures |= {"reference_incumbent": then.incumbent, "reference_candidate": then.candidate}
+            figures["reference_lower"] = then.lower
+            if then.lower < 1.0 - self._config.tolerance:
+                return Judgement(False, f"it forgets: on the reference rows {_shown(then)}", figures, forgets=True)
+            said += f"; reference: {_shown(then)}"
+        return Judgement(True, said, figures)
+
+    def _compared(self, candidate: DraftNetwork, store: FeatureStore, split: str) -> Comparison:
+        """Replay a candidate on all rows of a split."""
+        key = store.folder, split
+        if key not in self._replays:
+            self._replays[key] = replayed(self._served, self._target, store, split)
+        before, same = self._replays[key]
+        lengths, counts = replayed(candidate, self._target, store, split)
+        assert np.array_equal(counts, same)
+        draws = np.random.default_rng(0).integers(0, len(counts), (_DRAWS, len(counts)))  # [D, N]
+        ratios = lengths[draws].sum(1) / before[draws].sum(1)
+        total = counts.sum()
+        lower = float(np.quantile(ratios, 1.0 - self._config.confidence))
+        return Comparison(float(before.sum() / total), float(lengths.sum() / total), lower, len(counts))
 
 
 def _shown(found: Comparison) -> str:
@@ -103,32 +131,16 @@ def _shown(found: Comparison) -> str:
     )
 
 
-def compared(
-    candidate: DraftNetwork, incumbent: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str,
-    confidence: float,
-) -> Comparison:  # fmt: skip
-    """Replay both on all rows of a split."""
-    lengths, counts = replayed(candidate, target, store, split)
-    before, same = replayed(incumbent, target, store, split)
-    assert np.array_equal(counts, same)
-    draws = np.random.default_rng(0).integers(0, len(counts), (_DRAWS, len(counts)))  # [D, N]
-    ratios = lengths[draws].sum(1) / before[draws].sum(1)
-    total = counts.sum()
-    lower = float(np.quantile(ratios, 1.0 - confidence))
-    return Comparison(float(before.sum() / total), float(lengths.sum() / total), lower, len(counts))
-
-
 @torch.no_grad()
-def replayed(
-    network: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def replayed(network: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str) -> _Replay:
     """[N] summed accept lengths of each row that has an answer, and [N] the positions that they are sums over."""
     network = network.to(device=target.device, dtype=torch.float32).eval()
     rows = store.rows(split)
     batches = ChatBatches(rows, 1, store.settings.longest, seed=0)  # a row is a batch
     source = StoreSource(store, batches, network.config.taps_of(target.num_layers), target.device)
     loss = LossConfig(unroll=network.config.guesses or DEPTH)
-    objective = DraftObjective(network, target.head, target.vocab_size, source, loss, bf16=False)
+    fast = target.dtype == torch.bfloat16 and computes_in_bf16(target.device)
+    objective = DraftObjective(network, target.head, target.vocab_size, source, loss, bf16=fast)
     found = [objective.score(source(number)).metrics["accept_length"] for number in range(batches.per_epoch)]
     sums, counts = np.array(found, dtype=np.float64).T
     return sums, counts
