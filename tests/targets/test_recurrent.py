@@ -32,10 +32,11 @@ PARENTS = (-1, -1, 0, 2, 0, 1)
 OFTEN = tiny.sample([*tiny.RECURRENT], ["bfloat16", "float32", "int8"])
 SELDOM = [
     pytest.param(name, kind, marks=pytest.mark.slow)
-    for name in sorted({*tiny.SELDOM_RECURRENT} - {"zamba2", "falcon_mamba"})
+    for name in sorted({*tiny.SELDOM_RECURRENT} - {"zamba2", "falcon_mamba", "lfm2_moe"})
     for kind in ("float32", "bfloat16", "int8")
 ]
-"""Zamba2's GELU is another for one token than for several; a random Falcon-Mamba is refused in bfloat16."""
+"""Zamba2's GELU and LFM2-MoE's router are others for one token than for several; a random Falcon-Mamba is refused in
+bfloat16."""
 NATIVELY = [
     *tiny.NATIVE_RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_NATIVE_RECURRENT),
 ]  # fmt: skip
