@@ -321,8 +321,8 @@ def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None
 
 
 def _learn(values: LearntValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
-    """Learn what nodes are worth from trees that were planned as `spec`, if it chooses its nodes by that."""
-    if spec is not None and spec.values is not None and draft is not None and values.wants(draft.tree):
+    """Learn what nodes are worth from trees that were planned as `spec`, if it chooses its nodes by these values."""
+    if spec is not None and spec.values is values.table and draft is not None and values.wants(draft.tree):
         values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
 
