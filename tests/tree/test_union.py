@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -88,6 +88,8 @@ def test_a_host_unites_trees_as_a_device_does(pair: Pair, seed: int) -> None:
     for name in ("tokens", "parents", "valid", "sources"):
         assert torch.equal(getattr(here, name), getattr(there, name)), name
     torch.testing.assert_close(here.logprob, there.logprob)
+    root = union._steps(there).neg().clamp(min=0.0).sqrt() * 10.0  # PyTorch's root may be rounded to the other bin
+    assume(not ((root.round() >= 1.0) & ((root - root.round()).abs() < 1e-3)).any())
     for table in (None, values):
         torch.testing.assert_close(
             union._path_values_on_host(there, table, pair.groups), union._path_values(there, table, pair.groups)

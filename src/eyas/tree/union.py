@@ -72,14 +72,14 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
 
 def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
     """`path_values`, in lists."""
-    parents, logprobs = tree.parents.tolist(), tree.logprob.tolist()
+    parents, valid, scores = tree.parents.tolist(), tree.valid.numpy(), tree.logprob.numpy()
+    above = np.take_along_axis(np.pad(scores, ((0, 0), (1, 0))), tree.parents.numpy() + 1, axis=1)
+    steps = np.minimum(scores - above, np.float32(0.0))  # in float32: others may fall into the next bin
     sources = [[0] * tree.size] * len(parents) if tree.sources is None else tree.sources.tolist()
-    steps, later = np.zeros(tree.tokens.shape, np.float32), np.zeros(tree.tokens.shape, np.bool_)
-    valid = tree.valid.numpy()
+    later = np.zeros(valid.shape, np.bool_)
     for row, usable in enumerate(valid.tolist()):
-        begun, scores = set[tuple[int, int]](), logprobs[row]
+        begun = set[tuple[int, int]]()
         for node, (parent, source) in enumerate(zip(parents[row], sources[row], strict=True)):
-            steps[row, node] = min(scores[node] - (scores[parent] if parent >= 0 else 0.0), 0.0)
             later[row, node] = (parent, source) in begun
             if usable[node]:
                 begun.add((parent, source))
