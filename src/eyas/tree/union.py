@@ -71,10 +71,10 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
 
 
 def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
-    """`path_values`, in lists."""
+    """What `path_values` says, as Python numbers: step values looked up together, summed up node by node."""
     parents, valid, scores = tree.parents.tolist(), tree.valid.numpy(), tree.logprob.numpy()
-    above = np.take_along_axis(np.pad(scores, ((0, 0), (1, 0))), tree.parents.numpy() + 1, axis=1)
-    steps = np.minimum(scores - above, np.float32(0.0))  # in float32: others may fall into the next bin
+    under = np.take_along_axis(np.pad(scores, ((0, 0), (1, 0))), tree.parents.numpy() + 1, axis=1)
+    steps = np.minimum(scores - under, np.float32(0.0))  # in float32: others may fall into the next bin
     sources = [[0] * tree.size] * len(parents) if tree.sources is None else tree.sources.tolist()
     later = np.zeros(valid.shape, np.bool_)
     for row, usable in enumerate(valid.tolist()):
@@ -93,7 +93,7 @@ def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Ten
 
 
 def _merged_on_host(network: DraftTree, found: DraftTree) -> DraftTree:
-    """`_merged`, in lists."""
+    """What `_merged` makes, row by row: a found node is known where its parent has a child of the same token."""
     lists = ([part.tolist() for part in (one.tokens, one.parents, one.logprob, one.valid)] for one in (network, found))
     rows = zip(*(zip(*four, strict=True) for four in lists), strict=True)
     parts = map(list, zip(*(_merged_row(ours, theirs) for ours, theirs in rows), strict=True))

@@ -290,11 +290,12 @@ def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, ot
         left, right = (c.token_ids[at] if at < len(c.token_ids) else None for c in (a, b))
         request = plain.requests[turn]
         given = engine.target, params, request.prompt, a.token_ids[:at], engine.end_ids(request)
-        gap, tolerance = judge(scores_after(*given), left, right, engine.target.dtype)
+        scores = scores_after(*given)
+        gap, tolerance = judge(scores, left, right, engine.target.dtype)
         if tolerance is not None:  # native passes run none of the modules that are moved: their bound stays
             with moved_by_roundings(engine.target.layers, engine.target.dtype):
                 moved = scores_after(*given).logits
-            tolerance = max(tolerance, 2 * float((moved - scores_after(*given).logits).abs().max()))
+            tolerance = max(tolerance, 2 * float((moved - scores.logits).abs().max()))
         return Divergence(plain.id, turn, at, left, right, gap, tolerance)
     return None
 

@@ -62,7 +62,7 @@ class Experience:
         return {}
 
     def write(self, arrays: Mapping[str, Array]) -> None:
-        """Keep what was learnt so far."""
+        """Replace the file by these arrays; where it can't be written nothing is kept, and the log says so."""
         try:
             write_bytes(self.path, save(dict(arrays)))
         except OSError as error:

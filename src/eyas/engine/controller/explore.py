@@ -121,9 +121,7 @@ class Explorer:
         if speedup is not None and speedup < _CLOSE:
             self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
-    def beside(
-        self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool, analysis: float = 0.0
-    ) -> Probe | None:
+    def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool, analysis: float) -> Probe | None:
         """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay.
 
         A draft also loses the `analysis` of its candidates, in seconds.
@@ -150,7 +148,7 @@ class Explorer:
         return None
 
     def instead_of_plain(
-        self, prospects: Prospects, reading: Callable[[], float], chooses: bool, analysis: float = 0.0
+        self, prospects: Prospects, reading: Callable[[], float], chooses: bool, analysis: float
     ) -> Probe | None:
         """An affordable probe while not speculating, if any.
 
