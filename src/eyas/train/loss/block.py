@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Store
 from eyas.train.loss.config import LossConfig
-from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, head_parameters, teacher_of
+from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, at_once, head_parameters, teacher_of
 from eyas.train.loss.ttt import ChainRows
 
 
@@ -142,7 +142,7 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""Slots that are computed together: with more, more of a product is hidden; with fewer, products are small."""
+"""Slots computed together on a CPU: with more, more of a product is hidden; with fewer, products are small."""
 
 
 class Anchors(NamedTuple):
@@ -206,7 +206,7 @@ class _Part(NamedTuple):
 
 
 def _parts(anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device) -> Iterator[_Part]:
-    most, start = max(1, ROWS // slots), 0
+    most, start = max(1, at_once(ROWS, device) // slots), 0
     while start < len(anchors.chats):
         chat, end = anchors.chats[start], start
         while end < len(anchors.chats) and anchors.chats[end] == chat and end - start < most:
@@ -257,8 +257,8 @@ class _Joined(torch.autograd.Function):
 
 
 SLOTS = 256
-"""The least number of slots that a group has; in wide networks half as many as a layer's width, so that adding up the
-weights' gradients takes little time beside computing them."""
+"""The least number of slots that a group has on a CPU; in wide networks half as many as a layer's width, so that adding
+up the weights' gradients takes little time beside computing them."""
 
 
 def block_loss(
@@ -295,7 +295,7 @@ class _Group(nn.Module):
     def parts(self, blocks: Blocks) -> list[slice]:
         """The groups of a batch's blocks: at least one, since every process needs gradients of all parameters."""
         config, count = self.network.config, len(blocks.masked)
-        most = max(1, max(SLOTS, config.hidden_size // 2) // config.block_size)
+        most = max(1, at_once(max(SLOTS, config.hidden_size // 2), blocks.masked.device) // config.block_size)
         if self._config.kl_decay is not None:  # its loss depends on the mean over all guesses
             most = max(1, count)
         return [slice(start, start + most) for start in range(0, max(1, count), most)]

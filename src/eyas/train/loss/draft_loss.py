@@ -151,7 +151,9 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
 
 
 CHUNK_ELEMENTS = 2**20
-"""The least number of logits that a chunk may have; more if the head is larger."""
+"""The least number of logits that a chunk may have on a CPU; more if the head is larger."""
+LAUNCHES = 64
+"""How many times as much is computed at once on an accelerator, whose time would go into launching kernels."""
 _SPARSE = 0.5
 """The share of guesses that are there below which those alone are computed, each with a teacher's row of its own."""
 
@@ -232,7 +234,7 @@ class TokenLoss:
             tokens, which = (index.unsqueeze(1) for index in there.nonzero(as_tuple=True))  # [guesses, 1]
         else:
             tokens, which = torch.arange(len(there), device=device).unsqueeze(1), torch.arange(steps, device=device)
-        budget = max(CHUNK_ELEMENTS, len(self.target_ids) * states[0].shape[-1])  # or as many logits as head weights
+        budget = max(at_once(CHUNK_ELEMENTS, device), len(self.target_ids) * states[0].shape[-1])  # or as head weights
         size = max(1, budget // (self.vocab_size + (1 if few else steps) * len(self.target_ids)))
         for number, of_chunk in enumerate(torch.split(tokens, size)):
             of_steps = torch.split(which, size)[number] if few else which.unsqueeze(0)
@@ -249,6 +251,11 @@ class TokenLoss:
             with torch.autocast(device.type, enabled=False):
                 judged = score_guesses(logits.detach(), lesson, self.target_ids, self.config, kl_share, grad)
             yield _Chunk(of_chunk, of_steps, at, stacked, logits, judged)
+
+
+def at_once(size: int, device: torch.device) -> int:
+    """How much is computed together on the device where a CPU takes `size`."""
+    return size if device.type == "cpu" else size * LAUNCHES
 
 
 def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
