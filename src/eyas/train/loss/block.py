@@ -206,17 +206,16 @@ class _Part(NamedTuple):
 
 
 def _parts(anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device) -> Iterator[_Part]:
-    most, start = max(1, at_once(ROWS, device) // slots), 0
-    while start < len(anchors.chats):
+    most, start, count = max(1, at_once(ROWS, device) // slots), 0, len(anchors.chats)
+    last_seen = torch.tensor(anchors.positions, device=device)  # of all parts at once: every copy waits for the device
+    while start < count:
         chat, end = anchors.chats[start], start
-        while end < len(anchors.chats) and anchors.chats[end] == chat and end - start < most:
+        while end < count and anchors.chats[end] == chat and end - start < most:
             end += 1
         stop = anchors.positions[end - 1] + 1
-        last, block = (
-            torch.tensor(each, device=device).repeat_interleave(slots)
-            for each in (anchors.positions[start:end], range(end - start))
-        )
-        slot = torch.arange(slots, device=device).repeat(end - start)
+        last = last_seen[start:end].repeat_interleave(slots, output_size=(end - start) * slots)
+        index = torch.arange((end - start) * slots, device=device)
+        block, slot = index // slots, index % slots
         at, own = torch.arange(stop, device=device), block.unsqueeze(1) == block
         context = at <= last.unsqueeze(1)
         if causal:

@@ -27,7 +27,7 @@ candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -191,24 +191,24 @@ class TokenLoss:
                 self, rows, len(states), *states, *self.parameters
             )  # type: ignore[no-untyped-call]
             return TokenScores(*made)
-        return self.run(states, rows, None)
+        return self.run(Guesses.of(states), rows, None)
 
-    def run(self, states: list[Tensor], rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
-        """Run over all chunks (twice for the mixed loss), adding to `grads` of states and parameters if given."""
-        steps, device = len(states), rows.answers.device
+    def run(self, states: Guesses, rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
+        """Run over all chunks (twice for the mixed loss), adding to `grads` of all states and the parameters."""
+        steps, device = len(states.sizes), rows.answers.device
         kl_share = None
         if self.config.kl_decay is not None:
             alphas = torch.cat([chunk.judged.overlap for chunk in self._chunks(states, rows, None, False)])  # [M, K]
             there = rows.guesses[:steps].T >= 0
             kl_share = (-self.config.kl_decay * (alphas * there).sum(0) / there.sum(0).clamp(min=1)).exp()
         scale = self.config.token_weight * self.config.decay ** torch.arange(steps, device=device)
-        shape, precise = (len(rows.answers), steps), torch.promote_types(states[0].dtype, torch.float32)
+        shape, precise = (len(rows.answers), steps), torch.promote_types(states.flat.dtype, torch.float32)
         right = torch.zeros(shape, dtype=torch.bool, device=device)
         overlap = torch.zeros(shape, dtype=precise, device=device)
         by_token = torch.zeros(shape[:1], dtype=precise, device=device)
         losses = []
         for chunk in self._chunks(states, rows, kl_share, grads is not None):
-            weight = scale[chunk.steps] * (chunk.at >= 0)  # [m, k]
+            weight = scale[chunk.steps] * chunk.there  # [m, k]
             weighted = chunk.judged.loss * weight
             losses.append(weighted.sum())
             by_token.index_add_(0, chunk.tokens.squeeze(1), weighted.sum(1).to(precise))
@@ -218,29 +218,32 @@ class TokenLoss:
                 assert chunk.judged.grad is not None
                 down = chunk.judged.grad.mul_(weight.unsqueeze(2)).to(chunk.logits.dtype)
                 found, *own = torch.autograd.grad(chunk.logits, (chunk.states, *self.parameters), down)
-                for step, total in enumerate(grads[:steps]):
-                    here = chunk.of_step(step)
-                    total.index_add_(0, chunk.at[here].clamp(min=0), found[here].to(total.dtype))
-                for total, part in zip(grads[steps:], own, strict=True):
+                grads[0].index_add_(0, chunk.at.flatten(), found.flatten(0, 1))
+                for total, part in zip(grads[1:], own, strict=True):
                     total += part
         return TokenScores(torch.stack(losses).sum(), right, overlap, by_token)
 
-    def _chunks(self, states: list[Tensor], rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
+    def _chunks(self, states: Guesses, rows: ChainRows, kl_share: Tensor | None, grad: bool) -> Iterator[_Chunk]:
         """The chunks with their guesses scored; a batch without answer tokens is a single empty chunk."""
-        steps, device = len(states), rows.answers.device
+        steps, device = len(states.sizes), rows.answers.device
         there = rows.guesses[:steps].T >= 0  # [M, K]
         few = self.config.kl_decay is None and bool(there.sum() < _SPARSE * there.numel())
         if few:
             tokens, which = (index.unsqueeze(1) for index in there.nonzero(as_tuple=True))  # [guesses, 1]
         else:
             tokens, which = torch.arange(len(there), device=device).unsqueeze(1), torch.arange(steps, device=device)
-        budget = max(at_once(CHUNK_ELEMENTS, device), len(self.target_ids) * states[0].shape[-1])  # or as head weights
+        head = len(self.target_ids) * states.flat.shape[-1]  # or as many logits as the head has weights
+        budget = max(at_once(CHUNK_ELEMENTS, device), head)
         size = max(1, budget // (self.vocab_size + (1 if few else steps) * len(self.target_ids)))
-        for number, of_chunk in enumerate(torch.split(tokens, size)):
-            of_steps = torch.split(which, size)[number] if few else which.unsqueeze(0)
-            at = rows.guesses[of_steps, of_chunk]  # [m, k]
+        sizes = torch.tensor(states.sizes, device=device)
+        first = sizes.cumsum(0) - sizes
+        parts = torch.split(tokens, size)
+        steps_of = torch.split(which, size) if few else [which.unsqueeze(0)] * len(parts)
+        for of_chunk, of_steps in zip(parts, steps_of, strict=True):
+            guess = rows.guesses[of_steps, of_chunk]  # [m, k]
+            at = guess.clamp(min=0) + first[of_steps]
             with torch.set_grad_enabled(grad):
-                stacked = _picked(states, at, of_steps).detach().requires_grad_(grad)  # [m, k, H]
+                stacked = states.flat[at].detach().requires_grad_(grad)  # [m, k, H]
                 logits = self.head(stacked)  # [m, k, Vd]
             answers, rows_of = rows.answers[of_chunk.squeeze(1)], None
             if few:  # several guesses of one token
@@ -250,7 +253,7 @@ class TokenLoss:
                 lesson = TeacherOutput(*(part.index_select(0, rows_of) for part in lesson))
             with torch.autocast(device.type, enabled=False):
                 judged = score_guesses(logits.detach(), lesson, self.target_ids, self.config, kl_share, grad)
-            yield _Chunk(of_chunk, of_steps, at, stacked, logits, judged)
+            yield _Chunk(of_chunk, of_steps, guess >= 0, at, stacked, logits, judged)
 
 
 def at_once(size: int, device: torch.device) -> int:
@@ -263,30 +266,29 @@ def head_parameters(network: DraftNetwork) -> tuple[nn.Parameter, ...]:
     return tuple(p for head in network.heads for p in head.parameters() if p.requires_grad)
 
 
+class Guesses(NamedTuple):
+    """The states of all steps' guesses."""
+
+    flat: Tensor  # [rows of all steps, H]
+    sizes: list[int]
+    """The number of rows of each step."""
+
+    @classmethod
+    def of(cls, states: Sequence[Tensor]) -> Guesses:
+        """The states of each step, [rows of the step, H]."""
+        return cls(torch.cat(list(states)), [len(state) for state in states])
+
+
 class _Chunk(NamedTuple):
     """m answer tokens with k guesses each."""
 
     tokens: Tensor  # [m, 1] which of the M answer tokens
     steps: Tensor  # [m or 1, k] the guesses' steps
-    at: Tensor  # [m, k] the row of the guess among its step's states; -1 where there is none
+    there: Tensor  # [m, k] bool: whether there is such a guess
+    at: Tensor  # [m, k] the guess's row among the states of all steps; any of its step where there is none
     states: Tensor  # [m, k, H]
     logits: Tensor  # [m, k, Vd]
     judged: GuessScores
-
-    def of_step(self, step: int) -> tuple[Tensor | slice, int]:
-        """The index of a step's guesses in tensors [m, k, ...]."""
-        if self.steps.shape[1] > 1:
-            return slice(None), step
-        return (self.steps[:, 0] == step).expand(len(self.at)).nonzero().squeeze(1), 0
-
-
-def _picked(states: list[Tensor], at: Tensor, steps: Tensor) -> Tensor:
-    """The states [m, k, H] of guesses at rows `at` [m, k] of their steps' states, given their `steps` [m or 1, k]."""
-    at = at.clamp(min=0)
-    if steps.shape[0] == 1 and steps.shape[1] == len(states):
-        return torch.stack([state.index_select(0, at[:, step]) for step, state in enumerate(states)], dim=1)
-    starts = torch.tensor([0, *(len(state) for state in states)], device=at.device).cumsum(0)
-    return torch.cat(states)[starts[steps] + at]
 
 
 class _Fused(torch.autograd.Function):
@@ -296,9 +298,10 @@ class _Fused(torch.autograd.Function):
     def forward(
         ctx: Any, loss: TokenLoss, rows: ChainRows, steps: int, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        grads = [torch.zeros_like(x) for x in tensors]
-        scores = loss.run(list(tensors[:steps]), rows, grads)
-        ctx.save_for_backward(*grads)
+        guesses = Guesses.of(tensors[:steps])
+        grads = [torch.zeros_like(x) for x in (guesses.flat, *tensors[steps:])]
+        scores = loss.run(guesses, rows, grads)
+        ctx.save_for_backward(*torch.split(grads[0], guesses.sizes), *grads[1:])
         ctx.mark_non_differentiable(scores.right, scores.overlap, scores.by_token)
         return scores.loss, scores.right, scores.overlap, scores.by_token
 
