@@ -172,6 +172,7 @@ def test_a_head_larger_than_the_tokenizer(padding: int) -> None:
     assert [d.token_ids for d in fast] == [d.token_ids for d in plain]
 
 
+@pytest.mark.skipif(tiny.DEVICE.type != "cpu", reason="an accelerator runs them: its passes are rectangles")
 def test_illegal_nodes_are_not_verified() -> None:
     """A grammar that allows one token: whatever is drafted beside it is pruned."""
     letters = "".join(chr(97 + i % 26) for i in range(30))

@@ -102,7 +102,9 @@ PRECISE = [
 ]
 
 
-@pytest.mark.skipif(kernels() is None, reason="elsewhere half precision is equal but for near-ties")
+@pytest.mark.skipif(
+    kernels() is None or tiny.DEVICE.type != "cpu", reason="elsewhere half precision is equal but for near-ties"
+)
 @pytest.mark.parametrize(("name", "kind"), PRECISE)
 def test_speculation_is_plain_decoding_in_other_precisions(name: str, kind: str) -> None:
     """Alone and in batches, natively where there are such passes: every token."""
