@@ -157,7 +157,8 @@ def setting(report: Report, remark: str) -> str:
 
 
 def _place(report: Report) -> str:
-    return f"{report['machine']['cpu']}, {report['machine']['threads']} threads"
+    threads = report["machine"]["threads"]
+    return f"{report['machine']['cpu']}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
 def newest_of(part: str) -> Path | None:
