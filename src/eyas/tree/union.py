@@ -73,7 +73,8 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
 def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
     """What `path_values` says, as Python numbers: step values looked up together, summed up node by node."""
     parents, valid, scores = tree.parents.tolist(), tree.valid.numpy(), tree.logprob.numpy()
-    under = np.take_along_axis(np.pad(scores, ((0, 0), (1, 0))), tree.parents.numpy() + 1, axis=1)
+    above = tree.parents.numpy()
+    under = np.where(above < 0, np.float32(0.0), np.take_along_axis(scores, np.maximum(above, 0), axis=1))
     steps = np.minimum(scores - under, np.float32(0.0))  # in float32: others may fall into the next bin
     sources = [[0] * tree.size] * len(parents) if tree.sources is None else tree.sources.tolist()
     later = np.zeros(valid.shape, np.bool_)
@@ -86,8 +87,8 @@ def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Ten
     if values is not None:
         steps = values.on_host(steps, later, groups.numpy()[:, None] + GROUPS * np.array(sources))
     worth = np.where(valid, np.minimum(steps.astype(np.float64), _LEAST_STEP), 0.0).tolist()
-    for own, above in zip(worth, parents, strict=True):
-        for node, parent in enumerate(above):
+    for own, over in zip(worth, parents, strict=True):
+        for node, parent in enumerate(over):
             own[node] += own[parent] if parent >= 0 else 0.0
     return torch.tensor(worth, dtype=torch.float64).view(tree.tokens.shape)
 
