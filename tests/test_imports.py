@@ -82,7 +82,7 @@ PUBLIC = {"session.py load"}
 """Functions of the public API whose parameters are a user's options, as a verb's are."""
 FAMILIES = {"drafters/kinds", "serve/api"}
 """Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
-CIRCLES = {"targets"}
+CIRCLES: set[str] = set()
 """Rooms in which files import each other in circles."""
 RUNS_CODE = {("bench/accuracy/jail.py", "exec"): "the inside of the sandbox, which the user asks for by --execute"}
 """(file, call) -> why it may run code."""

@@ -45,6 +45,7 @@ from eyas.targets.native.linears import (
 )
 from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.panel_files import kept_panels
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.quantization import (
     dequantize_at_load,
     finish_dequantized,
@@ -53,7 +54,7 @@ from eyas.targets.quantization import (
     refuse_quantization,
 )
 from eyas.targets.quantized_weights import read_quantized, weight_files
-from eyas.targets.target import EmbeddingAndHead, Target
+from eyas.targets.target import Target
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 

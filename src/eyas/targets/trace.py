@@ -11,19 +11,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
 from eyas.targets.native.linears import lone_torch
+from eyas.targets.passes import EmbeddingAndHead, Passes
 from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.transformers_names import cached
-
-if TYPE_CHECKING:
-    from eyas.targets.target import EmbeddingAndHead, Target
 
 AT_ONCE = 4096
 """Rows of at most so many positions are read in one pass."""
@@ -39,13 +37,13 @@ class Trace(NamedTuple):
 
 
 @torch.no_grad()
-def traced(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+def traced(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
     """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
     with lone_torch() if target.alone else nullcontext():
         return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
 
 
-def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
     """`traced` for rows that one pass takes, at most `AT_ONCE` tokens each."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
@@ -60,7 +58,7 @@ def _whole(target: Target, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
     return Trace(stacked(caught, tokens, target.hidden_size, target.dtype), final)
 
 
-def _in_chunks(target: Target, tokens: Tensor, taps: Sequence[int]) -> Trace:
+def _in_chunks(target: Passes, tokens: Tensor, taps: Sequence[int]) -> Trace:
     """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
     rows, width = tokens.shape
     cache = target.allocate(rows, width, of_modules=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +26,10 @@ from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import NativeExperts
 from eyas.targets.native.layer_trials import inputs_as_floats, refusal
 from eyas.targets.native.verdicts import Verdict, keep_verdict, kept_verdict, verdict_file
+from eyas.targets.passes import Passes
 from eyas.targets.roundings import moved_by_roundings
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree
-
-if TYPE_CHECKING:
-    from eyas.targets.slots import SlotCache
-    from eyas.targets.target import Target
 
 _LOG = logging.getLogger("eyas")
 _ROUTED_TRIALS = 8
@@ -45,7 +42,7 @@ _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyE
 """What a model may raise that can't be run in another way."""
 
 
-def choose_passes(target: Target) -> None:
+def choose_passes(target: Passes) -> None:
     """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes.
 
     What was found of this very model on this machine before isn't tried again (`native/verdicts.py`).
@@ -66,7 +63,7 @@ def choose_passes(target: Target) -> None:
     keep_verdict(file, Verdict(refused, tuple(layer.rope for layer in native._layers), target.ragged))
 
 
-def _try_passes(target: Target) -> str | None:
+def _try_passes(target: Passes) -> str | None:
     """As `choose_passes`; returns why a native decoder isn't used, if there is one."""
     with inputs_as_floats(target.model, target.native):
         native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
@@ -94,7 +91,7 @@ def _try_passes(target: Target) -> str | None:
         return why
 
 
-def _try_native(target: Target, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
+def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
     """Have a target run native passes if they are right; else it runs padded ones of its modules. Returns why."""
     try:
         why = refusal(target, native)
@@ -109,7 +106,7 @@ def _try_native(target: Target, native: NativeDecoder, ragged: bool, trial: Pass
     return why
 
 
-def _refuse(target: Target, why: str) -> None:
+def _refuse(target: Passes, why: str) -> None:
     target.native = None
     _LOG.warning("%s runs its modules, not native passes: %s", type(target.model).__name__, why)
 
@@ -117,7 +114,7 @@ def _refuse(target: Target, why: str) -> None:
 class PassTrial:
     """Logits of a target's own passes, with which those of another way to run them are compared."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Passes) -> None:
         self._target = target
         self._expected = self._logits()
         with moved_by_roundings(target.layers, target.dtype):
@@ -143,7 +140,7 @@ class PassTrial:
         return [_trial(self._target, cache, first) for first in first_tokens(self._target)]
 
 
-def first_tokens(target: Target) -> list[int]:
+def first_tokens(target: Passes) -> list[int]:
     """With which tokens trials begin: with several where tokens are routed to experts, and then half must agree."""
     routed = any(
         isinstance(part, NativeExperts) or any(weight.dim() == 3 for weight in part.parameters(recurse=False))
@@ -161,7 +158,7 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
 
 
 @torch.inference_mode()
-def _trial(target: Target, cache: SlotCache, first: int) -> Tensor:
+def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
     """Logits [4, V] of a pass over rows of three and four tokens, the last of which are verified; one has a draft."""
     rows = range(2)
     for slot in rows:
