@@ -1,19 +1,43 @@
 """The target: a model whose passes are run in the fastest way that trials at load have shown to be right.
 
-Shapes: B rows and S positions of a trace.
+Besides it has teacher forcing: the hidden states of whole chats, which drafters are trained on.
+
+Long rows are read in chunks over a cache, so that no mask grows with the square of the length, and only the states of
+the result grow with it.
+
+Shapes: B rows, S positions, N states, A taps, Ht hidden size.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from eyas.errors import UnsupportedModelError
 from eyas.targets.architecture import refused_where_it_fails
-from eyas.targets.passes import Passes
-from eyas.targets.state_trials import check_states, find_odd_steps
-from eyas.targets.trace import Trace, traced
-from eyas.targets.trials import choose_passes
+from eyas.targets.native.linears import lone_torch
+from eyas.targets.passes import EmbeddingAndHead, Passes
+from eyas.targets.slots import StagedCache
+from eyas.targets.taps import caught_taps, stacked
+from eyas.targets.transformers_names import cached
+from eyas.targets.trials import check_states, choose_passes, find_odd_steps
+
+AT_ONCE = 4096
+"""Rows of at most so many positions are read in one pass."""
+CHUNK = 1024
+"""Positions of a pass over longer rows."""
+
+
+class Trace(NamedTuple):
+    """The hidden states of teacher-forced tokens, for training."""
+
+    taps: Tensor  # [B, S, A, Ht]
+    final: Tensor  # [B, S, Ht], after the final norm: what the head reads
 
 
 class Target(Passes):
@@ -34,3 +58,118 @@ class Target(Passes):
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
         return traced(self, tokens, lengths, taps)
+
+
+@torch.no_grad()
+def traced(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+    """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
+    with lone_torch() if target.alone else nullcontext():
+        return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
+
+
+def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
+    """`traced` for rows that one pass takes, at most `AT_ONCE` tokens each."""
+    steps = torch.arange(tokens.shape[1], device=tokens.device)
+    positions = steps.expand_as(tokens)
+    seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
+        (steps < lengths.unsqueeze(1)).unsqueeze(1) | torch.eye(len(steps), dtype=torch.bool, device=tokens.device)
+    )
+    mask = target.masks(torch.zeros_like(lengths), 0, seen, positions)
+    with caught_taps(target.model.base_model, target.layers, taps) as caught:
+        final = target.model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)[
+            0
+        ]
+    return Trace(stacked(caught, tokens, target.hidden_size, target.dtype), final)
+
+
+def _in_chunks(target: Passes, tokens: Tensor, taps: Sequence[int]) -> Trace:
+    """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
+    rows, width = tokens.shape
+    cache = target.allocate(rows, width, of_modules=True)
+    parts: list[Trace] = []
+    for start in range(0, width, CHUNK):
+        piece = tokens[:, start : start + CHUNK]
+        steps = torch.arange(piece.shape[1], device=tokens.device)
+        positions = (start + steps).expand_as(piece)
+        before = torch.full((rows,), start, device=tokens.device)
+        if cache.states is not None:
+            cache.states.begin(range(rows), [piece.shape[1]] * rows, None, cache.lengths[:rows])
+        mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
+        with caught_taps(target.model.base_model, target.layers, taps) as caught:
+            final = target.model.base_model(
+                input_ids=piece,
+                attention_mask=mask,
+                position_ids=positions,
+                **cached(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
+            )[0]
+        cache.commit(range(rows), [range(piece.shape[1])] * rows)
+        parts.append(Trace(stacked(caught, piece, target.hidden_size, target.dtype), final))
+    return Trace(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
+
+
+class FinalNorm:
+    """What a model does after its layers, for states that another engine's layers have computed.
+
+    It is the model's own pass with its layers left out, so that nothing here knows how models name their last norm.
+    Raises UnsupportedModelError for a model whose final states are not those of its last layer, normed.
+    """
+
+    def __init__(self, target: EmbeddingAndHead) -> None:
+        self.target, outputs = target, list[Any]()
+        self._pass, self._layer = _without_layers(target.model.base_model, target.layers)
+        handle = target.layers[-1].register_forward_hook(lambda _module, _args, output: outputs.append(output))
+        try:
+            with torch.no_grad():
+                expected = target.model.base_model(input_ids=target.an_ordinary_token(), use_cache=False)[0][0]
+        finally:
+            handle.remove()
+        self._layer.wraps = not isinstance(outputs[-1], Tensor)
+        leaving = outputs[-1][0] if self._layer.wraps else outputs[-1]
+        if leaving.shape != (1, 1, target.hidden_size) or not torch.allclose(self(leaving[0]), expected):
+            raise UnsupportedModelError(
+                f"{target.config.model_type} does more to its last layer's states than to norm them: capture with "
+                "eyas's own pass (leave out --engine)"
+            )
+
+    @torch.no_grad()
+    def __call__(self, leaving: Tensor) -> Tensor:
+        """The final states [N, Ht] of the states [N, Ht] that leave the last layer."""
+        self._layer.states = leaving.to(self.target.device, self.target.dtype).unsqueeze(1)  # [N, 1, Ht]
+        final: Tensor = self._pass(input_ids=self.target.an_ordinary_token(len(leaving)), use_cache=False)[0]
+        return final[:, 0]
+
+
+class _GivenStates(nn.Module):
+    """In place of a layer: it puts out `states`, whatever it is given, and has the layer's attributes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.states: Tensor | None = None
+        self.wraps = False
+        """Whether layers put out a tuple."""
+
+    def forward(self, *_args: Any, **_options: Any) -> Any:
+        """What the layers would have put out: the states [N, 1, Ht] that were given."""
+        return (self.states,) if self.wraps else self.states
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name in ("layer", "states") else getattr(self.layer, name)
+
+
+def _without_layers(model: nn.Module, layers: nn.ModuleList) -> tuple[nn.Module, _GivenStates]:
+    """A copy of a model that shares all of it but its `layers`, and what is in place of these."""
+    given = _GivenStates(layers[-1])
+    *path, name = next(found for found, module in model.named_modules() if module is layers).split(".")
+    shell = inner = _shared_copy(model)
+    for part in path:
+        inner._modules[part] = inner = _shared_copy(inner._modules[part])
+    inner._modules[name] = nn.ModuleList([given])
+    return shell, given
+
+
+def _shared_copy(module: Any) -> Any:
+    """The same module, whose parts can be replaced without changing the original's."""
+    made = copy.copy(module)
+    made._modules = dict(module._modules)
+    return made
