@@ -193,6 +193,26 @@ def test_what_is_to_know_of_a_tree_is_asked_of_it() -> None:
     assert not asked, f"give `TreeSpec` what these want to know: {asked}"
 
 
+def test_what_is_to_know_of_a_drafter_is_asked_of_it() -> None:
+    """No `isinstance` on drafters outside their room; what learns needs to know which networks it can train."""
+    kinds = {
+        node.name
+        for path in (SOURCE / "drafters").rglob("*.py")
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Drafter")
+    }
+    assert {"NetworkDrafter", "LookupDrafter", "HybridDrafter"} <= kinds
+    asked = {
+        ids(path)
+        for path in FILES
+        if room(path) != "drafters"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if kinds & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+    }
+    assert asked == {"learn/serving.py"}, f"give `Drafter` what these want to know: {asked}"
+
+
 @pytest.mark.parametrize("path", FILES, ids=ids)
 def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
     assert lines(path) <= MOST_LINES
