@@ -76,7 +76,7 @@ pipeline: install
 	$(RUN)/eyas pipeline smollm2 stdlib --output runs/pipeline --recipe pipeline --samples 400 --held-out-share 0.1 \
 	  --max-length 400 --max-new-tokens 96 --draft-model smollm2 --measured-tokens 64
 
-# SmolLM2's exported drafter in vLLM and llama.cpp, against ours; they are built under .engines unless they are named:
+# SmolLM2's exported drafter in vLLM and llama.cpp (how to install them: benchmarks/serving/peers.md), against ours:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
 # MODEL=TARGET DRAFTER=FOLDER is another pair, such as one with a block drafter
 engines: install

@@ -1,10 +1,15 @@
-"""Step time (forward and backward) and peak memory of eyas's objectives against those of `plain_objective.py`.
+"""Step time (forward and backward) and peak memory of eyas's objective against it as one would first write it.
 
-All sides see the same chats, of which the first third or so is prompt (a fifth to almost a half). Loss and gradients
+There keys of all steps are concatenated under a full mask per step, every position is computed at every step, and
+logits of teacher and drafter are made for all positions at once.
+
+Both sides see the same chats, of which the first third or so is prompt (a fifth to almost a half). Loss and gradients
 are compared first. Times are medians of interleaved runs in one process, with the ratios of runs in the same turn;
 memory is what a fresh process's resident set grows by, at its highest, over two steps, gradients included.
 
-    python -m benchmarks.objective [--kinds eagle3 dflash dspark] [--bf16] --output FILE.json
+    python -m benchmarks.objective [--bf16] --output FILE.json
+
+Shapes: B chats, S positions, V / Vd full / draft vocabulary, D head size.
 """
 
 from __future__ import annotations
@@ -21,22 +26,19 @@ from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.harness import Output, interleave, paired, report, script, seconds_of
-from benchmarks.plain_objective import plain_block_loss, plain_loss
 from eyas.data.features import FeatureBatch
-from eyas.drafters.block.network import BlockNetwork
-from eyas.drafters.kinds.dflash import DFlashConfig
-from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
+from eyas.drafters.network import DraftNetwork
 from eyas.runtime import keep_freed_memory
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 
-WIDTH, VOCAB, DRAFT, GUESSES = 512, 4096, 1024, 7
+WIDTH, VOCAB, DRAFT = 512, 4096, 1024
 PROMPTS = (0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)
 """The parts of chats that are prompts."""
-Kind = Literal["eagle3", "dflash", "dspark"]
 Side = Literal["eyas", "plain"]
 
 
@@ -44,58 +46,91 @@ Side = Literal["eyas", "plain"]
 class Case:
     """What is trained, and on what."""
 
-    kind: Kind
     chats: int
     length: int
     """Tokens of a chat."""
-    anchors: int
-    """Blocks of a chat; 0 for EAGLE-3."""
     bf16: bool
     """Under bfloat16 autocast."""
     prompts: bool
 
 
-def network_of(kind: Kind) -> tuple[Any, int]:
-    """A fresh network with all the same sizes but those of its heads, and the number of its taps."""
-    sizes: dict[str, Any] = {
-        "hidden_size": WIDTH, "intermediate_size": 3 * WIDTH, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "head_dim": 64, "vocab_size": VOCAB, "target_hidden_size": WIDTH,
-    }  # fmt: skip
-    if kind == "eagle3":
-        network = Eagle3Network(Eagle3Config(**sizes, draft_vocab_size=DRAFT))
-        network.embed_tokens.requires_grad_(False)
-        network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
-        return network, 3
-    sizes |= {"draft_vocab_size": VOCAB, "num_aux_hidden_states": 2, "num_hidden_layers": 2, "mask_token_id": 0}
-    heads: dict[str, Any] = {"enable_confidence_head": False, "confidence_head_with_markov": False}
-    block: BlockNetwork = (
-        BlockNetwork(DFlashConfig(**sizes, block_size=GUESSES + 1))
-        if kind == "dflash"
-        else DSparkNetwork(DSparkConfig(**sizes, block_size=GUESSES, **heads))
-    )
-    block.embed_tokens.requires_grad_(False)
-    block.lm_head.requires_grad_(False)
-    return block, 2
+class MaskedAttention:
+    """Softmax over the keys of all steps."""
+
+    def __init__(self) -> None:
+        self._keys: dict[int, list[Tensor]] = {}
+        self._values: dict[int, list[Tensor]] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, heads, S, D], k, v [B, kv, S, D] -> [B, heads, S, D]."""
+        self._keys.setdefault(layer, []).append(k)
+        self._values.setdefault(layer, []).append(v)
+        count, width, groups = len(self._keys[layer]), q.shape[2], q.shape[1] // k.shape[1]
+        keys, values = (torch.cat(x[layer], dim=2) for x in (self._keys, self._values))  # [B, kv, count*S, D]
+        causal = torch.ones(width, width, dtype=torch.bool, device=q.device).tril()
+        own = torch.eye(width, dtype=torch.bool, device=q.device)
+        seen = torch.cat([causal] + [own] * (count - 1), dim=1)
+        mask = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill(~seen, float("-inf"))
+        keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+        scores = q @ keys.transpose(2, 3) / q.shape[-1] ** 0.5 + mask
+        return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
+
+
+def plain_loss(
+    network: DraftNetwork,
+    head: Callable[[Tensor], Tensor],
+    batch: FeatureBatch,
+    steps: int,
+    decay: float,
+) -> Tensor:
+    """Summed loss [] of a batch."""
+    width = batch.tokens.shape[1]
+    with torch.no_grad():
+        logits = head(batch.final).float()  # [B, S, V]
+        teacher = logits[:, :, network.target_ids].softmax(-1)  # [B, S, Vd]
+    positions = torch.arange(width, device=batch.tokens.device).expand_as(batch.tokens)
+    attention = MaskedAttention()
+    hidden = network.fuse(batch.taps).to(batch.taps.dtype)
+    loss = torch.zeros((), device=batch.tokens.device)
+    for step in range(steps):
+        tokens = F.pad(batch.tokens[:, 1 + step :], (0, 1 + step))
+        hidden, normed = network.step(tokens, hidden, positions + step, attention)
+        log_q = network.logits(normed).float().log_softmax(-1)  # [B, S, Vd]
+        target = F.pad(teacher[:, 1 + step :], (0, 0, 0, 1 + step))
+        counts = F.pad(batch.loss_mask[:, 2 + step :], (0, 2 + step))
+        loss = loss - decay**step * ((target * log_q).sum(-1) * counts).sum()
+    return loss
+
+
+def fresh_network() -> Eagle3Network:
+    """A drafter with three taps, its embedding frozen."""
+    network = Eagle3Network(
+        Eagle3Config(
+            hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
+            vocab_size=VOCAB, target_hidden_size=WIDTH, draft_vocab_size=DRAFT,
+        )
+    )  # fmt: skip
+    network.embed_tokens.requires_grad_(False)
+    network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
+    return network
 
 
 def build(case: Case) -> tuple[nn.Module, dict[Side, Callable[[], Tensor]]]:
     """The network and, for each side, a call that computes the loss."""
     torch.manual_seed(0)
-    network, taps = network_of(case.kind)
+    network = fresh_network()
     head = nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
     shape = (case.chats, case.length)
     mask = torch.ones(shape, dtype=torch.bool)
     for chat, share in enumerate(PROMPTS[: case.chats]):
         mask[chat, : int(share * case.length) if case.prompts else 0] = False
-    tokens, states = torch.randint(VOCAB, shape), torch.randn(*shape, taps, WIDTH)
+    tokens, states = torch.randint(VOCAB, shape), torch.randn(*shape, 3, WIDTH)
     batch = FeatureBatch(tokens, mask, states, torch.randn(*shape, WIDTH))
-    config = LossConfig(unroll=GUESSES, anchors=case.anchors) if case.anchors else LossConfig()
+    config = LossConfig()
     objective = DraftObjective(network, head, VOCAB, lambda _: batch, config, case.bf16)
 
     def plain() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=case.bf16):
-            if case.anchors:
-                return plain_block_loss(network, head, batch, config)
             return plain_loss(network, head, batch, config.unroll, config.decay)
 
     return network, {"eyas": lambda: objective.score(batch).loss, "plain": plain}
@@ -161,9 +196,7 @@ def memory(case: Case) -> dict[str, float]:
 @script
 def main(
     *,
-    kinds: Sequence[Kind] = ("eagle3",),
     chats: Sequence[int] = (1, 2, 4),
-    anchors: Annotated[Sequence[int], "blocks of a chat, of block drafters"] = (64, 256),
     length: Annotated[int, "tokens of a chat"] = 512,
     repeats: int = 7,
     threads: int = 2,
@@ -174,9 +207,8 @@ def main(
     torch.set_num_threads(threads)
     keep_freed_memory()
     cases = [
-        Case(kind, count, length, blocks, dtype, not no_prompts)
-        for kind, dtype, count in product(kinds, (True,) if bf16 else (False, True), chats)
-        for blocks in ([0] if kind == "eagle3" else anchors)
+        Case(count, length, dtype, not no_prompts)
+        for dtype, count in product((True,) if bf16 else (False, True), chats)
     ]
     rows = []
     for case in cases:

@@ -82,7 +82,7 @@ PUBLIC = {"session.py load"}
 """Functions of the public API whose parameters are a user's options, as a verb's are."""
 FAMILIES = {"drafters/kinds", "serve/api"}
 """Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
-CIRCLES = {"targets"}
+CIRCLES: set[str] = set()
 """Rooms in which files import each other in circles."""
 RUNS_CODE = {("bench/accuracy/jail.py", "exec"): "the inside of the sandbox, which the user asks for by --execute"}
 """(file, call) -> why it may run code."""
@@ -191,6 +191,26 @@ def test_what_is_to_know_of_a_tree_is_asked_of_it() -> None:
         if shapes & {ast.unparse(name).split(".")[-1] for name in ast.walk(node.args[1]) if isinstance(name, ast.expr)}
     ]
     assert not asked, f"give `TreeSpec` what these want to know: {asked}"
+
+
+def test_what_is_to_know_of_a_drafter_is_asked_of_it() -> None:
+    """No `isinstance` on drafters outside their room; what learns needs to know which networks it can train."""
+    kinds = {
+        node.name
+        for path in (SOURCE / "drafters").rglob("*.py")
+        for node in parsed(path).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Drafter")
+    }
+    assert {"NetworkDrafter", "LookupDrafter", "HybridDrafter"} <= kinds
+    asked = {
+        ids(path)
+        for path in FILES
+        if room(path) != "drafters"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if kinds & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+    }
+    assert asked == {"learn/serving.py"}, f"give `Drafter` what these want to know: {asked}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=ids)

@@ -5,9 +5,9 @@
 It is that of SmolLM2, or one in a folder, such as a block drafter: then K is what its blocks guess. All compute in
 float32; a target in a GGUF file is dequantised for that. llama.cpp runs the file itself, too, as its users do.
 
-Engines that aren't named are built under .engines (vLLM 3.4 GB, llama.cpp some minutes); one that can't be built is
-skipped, with the reason. Results go into a JSON file, which keeps those of engines that weren't run this time, and from
-there into docs/lab/engines.md. Ends with 1 if anything isn't as it should be.
+How to install the engines: benchmarks/serving/peers.md. Those that aren't named are skipped. Results go into a JSON
+file, which keeps those of engines that weren't run this time, and from there into docs/lab/engines.md. Ends with 1 if
+anything isn't as it should be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import torch
@@ -27,7 +27,6 @@ import torch
 from benchmarks.engines import llama as llama_engine
 from benchmarks.engines import openvino as openvino_engine
 from benchmarks.engines import vllm as vllm_engine
-from benchmarks.engines.building import Llama, Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import COARSE_TIE, Answer, Result, compare
 from benchmarks.engines.counts import Counts, fitting_chains, full_chains, overshooting_chains
 from benchmarks.engines.reference import Chains, Gaps, Reference, make_prompts, references
@@ -139,7 +138,7 @@ class Checks:
         version, answers = vllm_engine.offline(python, self._job("sglang", chain))
         yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
 
-    def llama(self, built: Llama) -> Iterator[Result]:
+    def llama(self, built: llama_engine.Llama) -> Iterator[Result]:
         """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
         target = llama_engine.converted(built.sources, self._path, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
@@ -247,13 +246,13 @@ def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
 def main(
     *,
     output: Annotated[Path, "the JSON file"],
-    only: Annotated[Literal["vllm", "llama.cpp", "openvino"] | None, "leave the others out"] = None,
-    vllm: Annotated[Path | None, "the Python of an environment with vLLM for CPU"] = None,
+    vllm: Annotated[
+        Path | None, "the Python of an environment with vLLM for CPU; engines that aren't named are left out"
+    ] = None,
     llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
     openvino: Annotated[Path | None, "the Python of one with openvino-genai and optimum-intel"] = None,
     model: Annotated[str, "the target: a folder, a GGUF file or a name"] = SMOLLM2,
     drafter: Annotated[str, "its drafter"] = SMOLLM2,
-    folder: Annotated[Path, "where engines are built"] = Path(".engines"),
     prompts: int = 40,
     tokens: Annotated[int, "longest answer"] = 64,
     chains: Annotated[Sequence[int] | None, "K (default: 3 and 5; what its blocks guess)"] = None,
@@ -261,36 +260,28 @@ def main(
 ) -> int:
     """Run what can be run; the exit code."""
     # paths aren't resolved: an environment's Python is a link, and knows its environment by where that lies
-    results, skipped, failed = list[Result](), list[str](), list[str]()
+    results, failed = list[Result](), list[str]()
     asked = make_prompts(load_tokenizer(model), prompts)
     exported, lengths = DrafterFolder.at(Path(find_drafter(drafter)).absolute())
     with TemporaryDirectory() as work:
         checks = Checks(model, exported, asked, tokens, chains or lengths, Path(work))
-        runs: dict[str, Callable[[], Iterator[Result]]] = {
-            "vllm": lambda: checks.vllm(vllm.absolute() if vllm else build_vllm(folder.absolute() / "vllm")),
-            "llama.cpp": lambda: checks.llama(
-                Llama(*(path.absolute() for path in llama)) if llama else build_llama(folder.absolute() / "llama")
-            ),
-        }
-        if KINDS[exported.kind].family not in CONSUMERS["gguf"].families:
-            del runs["llama.cpp"]
-            skipped.append(f"llama.cpp: it doesn't run drafters of kind {exported.kind}")
+        runs: dict[str, Callable[[], Iterator[Result]]] = {}
+        if vllm is not None:
+            runs["vllm"] = lambda: checks.vllm(vllm.absolute())
+        if llama is not None and KINDS[exported.kind].family in CONSUMERS["gguf"].families:
+            runs["llama.cpp"] = lambda: checks.llama(llama_engine.Llama(*(path.absolute() for path in llama)))
         if openvino is not None:
             runs["openvino"] = lambda: checks.openvino(openvino.absolute())
         for name, run in runs.items():
-            if only not in (None, name):
-                continue
             try:
                 for result in run():
                     print(json.dumps(result.as_dict()), flush=True)
                     results.append(result)
                     write(output, page, results)
-            except Unavailable as reason:
-                skipped.append(f"{name}: {reason}")
             except (EyasError, OSError, ValueError, LookupError, httpx.HTTPError) as error:  # the other one still runs
                 failed.append(f"{name}: {type(error).__name__}: {error}")
     failed += [f"{r.engine}, {r.form}, {r.way}, K = {r.chain}" for r in results if not r.passed]
-    print("\n".join([*(f"skipped {each}" for each in skipped), *(f"FAILED {each}" for each in failed)]))
+    print("\n".join(f"FAILED {each}" for each in failed))
     print(f"{sum(r.passed for r in results)} of {len(results)} runs as they should be")
     return int(bool(failed))
 

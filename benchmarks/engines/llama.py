@@ -7,11 +7,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
-from benchmarks.engines.building import Llama
 from benchmarks.engines.compare import Answer
 from benchmarks.engines.counts import Counts
 from benchmarks.engines.vllm import Job
@@ -19,6 +18,19 @@ from eyas.bench.serving.servers import ServerProcess, eyas_server
 from eyas.errors import EndpointError
 
 TO_GGUF = Path(__file__).parents[1] / "to_gguf.py"
+
+
+class Llama(NamedTuple):
+    """A built llama.cpp."""
+
+    server: Path
+    sources: Path
+    """With its converter."""
+
+    @property
+    def example(self) -> Path:
+        """The program that speculates without a server."""
+        return self.server.with_name("llama-speculative-simple")
 
 
 def converted(sources: Path, model: Path, output: Path, *options: str) -> Path:

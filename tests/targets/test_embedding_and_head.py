@@ -11,7 +11,7 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets import load_target
 from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.taps import choose_taps
-from eyas.targets.trace import FinalNorm
+from eyas.targets.target import FinalNorm
 
 from .. import tiny
 

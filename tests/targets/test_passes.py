@@ -88,8 +88,8 @@ def test_long_rows_are_traced_in_chunks(target: Target, monkeypatch: pytest.Monk
     rows = tiny.prompts(13, 20, 5)
     padded = torch.tensor([row + [0] * (20 - len(row)) for row in rows])
     whole = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)
-    monkeypatch.setattr("eyas.targets.trace.AT_ONCE", 19)
-    monkeypatch.setattr("eyas.targets.trace.CHUNK", 7)
+    monkeypatch.setattr("eyas.targets.target.AT_ONCE", 19)
+    monkeypatch.setattr("eyas.targets.target.CHUNK", 7)
     found, masks = [], target.masks
     monkeypatch.setattr(target, "masks", lambda *args: found.append(args[3].shape[1]) or masks(*args))
     parts = target.trace(padded, torch.tensor([13, 20, 5]), ALL_TAPS)

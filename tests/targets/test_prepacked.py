@@ -11,6 +11,7 @@ from torch import nn
 from eyas.engine import Engine
 from eyas.errors import UsageError
 from eyas.targets import Target, load_target
+from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import PrepackedLinear, can_prepack, prepack_linears
 from eyas.types import Request, SamplingParams
 
@@ -33,6 +34,39 @@ def test_a_prepacked_layer_multiplies_alike(bias: bool, shape: tuple[int, ...]) 
     assert isinstance(prepacked, PrepackedLinear)
     assert torch.equal(prepacked.weight, weight)
     assert (prepacked.in_features, prepacked.out_features) == (5, 7)
+
+
+def test_in_bfloat16_a_row_does_not_depend_on_its_neighbours() -> None:
+    parent = nn.Sequential(nn.Linear(16, 24, dtype=torch.bfloat16))
+    assert prepack_linears(parent) == 1
+    rows = torch.randn(70, 16).bfloat16()
+    with torch.inference_mode():
+        for count in (1, 2, 5, 16, 33, 70):
+            assert torch.equal(parent(rows[:count]), parent(rows)[:count])
+
+
+def test_an_input_gets_its_gradient() -> None:
+    parent, x = nn.Sequential(nn.Linear(5, 7).requires_grad_(False)), torch.randn(3, 5, requires_grad=True)
+    (expected,) = torch.autograd.grad(parent(x).square().sum(), x)
+    prepack_linears(parent)
+    (found,) = torch.autograd.grad(parent(x).square().sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", tiny.ARCHITECTURES)
+def test_a_loaded_target_of_any_architecture_says_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eyas.targets.loading.best_layout", lambda *_: PrepackedLinear)
+    tiny.build_model(name).save_pretrained(tmp_path)
+    plain, target = (load_target(tmp_path, device="cpu", prepacked=prepacked) for prepacked in (False, True))
+    assert any(isinstance(module, PrepackedLinear) for module in target.model.modules())
+    assert fingerprint(plain.model) == fingerprint(target.model)
+    prompt = tiny.prompts(9)[0]
+    read = [
+        next(iter(made.prefill(made.allocate(1), range(1), [prompt], (1, tiny.LAYERS)))) for made in (plain, target)
+    ]
+    torch.testing.assert_close(read[0].taps, read[1].taps, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("tied", [True, False])

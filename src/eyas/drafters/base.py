@@ -9,7 +9,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
@@ -40,6 +40,14 @@ class Drafter(Protocol):
     """The spec of the trees that it drafts best; None = nothing is known."""
     draws: bool = False
     """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
+    computes: bool = True
+    """Whether a draft is computed, and not only found at next to no cost."""
+    looks_up: bool = False
+    """Whether some of its tokens are found in what is known."""
+    module: nn.Module | None = None
+    """The network that it drafts with; None = it has none."""
+    priced: Drafter | None = None
+    """The drafter whose costs are its own; None = itself."""
     forgets: bool = False
     """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
 

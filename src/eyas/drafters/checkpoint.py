@@ -38,7 +38,7 @@ from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.registry import kind_for, kind_of
 from eyas.errors import CheckpointError, ConfigError
 from eyas.files import write_json, writing_path
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 
 WEIGHTS = "model.safetensors"
 PROVENANCE = "eyas"

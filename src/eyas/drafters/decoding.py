@@ -72,7 +72,7 @@ class NetworkDrafter(Drafter):
 
         `record` records its passes, if given.
         """
-        self.network = network
+        self.network = self.module = network
         self.taps, self.default_tree = taps, network.config.default_tree
         self.max_fanout, self.max_depth = network.config.draft_vocab_size, network.config.guesses
         self._ids = network.target_ids

@@ -87,6 +87,8 @@ class HistoryDrafter(Drafter):
 class LookupDrafter(HistoryDrafter):
     """Proposes continuations that were found in what is known, at next to no cost; subclasses say which."""
 
+    computes, looks_up = False, True
+
     def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
         """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
         raise NotImplementedError

@@ -51,9 +51,12 @@ class HybridPairs(NamedTuple):
 class HybridDrafter(Drafter):
     """Drafts with a network, and with passages that are looked up in what the sequence and others have said."""
 
+    looks_up = True
+
     def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
         """Unite the drafts of two drafters of the same target, which is on `device`. There are no slots yet."""
         self.network, self.lookup, self._device = network, lookup, device
+        self.module, self.priced = network.module, network
         self.taps, self.max_fanout = network.taps, network.max_fanout
         self.default_tree, self.forgets = network.default_tree, network.forgets
         self.resize(0)

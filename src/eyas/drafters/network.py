@@ -30,8 +30,8 @@ from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear, PackedLinear, matrix_of
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.slots import KVShape
-from eyas.targets.target import EmbeddingAndHead
 
 _LOG = logging.getLogger("eyas")
 

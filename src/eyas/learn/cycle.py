@@ -27,7 +27,7 @@ from eyas.learn.folder import Card, LearnFolder, LearnSettings, LearnState
 from eyas.learn.gate import Gate, GateConfig
 from eyas.learn.traffic import TrafficRow, TrafficStore, stored_rows, write_store
 from eyas.targets.loading import load_embedding_and_head
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.shape import shape_of
 from eyas.train.drafter.train import warm_start

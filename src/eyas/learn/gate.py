@@ -21,7 +21,7 @@ from eyas.data.tokens.batches import ChatBatches
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import EyasError
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.train.loop.optimizer import computes_in_bf16
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective

@@ -49,7 +49,7 @@ class StateServer:
         from eyas.interop.serving.hidden_states import connector_arguments, explained
         from eyas.targets.fingerprint import embedding_head_fingerprint
         from eyas.targets.loading import load_embedding_and_head
-        from eyas.targets.trace import FinalNorm
+        from eyas.targets.target import FinalNorm
 
         wanted = settings.target
         target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)

@@ -21,7 +21,7 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of every weight's name, shape and first 1024 values, as 16 hexadecimal digits.
 
     Values are taken in bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32; prepacked
-    and fused linears make no difference. Of a model with a merged adapter it is what `keep_fingerprints` kept.
+    linears make no difference. Of a model with a merged adapter it is what `keep_fingerprints` kept.
     """
     kept: tuple[str, str] | None = getattr(model, _KEPT, None)
     return _digest(_samples(model)) if kept is None else kept[0]

@@ -13,16 +13,13 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.runtime import to_device
-
-if TYPE_CHECKING:
-    from eyas.targets.slots import SlotCache
 
 _LOG = logging.getLogger("eyas")
 _MOST_TOKENS = 256
@@ -79,6 +76,20 @@ class _Recorded(NamedTuple):
     recording: Recording
 
 
+class CacheColumns(Protocol):
+    """What is asked of a slot cache here."""
+
+    lengths: list[int]
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    def start(self, rows: range) -> int: ...
+
+
 class RecurringRows(NamedTuple):
     """The slots and cache columns of a pass, rounded up so that they recur."""
 
@@ -121,7 +132,7 @@ class PassGraphs:
         self._buffers.clear()
 
     def run(
-        self, kind: Hashable, cache: SlotCache, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute
+        self, kind: Hashable, cache: CacheColumns, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute
     ) -> Outputs | None:
         """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it as it is.
 
@@ -188,7 +199,7 @@ def recurring(count: int) -> int:
     return count + -count % step
 
 
-def recurring_rows(cache: SlotCache, rows: range, staged: int) -> RecurringRows | None:
+def recurring_rows(cache: CacheColumns, rows: range, staged: int) -> RecurringRows | None:
     """The slots and columns of a pass that stages up to column `staged` behind `rows`; None where they aren't there.
 
     Slots beyond `rows` may hold other sequences: they stage behind what those have committed, which nobody reads.

@@ -1,31 +1,21 @@
-"""Linear layers for a CPU: weights prepacked for its matrix kernels, and layers with one input fused into one product.
+"""Linear layers for a CPU: weights prepacked for its matrix kernels.
 
 A plain `nn.Linear` reads its row-major weight at little more than half the memory's speed when there are few tokens;
-oneDNN's own blocked layout is read at full speed, which bounds decoding. A product of few tokens also costs some 10 us
-besides reading its weight, as long as a small weight takes; a layer's q, k and v (or gate and up) read the same input,
-so their weights can be one. Modules are replaced generically, as by quantisation: no model code is touched, and which
-linears to fuse is observed, not looked up by name. The numbers stay the same up to float rounding.
+oneDNN's own blocked layout is read at full speed, which bounds decoding. Modules are replaced generically, as by
+quantisation: no model code is touched. The numbers stay the same up to float rounding.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from itertools import accumulate
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from eyas.targets.architecture import logits_agree
-
 PREPACKABLE = (torch.float32, torch.bfloat16)
 """Dtypes that oneDNN has prepacked kernels for."""
-WIDEST = 2048
-"""Most features of a fused output. Wider ones were measured to lose 2 to 6% of the linears' time from 128 or 512 tokens
-on, and have little to gain when tokens are few: their weights take longer to read."""
 SAMPLED = 1024
 """Row-major values of a weight that are kept for fingerprints."""
 
@@ -120,7 +110,8 @@ class PrepackedLinear(nn.Module):
 
     def _pack(self, weight: Tensor) -> Tensor:
         """A row-major weight [out, in] in this layout."""
-        return _prepack(weight)
+        prepacked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        return prepacked
 
     def restored(self) -> Tensor:
         """The row-major weight [out, in] of the prepacked one."""
@@ -128,7 +119,8 @@ class PrepackedLinear(nn.Module):
 
     def multiply(self, x: Tensor) -> Tensor:
         """Multiply x [..., in] of the weight's dtype -> [..., out], without a gradient."""
-        return _product(x, self._prepacked, self.bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._prepacked, self.bias, "none", [], "")
+        return out
 
     @property
     def weight(self) -> Tensor:
@@ -156,18 +148,6 @@ class PrepackedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, dtype={self._dtype}"
 
 
-def _prepack(weight: Tensor) -> Tensor:
-    """A weight [out, in] in oneDNN's own layout."""
-    prepacked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-    return prepacked
-
-
-def _product(x: Tensor, prepacked: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x [..., in] by a weight in oneDNN's layout -> [..., out]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, prepacked, bias, "none", [], "")
-    return out
-
-
 class _Product(torch.autograd.Function):
     """A product with a frozen prepacked weight whose input has a gradient (a drafter that trains below a head)."""
 
@@ -179,177 +159,3 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return gradients[0] @ ctx.restored(), None, None
-
-
-def fuse_linears(module: nn.Module, trial: Callable[[], Tensor]) -> int:
-    """Fuse prepacked linears below `module` that `trial`, a run of the model, gives the same input.
-
-    Fused are children of one parent with the same input dtype, all with or all without bias, each called once with the
-    same tensor, unchanged; never tied ones. `trial` returns something to compare (logits): if it fails or the result
-    differs afterwards, all linears are separate again. Returns how many were fused.
-    """
-    try:
-        calls, expected = _record_calls(module, trial)
-    except _TRIAL_ERRORS:
-        return 0  # this model can't be tried
-    groups = _groups(module, calls)
-    calls.clear()  # they hold linears whose weights are about to be replaced
-    fused = [child for group in groups for child in _fuse(group)]
-    groups.clear()
-    if fused and not _computes_alike(trial, expected):
-        for parent, name, linear in fused:
-            plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
-            plain.weight = nn.Parameter(linear.weight, requires_grad=False)
-            if linear.bias is not None:
-                plain.bias = nn.Parameter(linear.bias, requires_grad=False)
-            setattr(parent, name, PrepackedLinear(plain, shared=False, transposed=linear.transposed))
-        return 0
-    return len(fused)
-
-
-class FusedLinear(PrepackedLinear):
-    """A linear whose weight is a slice of the rows of a fused weight."""
-
-    def __init__(self, linear: PrepackedLinear, fused: _FusedWeight, index: int) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._dtype, self._first, self._shared, self.stacked = linear._dtype, linear._first, None, None
-        self.transposed = linear.transposed
-        self._fused, self._index = fused, index
-        bias = None if fused.bias is None else fused.bias.narrow(0, *fused.rows[index])
-        self.register_buffer("bias", bias, persistent=False)
-
-    @property
-    def weight(self) -> Tensor:
-        """The row-major weight [out, in], restored on demand."""
-        weight: Tensor = self._fused.prepacked.to_dense()
-        return weight.narrow(0, *self._fused.rows[self._index])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply x [..., in] -> [..., out]; a view of the fused product, not contiguous for several tokens."""
-        return self._fused.part(x, self._index, self._dtype)
-
-
-_MEMO = "_eyas_fused_parts"
-
-
-class _FusedWeight:
-    """The prepacked weights of several linears as one, its rows in their order.
-
-    The first linear called with an input computes for all; the others take their columns. These are kept with the input
-    tensor itself, so no thread and no other input can see them; each is handed out once, the last one removes the memo,
-    and parts that nobody fetches are freed with the input. A linear that finds no part computes anew.
-
-    An input written to between two calls is noticed by its version. Tensors of inference mode have none: there the
-    linears rely on the trial (`fuse_linears`), in which the model's code was seen to leave it alone.
-    """
-
-    def __init__(self, linears: list[PrepackedLinear]) -> None:
-        self.prepacked = _prepack(torch.cat([linear.weight for linear in linears]))
-        biases = [linear.bias for linear in linears if linear.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
-        stops = list(accumulate(linear.out_features for linear in linears))
-        self.rows = [
-            (stop - linear.out_features, linear.out_features) for stop, linear in zip(stops, linears, strict=True)
-        ]
-        """The first row and the number of rows of each linear."""
-
-    def part(self, x: Tensor, index: int, dtype: torch.dtype) -> Tensor:
-        """Multiply x [..., in] -> [..., out] of linear number `index`."""
-        if torch.is_grad_enabled() and x.requires_grad:
-            traced: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-                x.to(dtype), partial(_product, prepacked=self.prepacked, bias=self.bias), self.prepacked.to_dense
-            )
-            return traced.narrow(-1, *self.rows[index])
-        state = (torch.is_inference_mode_enabled(), None if x.is_inference() else x._version)
-        kept: tuple[_FusedWeight, object, dict[int, Tensor]] | None = x.__dict__.get(_MEMO)
-        if kept is not None and kept[0] is self and kept[1] == state:
-            own = kept[2].pop(index, None)
-            if not kept[2]:
-                x.__dict__.pop(_MEMO, None)
-            if own is not None:
-                return own
-        whole = _product(x.to(dtype), self.prepacked, self.bias)
-        parts = {i: whole.narrow(-1, *rows) for i, rows in enumerate(self.rows)}
-        own = parts.pop(index)
-        x.__dict__[_MEMO] = (self, state, parts)
-        return own
-
-
-_TRIAL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
-"""What models raise that can't be tried, or not with fused linears."""
-
-
-class _LinearCall(NamedTuple):
-    """The input of a linear, and a copy of it: a difference later on shows that the model writes to it."""
-
-    given: Tensor
-    copied: Tensor
-
-
-def _record_calls(
-    module: nn.Module, trial: Callable[[], Tensor]
-) -> tuple[dict[PrepackedLinear, list[_LinearCall]], Tensor]:
-    """The calls of every prepacked linear in a trial, and the trial's result."""
-    calls: dict[PrepackedLinear, list[_LinearCall]] = {}
-
-    def record(linear: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(linear, PrepackedLinear)
-        calls.setdefault(linear, []).extend(_LinearCall(x, x.clone()) for x in args)
-
-    handles = [part.register_forward_pre_hook(record) for part in module.modules() if isinstance(part, PrepackedLinear)]
-    try:
-        with torch.inference_mode():
-            return calls, trial()
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _Child(NamedTuple):
-    """A linear as a child of its parent module."""
-
-    parent: nn.Module
-    name: str
-    linear: PrepackedLinear
-
-
-def _groups(module: nn.Module, calls: dict[PrepackedLinear, list[_LinearCall]]) -> list[list[_Child]]:
-    """The sets of linears that can be fused, in the order of their parents."""
-    parents = Counter(child for parent in module.modules() for child in parent.children())
-    groups = []
-    for parent in module.modules():
-        alike: dict[object, list[_Child]] = {}
-        for name, child in parent.named_children():
-            if type(child) is not PrepackedLinear or child.tied or parents[child] > 1 or len(calls.get(child, ())) != 1:
-                continue
-            key = (id(calls[child][0].given), child.in_features, child.first(0).dtype, child.bias is None)
-            alike.setdefault(key, []).append(_Child(parent, name, child))
-        for group in alike.values():
-            inputs = [calls[child.linear][0].copied for child in group]
-            narrow = sum(child.linear.out_features for child in group) <= WIDEST
-            if len(group) > 1 and narrow and all(torch.equal(inputs[0], other) for other in inputs):
-                groups.append(group)
-    return groups
-
-
-def _fuse(group: list[_Child]) -> list[_Child]:
-    """Replace the linears of a group, which is emptied so that their weights are freed; returns the new ones."""
-    weight = _FusedWeight([child.linear for child in group])
-    made = [
-        _Child(parent, name, FusedLinear(linear, weight, index)) for index, (parent, name, linear) in enumerate(group)
-    ]
-    for parent, name, fused in made:
-        setattr(parent, name, fused)
-    group.clear()
-    return made
-
-
-@torch.inference_mode()
-def _computes_alike(trial: Callable[[], Tensor], expected: Tensor) -> bool:
-    """Whether a trial runs and its result is the expected one but for rounding."""
-    try:
-        found = trial()
-    except _TRIAL_ERRORS:
-        return False
-    return logits_agree(found, expected, expected.dtype)

@@ -28,7 +28,7 @@ from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapt
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
-from eyas.targets.linears import fuse_linears, prepack_linears
+from eyas.targets.linears import prepack_linears
 from eyas.targets.native.architectures import transformers_decoder
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.native.experts import replace_experts
@@ -45,6 +45,7 @@ from eyas.targets.native.linears import (
 )
 from eyas.targets.native.packed import PackedWeight
 from eyas.targets.native.panel_files import kept_panels
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.quantization import (
     dequantize_at_load,
     finish_dequantized,
@@ -53,7 +54,7 @@ from eyas.targets.quantization import (
     refuse_quantization,
 )
 from eyas.targets.quantized_weights import read_quantized, weight_files
-from eyas.targets.target import EmbeddingAndHead, Target
+from eyas.targets.target import Target
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
@@ -219,8 +220,6 @@ def _prepack(
         replace_experts(model, NativeLinear if layout is NativeLinear else None, dtype)
     if quantize or layout is NativeLinear:
         return transformers_decoder(model) if attention is None else None
-    if layout is not None:
-        fuse_linears(model, lambda: _trial_logits(model))
     return None
 
 
@@ -258,14 +257,6 @@ def _check_quantized(model: Any, quantize: str, weights: int) -> None:
             "%s: only %.0f %% of the weights of %s are in linear layers and are quantised; the others stay as they are",
             quantize, 100 * quantized / weights, name,
         )  # fmt: skip
-
-
-def _trial_logits(model: Any) -> Tensor:
-    """Logits [2, 3, V] of two rows of three tokens, computed by transformers' own forward pass."""
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = (torch.arange(6, device=model.device).view(2, 3) + vocabulary // 2) % vocabulary
-    logits: Tensor = model(input_ids=tokens, use_cache=False).logits
-    return logits
 
 
 def load_embedding_and_head(

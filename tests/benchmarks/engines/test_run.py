@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import benchmarks.engines.__main__ as check
-from benchmarks.engines.building import Unavailable, build_llama, build_vllm
 from benchmarks.engines.compare import Result
 from benchmarks.engines.counts import Counts
 from benchmarks.engines.table import MARKS
@@ -41,25 +40,22 @@ class Fake:
         yield from self.llama_yields
 
 
-def run(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str) -> int:
+VLLM_CPU, LLAMA_CPP = ("--vllm", "python"), ("--llama", "server", "sources")
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str, named: tuple[str, ...] = (*VLLM_CPU, *LLAMA_CPP)
+) -> int:
     monkeypatch.setattr(check, "Checks", Fake)
     monkeypatch.setattr(check, "make_prompts", lambda *_: [])
-    named = ["--vllm", "python", "--llama", "server", "sources", "--output", str(folder / "r.json"), *PAIR]
-    monkeypatch.setattr(sys, "argv", ["engines", *named, *arguments])
+    monkeypatch.setattr(sys, "argv", ["engines", *named, "--output", str(folder / "r.json"), *PAIR, *arguments])
     return check.main()
 
 
-def test_an_engine_that_cannot_be_built_is_skipped_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unavailable() -> Iterator[Result]:
-        raise Unavailable("no such wheel")
-        yield
-
-    monkeypatch.setattr(Fake, "vllm_yields", unavailable())
+def test_an_engine_that_is_not_named_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Fake, "vllm_yields", [VLLM])
     monkeypatch.setattr(Fake, "llama_yields", [LLAMA])
-    assert run(monkeypatch, tmp_path) == 0
-    assert "skipped vllm: no such wheel" in capsys.readouterr().out
+    assert run(monkeypatch, tmp_path, named=LLAMA_CPP) == 0
     assert [row["engine"] for row in json.loads((tmp_path / "r.json").read_text())["results"]] == ["llama.cpp"]
 
 
@@ -87,25 +83,7 @@ def test_results_of_the_other_engine_stay_and_the_page_is_written(
     monkeypatch.setattr(Fake, "llama_yields", [LLAMA])
     assert run(monkeypatch, tmp_path, "--page", str(page)) == 0
     monkeypatch.setattr(Fake, "vllm_yields", [replace(VLLM, version="2")])
-    assert run(monkeypatch, tmp_path, "--only", "vllm", "--page", str(page)) == 0
+    assert run(monkeypatch, tmp_path, "--page", str(page), named=VLLM_CPU) == 0
     assert "vLLM 2, over HTTP" in page.read_text()
     assert "vLLM 1, over HTTP" not in page.read_text()
     assert "llama.cpp 1, over HTTP" in page.read_text()
-
-
-def test_building_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shutil.which", lambda tool: None if tool == "ninja" else f"/usr/bin/{tool}")
-    with pytest.raises(Unavailable, match="ninja isn't installed"):
-        build_llama(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
-    with pytest.raises(Unavailable, match="no-python can't be run: No such file"):
-        build_vllm(tmp_path / "vllm")
-
-
-def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    python = tmp_path / "bin" / "python"
-    python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho no matching distribution\nexit 1\n")
-    python.chmod(0o755)
-    with pytest.raises(Unavailable, match="failed: no matching distribution"):
-        build_vllm(tmp_path)

@@ -17,8 +17,7 @@ from eyas.data.store.layout import ShardLayout
 from eyas.errors import ClusterError, EndpointError, StoreError
 from eyas.interop.serving.hidden_states import connector_arguments
 from eyas.targets.loading import load_embedding_and_head
-from eyas.targets.target import EmbeddingAndHead
-from eyas.targets.trace import FinalNorm
+from eyas.targets.target import EmbeddingAndHead, FinalNorm
 
 from ... import tiny
 from ...cluster.fake import FakeExecutor

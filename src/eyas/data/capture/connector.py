@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from eyas.data.store.layout import ShardLayout
 from eyas.errors import EndpointError, StoreError
-from eyas.targets.trace import FinalNorm, Trace
+from eyas.targets.target import FinalNorm, Trace
 
 AT_ONCE = 64
 """The most requests at a time; batches of long chats have fewer."""

@@ -24,7 +24,7 @@ from eyas.data.store.manifest import StoredRow, row_checksum
 from eyas.data.tokens.batches import TokenBatch, cut_row, grouped, learnable, padded
 from eyas.data.tokens.tokenize import TokenRow, tokenize_chat
 from eyas.errors import DataError
-from eyas.targets.trace import Trace
+from eyas.targets.target import Trace
 
 
 @dataclass

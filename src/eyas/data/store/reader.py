@@ -25,7 +25,7 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import StoreError
 from eyas.targets import Target
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.urls import fetch
 
 OPEN_SHARDS = 256

@@ -185,7 +185,7 @@ class SmallLmDrafter(HistoryDrafter):
 
     def __init__(self, model: Target, shared: SharedVocabulary | None = None) -> None:
         """Draft with `model`; `shared` maps its vocabulary, None if it is the target's own. There are no slots yet."""
-        self.model, self.shared = model, shared
+        self.model, self.shared, self.module = model, shared, model.model
         self._ids = torch.arange(model.vocab_size, device=model.device) if shared is None else shared.target_ids
         self.max_fanout = len(self._ids)
         super().__init__(model.device)

@@ -22,10 +22,6 @@ from typing import cast
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.history import LookupDrafter
-from eyas.drafters.hybrid import HybridDrafter
-from eyas.drafters.small_lm.drafter import SmallLmDrafter
 from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.experience import Experience
@@ -91,8 +87,7 @@ def describe(target: Target, drafter: Drafter) -> str:
     shapes = weight_shapes(target.model)
     attention = [getattr(target.config, name, None) for name in _ATTENTION]
     built = hashlib.sha256(repr((sorted(shapes.items()), attention)).encode()).hexdigest()[:8]
-    network = drafter.network if isinstance(drafter, NetworkDrafter) else None
-    network = drafter.model.model if isinstance(drafter, SmallLmDrafter) else network
+    network = drafter.module
     drafts = type(drafter if network is None else network).__name__
     if network is not None:
         drafts += f" of {sum(weight.numel() for weight in network.parameters())} parameters"
@@ -359,8 +354,7 @@ def make_controller(
             f"--tree {text} drafts chains, but lookahead has a window: write --tree auto, which runs it where it pays, "
             f"or give one with --tree lookahead:W,N,G"
         )
-    offered, looks_up = drafter.max_fanout, isinstance(drafter, LookupDrafter | HybridDrafter)
-    widths = [width for width in WIDTHS if width <= offered] if text == "auto" else [1]
+    widths = [width for width in WIDTHS if width <= drafter.max_fanout] if text == "auto" else [1]
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
     if window is not None:
@@ -372,13 +366,12 @@ def make_controller(
         depth=depth,
         max_length=target.max_length,
         counts_freely=target.device.type == "cpu",
-        computes=not isinstance(drafter, LookupDrafter),
-        looks_up=looks_up,
+        computes=drafter.computes,
+        looks_up=drafter.looks_up,
     )
-    drafting = drafter.network if isinstance(drafter, HybridDrafter) else drafter
-    if isinstance(drafting, NetworkDrafter):
-        form = (widths, depth, looks_up)
-        experience = Experience.of(fingerprint(target.model), drafting.network, form)
+    if drafter.module is not None:
+        form = (widths, depth, drafter.looks_up)
+        experience = Experience.of(fingerprint(target.model), drafter.module, form)
         if experience is not None:
             controller.gain.resume(experience)
     return controller
@@ -389,7 +382,7 @@ def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | N
 
     None = in the cache directory, in a file for this pair and number of rows. A hybrid costs what its network costs.
     """
-    drafter = drafter.network if isinstance(drafter, HybridDrafter) else drafter
+    drafter = drafter.priced or drafter
     measured_on = describe(target, drafter)
     if saved is None:
         native = kernels()

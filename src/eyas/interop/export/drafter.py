@@ -18,7 +18,7 @@ from eyas.drafters.kind import Kind
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import kind_for
 from eyas.targets.architecture import logit_finish
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ctypes import Structure, _Pointer
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,9 @@ from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear, Way
 from eyas.targets.native.linears import NativeLinear, PackedLinear
 from eyas.targets.native.packed import WeightFormat
+from eyas.targets.passes import Passes
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
-
-if TYPE_CHECKING:
-    from eyas.targets.target import Target
 
 _NEAR, _MOST_NUMBERS = 8, 8
 """Tokens at the first positions, and the most numbers of a config at which there is one."""
@@ -166,7 +164,7 @@ def _one_slot(
 
 
 @torch.inference_mode()
-def refusal(target: Target, native: NativeDecoder) -> str | None:
+def refusal(target: Passes, native: NativeDecoder) -> str | None:
     """Why a native decoder isn't what the modules of a target compute, in words; None if each of its layers is.
 
     Which of the model's RoPE tables turns a layer's queries and keys, or that none does, is found here, and set.
@@ -189,7 +187,7 @@ def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
             part.time_step_limit = limit
 
 
-def _refusal(target: Target, native: NativeDecoder) -> str | None:
+def _refusal(target: Passes, native: NativeDecoder) -> str | None:
     positions = probed_positions(target.config, target.max_length)
     windows = {kind: window and min(window, _WINDOW) for kind, window in target.plan.windows.items()}
     cuts = {kind: (window or 0) - (windows[kind] or 0) for kind, window in target.plan.windows.items()}
@@ -227,7 +225,7 @@ def _numbers(value: Any) -> Iterator[int]:
 
 
 def _run_modules(
-    target: Target, positions: Tensor, windows: Mapping[str, int | None], last: Tensor | None = None
+    target: Passes, positions: Tensor, windows: Mapping[str, int | None], last: Tensor | None = None
 ) -> tuple[list[LayerCall], Tensor]:
     """How the modules call each layer for tokens at `positions` [T], each of which sees those before it.
 
@@ -266,13 +264,13 @@ def _catch(keep: Callable[[Any, Any], None], _layer: Any, args: Any, kwargs: Any
     keep(args, kwargs)
 
 
-def _tokens(target: Target, count: int) -> Tensor:
+def _tokens(target: Passes, count: int) -> Tensor:
     """Ordinary tokens [1, T]."""
     return (torch.arange(count, device=target.device) + target.vocab_size // 2).unsqueeze(0) % target.vocab_size
 
 
 def _layer_refusal(
-    target: Target, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
+    target: Passes, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
     call: LayerCall, cut: int,
 ) -> str | None:  # fmt: skip
     """In what a layer alone differs from its `module`, in float32; windows are shorter by `cut`."""
@@ -340,7 +338,7 @@ def _widened(layer: nn.Module) -> nn.Module:
     return made
 
 
-def _own_dtype_refusal(target: Target, native: NativeDecoder) -> str | None:
+def _own_dtype_refusal(target: Passes, native: NativeDecoder) -> str | None:
     """In what a pass of the decoder differs from the modules, each of which is given the states that the pass has."""
     count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
     cache, tokens = _one_slot(native, target.kv_shapes, target.dtype, count), _tokens(target, count)

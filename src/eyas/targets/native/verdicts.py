@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,9 +24,7 @@ from eyas.machine import cache_directory, processor_flags, processor_model
 from eyas.targets.fingerprint import weights_hash
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import describe_products
-
-if TYPE_CHECKING:
-    from eyas.targets.target import Target
+from eyas.targets.passes import Passes
 
 _LOG = logging.getLogger("eyas")
 _MOST = 1 << 20
@@ -47,7 +45,7 @@ class Verdict:
     """Whether rows of different lengths run end to end."""
 
 
-def verdict_file(target: Target) -> Path | None:
+def verdict_file(target: Passes) -> Path | None:
     """Where the verdict on a target with native passes is kept; None if it can't be, or isn't to be."""
     if not keeps() or target.native is None or target.record is not None:
         return None
@@ -59,7 +57,7 @@ def verdict_file(target: Target) -> Path | None:
         return None
 
 
-def _made_of(target: Target) -> str:
+def _made_of(target: Passes) -> str:
     """All that a verdict depends on. ValueError for weights of a library's own, OSError for unreadable sources."""
     found, model = kernels(), target.model
     sources = {str(getattr(sys.modules[type(part).__module__], "__file__", None)) for part in model.modules()}

@@ -23,8 +23,8 @@ from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import ConfigError, DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.taps import choose_taps
-from eyas.targets.target import EmbeddingAndHead
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.train.drafter.shape import DrafterShape, drafter_config
 

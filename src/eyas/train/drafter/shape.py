@@ -23,8 +23,8 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.targets.taps import default_taps, spread_taps
-from eyas.targets.target import EmbeddingAndHead
 
 DRAFT_VOCABULARY = 32_000
 """The most tokens of an `auto` draft vocabulary, as in the configs of SafeAILab/EAGLE, SpecForge and speculators."""

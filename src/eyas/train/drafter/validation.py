@@ -31,7 +31,7 @@ from eyas.engine.default_tree import tree_for
 from eyas.errors import DataError
 from eyas.targets import Target
 from eyas.targets.fingerprint import keep_fingerprints
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.train.loop.distributed import ProcessGroup
 from eyas.train.loop.log import Means, MicroBatchLoss
 from eyas.tree import parse_tree

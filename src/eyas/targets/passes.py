@@ -1,0 +1,398 @@
+"""The passes of a stock transformers decoder LM: prefill and verification of draft trees, over a slot cache.
+
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, N tree nodes, T tokens of a pass (R x Q, or fewer in
+a ragged pass), A taps, Ht hidden size, V vocabulary. A node index counts the root as 0 and node i as i + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from eyas.errors import UnsupportedModelError
+from eyas.runtime import inference, to_device
+from eyas.targets import attention
+from eyas.targets.architecture import (
+    attention_plan,
+    context_limit,
+    decoder_layers,
+    logit_finish,
+    refuse_encoder,
+    refuse_unsupported,
+    refused_where_it_fails,
+)
+from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
+from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
+from eyas.targets.native.decoder import NativeDecoder, Staged
+from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
+from eyas.targets.recurrent import ShapeProbe, run_by_levels
+from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
+from eyas.targets.states import RecurrentStates, SlotStates
+from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
+from eyas.targets.transformers_names import cached
+from eyas.tree import DraftTree, NodeLogits
+
+
+class VerifyOutput(NamedTuple):
+    """The logits and taps of a verification pass."""
+
+    logits: NodeLogits
+    taps: Tensor  # [T, A, Ht], in the order of the logits' rows
+
+    @property
+    def tokens(self) -> int:
+        """T, the number of tokens that the pass ran."""
+        return self.taps.shape[0]
+
+    def taps_at(self, nodes: Tensor) -> Tensor:
+        """[R, P, A, Ht] the taps at P nodes of each row, by node index `nodes` [R, P]."""
+        if self.logits.index.shape[1] == 1:  # nothing but roots
+            return self.taps.unsqueeze(1)
+        return self.taps[self.logits.index.gather(1, nodes)]
+
+
+_DENSE_PASS = 64
+"""Tokens of a pass in which vectors of a CPU multiply for longer than weights are read from memory."""
+
+
+class PrefillChunk(NamedTuple):
+    """A prefilled and committed chunk of some prompts."""
+
+    next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
+    taps: Tensor  # [R, Q, A, Ht]
+    counts: list[int]  # number of real positions among the Q of each row
+    final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
+
+
+class EmbeddingAndHead:
+    """A transformers model's sizes and limits, embedding and head.
+
+    Raises UnsupportedModelError for models that can't be targets.
+    """
+
+    head_is_exact: bool
+    """Whether `head` gives the model's own logits."""
+
+    def __init__(self, model: Any, config: Any = None) -> None:
+        """`config` describes the whole model, of which `model` may have the first layers only; None: it is whole."""
+        refuse_unsupported(type(model), model.config)
+        own = model.config.get_text_config()
+        self.model = model
+        self.config = own if config is None else config.get_text_config()
+        head = model.get_output_embeddings()
+        self.vocab_size: int = getattr(head, "out_features", None) or head.weight.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self.max_length = context_limit(self.config)
+        self.layers = decoder_layers(model, own.num_hidden_layers)
+        self.finish = logit_finish(self.config)
+        """What the model does to its head's product: nothing, a scale, a soft cap."""
+        self._odd_taps: Mapping[int, list[int]] = {}
+
+    @classmethod
+    def of_first_layer(cls, model: Any, config: Any) -> EmbeddingAndHead:
+        """The ends of a model that `config` describes, from one with its first layer only."""
+        made = cls(model, config)
+        with refused_where_it_fails(model), torch.inference_mode():
+            token = made.an_ordinary_token()
+            logits = model(input_ids=token, use_cache=False).logits
+            made.head_is_exact = made._gives(model.base_model(input_ids=token, use_cache=False)[0], logits)
+        return made
+
+    def an_ordinary_token(self, rows: int = 1) -> Tensor:
+        """Token ids [rows, 1] to try a model with: a padding token's state is all zeros, as are its logits."""
+        return torch.full((rows, 1), self.vocab_size // 2, device=self.device)
+
+    def _gives(self, final: Tensor, logits: Tensor) -> bool:
+        """Whether `head` computes these `logits` of the `final` states."""
+        head = self.finish(self.model.get_output_embeddings()(final))
+        return torch.allclose(head.float(), logits.float(), rtol=1e-3, atol=1e-4)
+
+    @property
+    def final_boundary(self) -> int:
+        """The tap boundary after the final norm, n + 1: what the head reads."""
+        return self.num_layers + 1
+
+    def head(self, final: Tensor, rows: nn.Module | None = None) -> Tensor:
+        """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
+
+        `rows` are what `head_rows` made: logits of those tokens only. Raises UnsupportedModelError if the model does
+        more to its logits (`head_is_exact` is False).
+        """
+        if not self.head_is_exact:
+            raise UnsupportedModelError(
+                f"{self.config.model_type} changes its logits in a way that eyas doesn't know, so they can't be "
+                "recomputed from stored states for training; decoding is not affected"
+            )
+        head = self.model.get_output_embeddings() if rows is None else rows
+        out: Tensor = self.finish(head(final.to(self.dtype)))
+        return out
+
+    @property
+    def head_is_linear(self) -> bool:
+        """Whether logits are the head's product and nothing else."""
+        return self.head_is_exact and isinstance(self.finish, nn.Identity)
+
+    def head_rows(self, ids: Tensor) -> nn.Module:
+        """A copy of the head for the tokens `ids` [Vd] only."""
+        whole = self.model.get_output_embeddings()
+        ids = ids.to(self.device)
+        if isinstance(whole, PackedLinear):
+            return whole.chosen(ids)
+        rows = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+        rows.weight = nn.Parameter(whole.weight.detach()[ids], requires_grad=False)
+        if whole.bias is not None:
+            rows.bias = nn.Parameter(whole.bias.detach()[ids], requires_grad=False)
+        return NativeLinear(rows, False) if isinstance(whole, NativeLinear) else rows
+
+    def check_taps(self, taps: Sequence[int]) -> None:
+        """Raise RequestError for boundaries that don't exist or repeat, UnsupportedModelError for unreadable ones."""
+        check_boundaries(taps, self.final_boundary, self._odd_taps)
+
+
+@dataclass
+class Passes(EmbeddingAndHead):
+    """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
+
+    It keeps nothing of any sequence. `Target` has trials choose how passes are run.
+    """
+
+    model: Any
+    ragged: bool = True
+    """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
+    native: NativeDecoder | None = None
+    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
+    record: Record | None = None
+    """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
+
+    kv_in_codes = False
+    """Whether caches hold keys and values in 8 bits. Set after the load trial, from which codes would hide much."""
+
+    def __post_init__(self) -> None:
+        super().__init__(self.model)
+        self.plan = attention_plan(self.config)
+        with refused_where_it_fails(self.model):
+            cap_scores(self.model)
+            self._probe()
+
+    @inference
+    def _probe(self) -> None:
+        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
+        probe = ShapeProbe()
+        zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
+        mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
+        taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
+        with probe.watching(self.model), taps as caught:
+            out = self.model(
+                input_ids=token, attention_mask=mask, position_ids=zero, output_hidden_states=False,
+                **cached(self.model, probe),
+            )  # fmt: skip
+        self._odd_taps = odd_taps(caught, self.hidden_size)
+        refuse_encoder(self.model, token)
+        self.kv_shapes, self.states = probe.of_layers(self.config), probe.states
+        run_by_levels(probe.modules)
+        final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
+        self.head_is_exact = self._gives(final, out.logits)
+
+    def allocate(self, slots: int, columns: int = COLUMNS, *, of_modules: bool = False) -> SlotCache:
+        """An empty cache for passes of this model, of `slots` x `columns`; it grows as rows do.
+
+        `of_modules`: for passes that run its modules, whatever it runs itself.
+        """
+        states: SlotStates | None = None
+        if self.states and self.native is not None and not of_modules:
+            states = self.native.allocate_states(slots)
+        elif self.states:
+            states = RecurrentStates(self.states, slots, self.device)
+        cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states, self.kv_in_codes)
+        cache.graphs = None if self.record is None else PassGraphs(self.record)
+        return cache
+
+    @property
+    def alone(self) -> bool:
+        """Whether torch had better compute on one thread: beside native passes, or in many small operations."""
+        return self.native is not None or (bool(self.states) and self.device.type == "cpu")
+
+    @property
+    def dense_pass(self) -> int | None:
+        """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
+        return _DENSE_PASS if multiplies_by_vectors(self.model) else None
+
+    def prefill(
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int], chunk: int = 512
+    ) -> Iterator[PrefillChunk]:
+        """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
+
+        Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at once.
+        """
+        for done in range(0, max(len(row) for row in tokens) - 1, chunk):
+            yield self.prefill_chunk(cache, rows, [row[done : done + chunk + 1] for row in tokens], taps)
+
+    @inference
+    def prefill_chunk(
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
+    ) -> PrefillChunk:
+        """Commit all of each row's `tokens` but the last, in one pass; the last is where the row's next chunk begins.
+
+        The rows may be any slots, also while others are decoding. A row with at most one token stays as it is.
+        """
+        counts = [max(0, len(row) - 1) for row in tokens]
+        width = max(counts)
+        window = to_device([[*row, *[0] * (width + 1 - len(row))] for row in tokens], self.device)
+        if width == 0:
+            none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
+            return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
+        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
+        return PrefillChunk(window[:, 1:], caught, counts, final)
+
+    @inference
+    def prefill_to_end(
+        self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
+    ) -> tuple[NodeLogits, PrefillChunk]:
+        """Commit all of each row's `tokens`, at least one, in one pass: the logits after the last, and the chunk.
+
+        The chunk's token after a row's last one isn't known yet: it repeats the last. Needs `head_is_exact`.
+        """
+        counts = [len(row) for row in tokens]
+        window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
+        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
+        last = to_device(counts, self.device) - 1
+        logits = self.head(final[torch.arange(len(counts), device=self.device), last])
+        return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
+
+    def _read(
+        self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
+        layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
+        if cache.states is not None:
+            cache.states.begin(rows, counts, layout, cache.lengths[rows.start : rows.stop])
+        final, caught = self._forward(cache, rows, tokens, None, taps, layout)
+        cache.commit(rows, [range(count) for count in counts])
+        return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
+
+    @inference
+    def verify(
+        self, cache: SlotCache, rows: range, roots: Tensor, tree: DraftTree, taps: Sequence[int]
+    ) -> VerifyOutput:
+        """Run the `roots` [R] and the trees' valid nodes through the model in one pass; nothing is committed."""
+        tokens = tree.columns(roots)
+        replayed = None if cache.graphs is None else self._replayed(cache, cache.graphs, rows, tokens, tree, taps)
+        if replayed is not None:
+            logits, caught = replayed
+            return VerifyOutput(NodeLogits.of(logits), caught.flatten(0, 1))
+        layout = RaggedLayout.of_tree(tree) if self.ragged else None
+        if cache.states is not None:
+            cache.states.begin(rows, tree, layout, cache.lengths[rows.start : rows.stop])
+        logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
+        of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
+        return VerifyOutput(of_nodes, caught.flatten(0, 1))
+
+    def _forward(
+        self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Stage `tokens` [R, Q]: a tree's columns, or each after the one before it.
+
+        Returns a tree's logits, or else final states, [R, Q, ...] and taps [R, Q, A, Ht]. With a `layout` only the real
+        tokens are run, and what comes back is ragged: [1, T, ...].
+        """
+        if self.native is not None:
+            return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
+        steps = torch.arange(tokens.shape[1], device=self.device)
+        causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
+        ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
+        cache.reserve(cache.start(rows) + tokens.shape[1])
+        staging = cache.staging(rows, tokens.shape[1])
+        lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
+        seen = StagedCache(cache, staging, layout)
+        return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
+
+    def _replayed(
+        self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
+    ) -> tuple[Tensor, Tensor] | None:
+        """`_forward` of a tree's columns [R, Q] as a recorded pass of recurring shape; None = it isn't recorded."""
+        count, columns = tokens.shape
+        width = recurring(columns)
+        cache.reserve(cache.start(rows) + columns)
+        inputs = [
+            filled_up(tokens, count, width),
+            filled_up(tree.ancestors, count, width, width),
+            filled_up(tree.depth, count, width),
+        ]
+
+        def compute(
+            rows: range, end: int, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            seen = StagedCache(cache, cache.staging(rows, width, 0, lengths, end))
+            return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, True)
+
+        done = graphs.run(tuple(taps), cache, rows, width, inputs, compute)
+        return None if done is None else (done[0][:, :columns], done[1][:, :columns])
+
+    def _run_modules(
+        self, cache: StagedCache, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor,
+        taps: Sequence[int], heads: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`_forward` through the model's modules, for `lengths` [R] of committed tokens; logits only with `heads`."""
+        end, layout = cache.staging.end, cache.layout
+        positions = lengths.unsqueeze(1) + depth
+        if self.max_length is not None and end > self.max_length:
+            # nodes beyond the context can't be emitted, but there are no learned positions to look up there
+            positions = positions.clamp(max=self.max_length - 1)
+        mask = self.masks(lengths, end - ancestors.shape[2], ancestors, positions)
+        if layout is not None:
+            tokens, positions = layout.gather(tokens), layout.gather(positions.expand_as(tokens))
+        runner = self.model if heads else self.model.base_model
+        with use_layout(layout), caught_taps(self.model.base_model, self.layers, taps) as caught:
+            out = runner(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                **cached(runner, cache),
+            )[0]
+        return out, stacked(caught, tokens, self.hidden_size, self.dtype)
+
+    def _run_native(
+        self, native: NativeDecoder, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None,
+        taps: Sequence[int], layout: RaggedLayout | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`_forward` in the native decoder."""
+        columns = tokens.shape[1]
+        cache.reserve(cache.start(rows) + columns)
+        cells = None
+        if layout is not None:
+            tokens, cells = layout.gather(tokens), layout.cell_index
+        lengths = cache.lengths[rows.start : rows.stop]
+        # the columns that they follow; where there are but two, each follows the one before it
+        parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
+        staged = Staged(rows, columns, cells, lengths, parents)
+        done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
+        out: Any = done.final if tree is None else self.finish(done.logits)
+        return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
+
+    def masks(
+        self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,
+        windows: Mapping[str, int | None] | None = None,
+    ) -> Any:  # fmt: skip
+        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`.
+
+        Other `windows` than the model's may be given.
+        """
+        made: dict[str, Any] = {
+            kind: attention.additive(
+                attention.visible(lengths, start, ancestors, positions, window, staged), self.dtype
+            )
+            for kind, window in (windows or self.plan.windows).items()
+        }
+        if self.plan.recurrent:
+            return {**made, **dict.fromkeys(self.plan.recurrent)} if made else None
+        return made if len(made) > 1 else next(iter(made.values()))
