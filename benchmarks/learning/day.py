@@ -244,5 +244,5 @@ def _plotted(over: Sequence[dict[str, float]], names: Sequence[str]) -> bytes:
             axes.text(first + 8, axes.get_ylim()[1], phase.name, fontsize=8)
             first += phase.requests
         label(axes, f"requests (a point: the {SPAN} before)", "accept length")
-        axes.legend(loc="lower right", ncols=len(names))
+        axes.legend(loc="upper left")
         return svg(figure)
