@@ -134,6 +134,7 @@ def poison(
     work: Work,
     store: Annotated[Path, "the drafter's original store"],
     *,
+    steps: Annotated[int | None, "of each candidate's training, instead of two passes"] = None,
     output: Output = None,
 ) -> None:
     """What a tenth of the traffic costs that is random, or repetitive: accept length on honest rows, and the gate."""
@@ -143,11 +144,11 @@ def poison(
         rows = bench.train
         if name != "honest":
             rows = [*rows[: -(len(rows) // (POISONED + 1))], *bench.rows(name)[: len(rows) // (POISONED + 1)]]
-        candidate = bench.trained(name, rows)
+        candidate = bench.trained(name, rows, steps=steps)
         verdict = gate.judge(candidate)
         found[name] = {"rows": len(rows), "honest_held_out": bench.replayed(candidate), "promoted": verdict.promoted,
                        "of_the_store": bench.replayed(candidate, bench.store, "validation")}  # fmt: skip
-    alone = bench.trained("random_alone", bench.rows("random"), mix=False)
+    alone = bench.trained("random_alone", bench.rows("random"), mix=False, steps=steps)
     verdict = gate.judge(alone)
     found["random, nothing else"] = {"honest_held_out": bench.replayed(alone), "promoted": verdict.promoted}
     before = {"honest_held_out": bench.replayed(bench.parent),

@@ -35,6 +35,7 @@ PLAIN = "plain"
 
 Mix = Annotated[Sequence[Path], "prompts of the drafter's training mix"]
 Unseen = Annotated[Sequence[Path], "prompts of the same kinds that it has not seen"]
+Until = Annotated[int | None, "stop after so many windows of 50 requests; the same command goes on later"]
 
 
 class Answer(NamedTuple):
@@ -115,25 +116,30 @@ def day(
     least_rows: int = 120,
     most_rows: int = 400,
     epochs: float = 2.0,
+    until: Until = None,
 ) -> None:
-    """Serve the day's requests with an engine that learns; a cycle runs between two windows whenever one is due."""
+    """Serve the day's requests with an engine that learns.
+
+    A cycle runs between two windows whenever one is due: requests wait for it, as if these were idle hours.
+    """
     session, name = Session.open(TargetOptions(model)), "learning"
     work.mkdir(parents=True, exist_ok=True)
     server = Server(session, DrafterOptions(drafter), work / "learn", model, canary)
     traffic, chaos = Traffic(session, mix, unseen), random.Random(0)
-    for window in range(len(windows(work, name)), len(traffic)):
+    words = [f"--least-rows={least_rows}", f"--most-rows={most_rows}", "--threads=1", f"--store={store}"]
+    learn = ["-m", "eyas", "learn", "run", str(server.folder.path), "--once", *words, f"--epochs={epochs}"]
+    assert server.learning.collector is not None
+    for window in range(len(windows(work, name)), until or len(traffic)):
         swaps, settled = traffic.phase(window) == "swaps", server.folder.state.settled
+        if not swaps:
+            run([sys.executable, *learn], check=False)  # one that isn't due says so
+            server.learning.look()
         made = list(server.serve(traffic.window(window), chaos if swaps else None))
         kept = {"phase": traffic.phase(window), "generation": server.learning.serving,
                 "answers": [Answer.of(one) for one in made]}  # fmt: skip
         _write(work, name, kept)
-        assert server.learning.collector is not None
         server.learning.collector.flush()
-        if not swaps:
-            words = [f"--least-rows={least_rows}", f"--most-rows={most_rows}", "--threads=1", f"--store={store}"]
-            words.append(f"--epochs={epochs}")
-            run([sys.executable, "-m", "eyas", "learn", "run", str(server.folder.path), "--once", *words], check=False)
-        else:
+        if swaps:
             server.swap(settled, at_once=True)
         server.learning.look()
         print(window, kept["phase"], kept["generation"], server.folder.state.wanted, flush=True)
@@ -149,13 +155,14 @@ def others(
     unseen: Unseen,
     drafter: Annotated[str | None, "a drafter that stays as it is; without one, plain decoding"] = None,
     every: Annotated[int, "answer one pair of requests in so many, a greedy and a sampled one"] = 1,
+    until: Until = None,
 ) -> None:
     """Answer the same requests without learning."""
     session = Session.open(TargetOptions(model))
     work.mkdir(parents=True, exist_ok=True)
     traffic = Traffic(session, mix, unseen)
     engine = session.engine(None if drafter is None else session.drafter(DrafterOptions(drafter)), SETTINGS)
-    for window in range(len(windows(work, name)), len(traffic)):
+    for window in range(len(windows(work, name)), until or len(traffic)):
         asked = traffic.window(window)
         chosen = [at for at in range(len(asked)) if at // 2 % every == 0]
         made = dict(zip(chosen, engine.generate([asked[at] for at in chosen]), strict=True))
@@ -237,5 +244,5 @@ def _plotted(over: Sequence[dict[str, float]], names: Sequence[str]) -> bytes:
             axes.text(first + 8, axes.get_ylim()[1], phase.name, fontsize=8)
             first += phase.requests
         label(axes, f"requests (a point: the {SPAN} before)", "accept length")
-        axes.legend(loc="lower right", ncols=len(names))
+        axes.legend(loc="upper left")
         return svg(figure)

@@ -109,7 +109,7 @@ def events(folder: LearnFolder) -> list[str]:
 def test_a_shift_is_learnt_tested_and_served(
     world: World, shifted: LearnFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "STAGE", 12)
+    monkeypatch.setattr(trial, "ROWS", 12)
     folder = copied(shifted, tmp_path / "learn")
     config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=4.0, threads=1, gate=GATE)
     assert due(folder, config)

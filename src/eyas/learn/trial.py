@@ -1,8 +1,9 @@
 """A trial: two generations of a drafter serve side by side until it is clear whether the new one may stay.
 
 Rows are assigned at random, so both meet the same traffic at the same time and a shift can't be mistaken for a
-difference. The new generation gets a small share first, the larger one once it has not done worse on that; the rest
-stays with the old one until the second stage is over, too. A difference beyond noise ends the trial at any time.
+difference. The test before promotion has shown the win on the same states; what is left to show is that nothing is
+lost live. So a trial is short: a clear difference ends it at any time, and after `ROWS` requests the new generation
+stays unless it is behind beyond noise. The next cycle of learning waits for that.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-STAGE = 50
-"""Requests that each generation must have answered in a stage."""
+ROWS = 32
+"""Requests of the new generation after which a trial ends."""
 _LEAST = 8
 """Requests of both before anything is said."""
 _SURE = 3.3
 """Standard errors that settle a trial at once: it is looked at after every request, so more than for 0.99."""
+_BEHIND = 2.33
+"""Standard errors behind with which a trial ends in a reversion: one look, 0.99."""
 
 Verdict = Literal["settle", "revert"]
 
@@ -70,10 +73,9 @@ class Canary:
     old: int
     new: int
     share: float = 0.1
-    """Of rows that the new one gets in the first stage; in the second one the old one gets as many."""
+    """Of rows that the new one gets."""
     seed: int = 0
     arms: dict[int, Arm] = field(default_factory=dict)
-    stage: int = 1
     report: CanaryReport | None = None
 
     def __post_init__(self) -> None:
@@ -89,8 +91,7 @@ class Canary:
         """The generation of a row that begins."""
         if self.report is not None:
             return self.new if self.report.verdict == "settle" else self.old
-        share = self.share if self.stage == 1 else 1.0 - self.share
-        return self.new if self._random.random() < share else self.old
+        return self.new if self._random.random() < self.share else self.old
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
         """A request of one of the two has ended; one without a drafted round says nothing."""
@@ -98,19 +99,15 @@ class Canary:
             return
         self.arms[generation].add(tokens, rounds)
         old, new = self.arms[self.old], self.arms[self.new]
-        fewest = min(old.requests, new.requests)
-        if fewest < _LEAST:
+        if min(old.requests, new.requests) < _LEAST:
             return
-        ahead = new.accept_length - old.accept_length
-        if ahead and abs(ahead) >= _SURE * math.sqrt(old.variance + new.variance):
-            verdict: Verdict = "settle" if ahead > 0.0 else "revert"
-            said = "ahead" if ahead > 0.0 else "behind"
-            self.report = CanaryReport(verdict, f"{self._figures()}: {said} beyond noise")
-        elif fewest >= STAGE * self.stage:
-            if self.stage == 1:
-                self.stage = 2
-            else:
-                self.report = CanaryReport("settle", f"{self._figures()}: not behind")
+        ahead, noise = new.accept_length - old.accept_length, math.sqrt(old.variance + new.variance)
+        if ahead > 0.0 and ahead >= _SURE * noise:
+            self.report = CanaryReport("settle", f"{self._figures()}: ahead beyond noise")
+        elif ahead < 0.0 and -ahead >= (_SURE if new.requests < ROWS else _BEHIND) * noise:
+            self.report = CanaryReport("revert", f"{self._figures()}: behind beyond noise")
+        elif new.requests >= ROWS:
+            self.report = CanaryReport("settle", f"{self._figures()}: not behind")
 
     def _figures(self) -> str:
         old, new = self.arms[self.old], self.arms[self.new]

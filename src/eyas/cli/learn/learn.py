@@ -47,7 +47,7 @@ class LearnOptions:
     learn_share: Annotated[float, Option(min=0.0, max=1.0, help="The share of requests that is collected.")] = 1.0
     learn_gib: Annotated[float, Option(min=0.001, help="Most GiB of requests kept in DIR.")] = 4.0
     learn_canary: Annotated[
-        float, Option(min=0.01, max=0.5, help="The share of rows that a new drafter serves first.")
+        float, Option(min=0.01, max=0.5, help="The share of rows that a new drafter serves on trial.")
     ] = 0.1
 
     def check(self, draft: DraftOptions) -> None:
