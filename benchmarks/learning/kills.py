@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from benchmarks.harness import Output, report
+from eyas.learn.cycle import CycleConfig, due
 from eyas.learn.folder import LearnFolder
 from eyas.learn.traffic import TrafficStore
 
@@ -52,6 +53,11 @@ def _answer(question: str, seconds: float = 120.0) -> str:
     return text
 
 
+def _healthy() -> bool:
+    """Whether the server answers."""
+    return httpx.get(f"http://127.0.0.1:{_PORT}/health").status_code == 200
+
+
 def _until(what: Callable[[], bool], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -66,18 +72,24 @@ def kills(
     model: str, drafter: str, work: Path, *, count: int = 20, least_rows: int = 40, most_seconds: float = 20.0,
     patience: float = 600.0, output: Output = None,
 ) -> None:  # fmt: skip
-    """Serve, learn and kill; `work` is a new folder."""
+    """Serve, learn and kill, once there is enough to learn from: a learner that waits loses nothing."""
     words = ["serve", model, "--draft-model", drafter, "--learn", str(work), "--port", str(_PORT)]
     server = _Process([*words, "--served-model-name", "m", "--tree", "chain:5"])
     options = ["--always", "--threads=1", f"--least-rows={least_rows}", "--most-rows=120", "--epochs=1"]
     learner = _Process(["learn", "run", str(work), *options])
     rng, killed, wrong = random.Random(0), Counter[str](), Counter[str]()
+    in_cycle = 0
     known: dict[str, str] = {}
     shards: set[str] = set()
     try:
+        server.start()
+        assert _until(_healthy, patience)
+        folder = LearnFolder(work)
+        while not due(folder, CycleConfig(least=least_rows)):
+            _answer(f"{rng.choice(_QUESTIONS)} ({rng.randrange(10**6)})")
         for _ in range(count):
             server.start()
-            assert _until(lambda: httpx.get(f"http://127.0.0.1:{_PORT}/health").status_code == 200, patience)
+            assert _until(_healthy, patience)
             learner.start()
             end = time.monotonic() + rng.uniform(1.0, most_seconds)
             while time.monotonic() < end:
@@ -92,8 +104,8 @@ def kills(
                     process.kill()
             shards, damaged = _checked(work, shards)
             wrong.update(damaged)
-            print(sum(killed.values()), whom, dict(wrong), len(shards), flush=True)
-        folder = LearnFolder(work)
+            in_cycle += whom != "server" and (folder.run / "plan.json").is_file()
+            print(sum(killed.values()), whom, dict(wrong), len(shards), in_cycle, flush=True)
         server.start()
         learner.start()
         goes_on = _until(lambda: any("promoted" in event["event"] for event in folder.events()), patience)
@@ -101,7 +113,8 @@ def kills(
         for process in (server, learner):
             process.kill()
     report(
-        {"killed": dict(killed), "wrong": dict(wrong), "shards": len(shards), "a_cycle_ended": goes_on,
+        {"killed": dict(killed), "in_a_cycle": in_cycle, "wrong": dict(wrong), "shards": len(shards),
+         "a_cycle_ended": goes_on,
          "generations": folder.numbers(), "events": dict(Counter(event["event"] for event in folder.events()))},
         output,
     )  # fmt: skip

@@ -263,6 +263,12 @@ def test_one_that_forgets_comes_half_way_back(
         torch.testing.assert_close(made[name], mean, msg=name, rtol=0.01, atol=0.005)  # rounded twice
 
 
+def test_enough_rows_are_held_out_however_few_are_learnt_from(shifted: LearnFolder, tmp_path: Path) -> None:
+    folder = copied(shifted, tmp_path / "learn")
+    _, store = cycle._snapshot(folder, CycleConfig(least=1, most=4, gate=GATE))
+    assert len(store.rows("held")) == GATE.least
+
+
 def test_folders_belong_to_a_pair(world: World, tmp_path: Path) -> None:
     Server(world, tmp_path / "learn").close()
     other = random_drafter(world, tmp_path / "other")

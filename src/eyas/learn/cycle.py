@@ -165,7 +165,8 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
     shutil.rmtree(folder.run, ignore_errors=True)
     settings, traffic = folder.settings, _traffic(folder)
     newest = max(one.path.name for one in traffic.shards())
-    learnt, held = traffic.newest("train", config.most), traffic.newest("held", config.most // 4)
+    learnt = traffic.newest("train", config.most)
+    held = traffic.newest("held", max(config.most // 4, config.gate.least))
     original = None if config.store is None else FeatureStore.open(config.store)
     mixed = [] if original is None else mixed_rows(original, settings, learnt, seed=int(newest[:20]))
     if not (folder.reference / MANIFEST).is_file():
