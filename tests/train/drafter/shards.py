@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
-from eyas.targets import load_target, trace
+from eyas.targets import load_target
+from eyas.targets import target as tracing
 from eyas.targets.fingerprint import fingerprint
 from eyas.train.drafter.validation import RunTarget
 from eyas.train.loop.distributed import ProcessGroup
@@ -33,7 +34,7 @@ def rows(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    trace.AT_ONCE = trace.CHUNK = CHUNK
+    tracing.AT_ONCE = tracing.CHUNK = CHUNK
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=2)
     processes = ProcessGroup(rank, 2, torch.device("cpu"), "fsdp")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.errors import ConfigError
-from eyas.targets import load_target, trace
+from eyas.targets import load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.train.drafter import train
 from eyas.train.drafter.config import DrafterTrainConfig
@@ -27,8 +27,8 @@ SCRIPT = Path(__file__).parent / "shards.py"
 
 def test_states_are_those_of_the_whole_target(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     together(2, str(target), str(tmp_path), script=SCRIPT)
-    monkeypatch.setattr(trace, "AT_ONCE", CHUNK)
-    monkeypatch.setattr(trace, "CHUNK", CHUNK)
+    monkeypatch.setattr("eyas.targets.target.AT_ONCE", CHUNK)
+    monkeypatch.setattr("eyas.targets.target.CHUNK", CHUNK)
     whole = load_target(target, dtype="float32", device="cpu", prepacked=False)
     layers = sum(p.numel() for layer in whole.layers for p in layer.parameters())
     rest = sum(p.numel() for p in whole.model.parameters()) - layers
