@@ -222,7 +222,7 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
 
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)  # torch pins no numpy array
 
 
 def machine_load() -> dict[str, Any]:
