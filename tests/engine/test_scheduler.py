@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
 
 import pytest
 from hypothesis import given, settings
@@ -51,6 +53,8 @@ class Machine:
         for piece in pieces:
             assert [one.slot for one in piece.sequences] == list(piece.rows)
             assert max(one.cached for one in piece.sequences) + max(piece.counts) <= scheduler.room.columns
+            full = sum(one.cached for one in piece.sequences) + sum(piece.counts)
+            assert len(piece.sequences) == 1 or len(piece.sequences) * max(piece.columns) <= 2 * full
             read += sum(piece.counts)
             for one, count in zip(piece.sequences, piece.counts, strict=True):
                 one.cached += count
@@ -178,6 +182,30 @@ def test_a_greedy_key_starves_nobody(slots: int, backlog: int) -> None:
     while backlog not in machine.admitted:
         machine.step(1, 1)
     assert machine.admitted.index(backlog) <= 2 * slots
+
+
+def test_batching_prompts_takes_time_in_proportion_to_their_number() -> None:
+    def calls(prompts: int) -> int:
+        scheduler, made = Scheduler(Limits(max_running=prompts)), 0
+        for index in range(prompts):
+            scheduler.submit(sequence(index, 5 + index % 3))
+        scheduler.begin(1, 0.0)
+        while scheduler.admit(1, 0.0)[0] is not None:
+            pass
+
+        def count(_frame: FrameType, event: str, _arg: object) -> None:
+            nonlocal made
+            made += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            batches = scheduler.prefill_batches()
+        finally:
+            sys.setprofile(None)
+        assert [len(batch.sequences) for batch in batches] == [prompts]
+        return made
+
+    assert calls(200) < 2.5 * calls(100)
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:

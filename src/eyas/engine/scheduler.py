@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares
 from eyas.engine.sequence import PrefillBatch, SequenceState
@@ -224,6 +226,7 @@ class Scheduler:
         """
         left = self._left
         batches: list[PrefillBatch] = []
+        size, others = _BatchSize(), _Others([one.known + 1 for one in self.in_slots])
         alone = [at for at, one in enumerate(self.prefilling) if one.client in self._step.alone]
         for sequence in self.prefilling[: max(alone, default=-1) + 1] if self._step.alone else self.prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
@@ -231,17 +234,32 @@ class Scheduler:
                 left -= count
             if not count:
                 continue
-            if batches and self._shareable(batches[-1], sequence, count):
+            joint = size.joined(sequence, count)
+            if batches and self._shareable(batches[-1].rows, size, joint, sequence, others):
                 batches[-1].sequences.append(sequence)
                 batches[-1].counts.append(count)
+                size = joint
             else:
                 batches.append(PrefillBatch([sequence], [count]))
-            if left is not None and self._suffices(batches[-1]):
+                size = _BatchSize().joined(sequence, count)
+            if left is not None and self._enough is not None and size.whole and size.tokens >= self._enough:
                 break
         return batches
 
-    def _suffices(self, batch: PrefillBatch) -> bool:
-        return self._enough is not None and batch.whole and sum(batch.counts) >= self._enough
+    def _shareable(
+        self, rows: range, size: _BatchSize, joint: _BatchSize, sequence: SequenceState, others: _Others
+    ) -> bool:
+        """Whether a batch in the slots `rows` takes one more sequence, with which its `size` is that of `joint`."""
+        if sequence.slot != rows.stop:  # somebody between them has nothing to read
+            return False
+        if size.whole and not joint.whole:  # it would keep the others from their first tokens
+            return False
+        columns = joint.longest + joint.most + 1  # all stage equally many
+        if joint.rows * columns > 2 * (joint.cached + joint.tokens):
+            return False
+        longest, total = others.but(range(rows.start, rows.stop + 1))
+        taken = total + joint.cached + joint.rows * (joint.most + 1)
+        return self.room.holds(len(self.in_slots), max(longest, columns), taken)
 
     def read(self, batches: Iterable[PrefillBatch]) -> None:
         """Batches were read: count them, and let the sequences that know their whole prompt decode."""
@@ -331,15 +349,46 @@ class Scheduler:
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
 
-    def _shareable(self, batch: PrefillBatch, sequence: SequenceState, count: int) -> bool:
-        if sequence.slot != batch.rows.stop:  # somebody between them has nothing to read
-            return False
-        if batch.whole and count < sequence.unread:  # it would keep the others from their first tokens
-            return False
-        joint = PrefillBatch([*batch.sequences, sequence], [*batch.counts, count])
-        full = sum(one.cached for one in joint.sequences) + sum(joint.counts)
-        others = [one.known + 1 for one in self.in_slots if one not in joint.sequences]
-        return len(joint.sequences) * max(joint.columns) <= 2 * full and self.room.fits([*others, *joint.columns])
+
+class _BatchSize(NamedTuple):
+    """The size of a batch of prompts as it grows: added up anew for each prompt, hundreds would take a minute."""
+
+    rows: int = 0
+    cached: int = 0
+    """Tokens that all of them have cached."""
+    longest: int = 0
+    """The most that one has cached."""
+    tokens: int = 0
+    """Tokens to be read, of all of them."""
+    most: int = 0
+    """The most that are read of one."""
+    whole: bool = True
+    """Whether all of them can decode after it."""
+
+    def joined(self, one: SequenceState, count: int) -> _BatchSize:
+        """With `count` tokens of one more."""
+        return _BatchSize(
+            self.rows + 1,
+            self.cached + one.cached,
+            max(self.longest, one.cached),
+            self.tokens + count,
+            max(self.most, count),
+            self.whole and count == one.unread,
+        )
+
+
+class _Others:
+    """The columns that sequences in slots need, but for some neighbours."""
+
+    def __init__(self, columns: Sequence[int]) -> None:
+        self._until = list(accumulate(columns, max, initial=0))
+        self._from = list(accumulate(reversed(columns), max, initial=0))[::-1]
+        self._sums = list(accumulate(columns, initial=0))
+
+    def but(self, slots: range) -> tuple[int, int]:
+        """The most that one needs and what all need together, without those in `slots`."""
+        longest = max(self._until[slots.start], self._from[slots.stop])
+        return longest, self._sums[-1] - self._sums[slots.stop] + self._sums[slots.start]
 
 
 class PassSize:
@@ -423,9 +472,12 @@ class CacheRoom:
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
-        columns = max(rows, default=0)
-        taken = sum(rows) if self._sparse(columns) else len(rows) * columns
-        return taken + len(rows) * self.beside <= self.most(len(rows))
+        return self.holds(len(rows), max(rows, default=0), sum(rows))
+
+    def holds(self, rows: int, longest: int, total: int) -> bool:
+        """`fits` for so many rows, the `longest` of which has so many columns, and all together a `total`."""
+        taken = total if self._sparse(longest) else rows * longest
+        return taken + rows * self.beside <= self.most(rows)
 
     def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
         """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
