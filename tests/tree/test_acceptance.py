@@ -99,6 +99,26 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
     assert abs(tables[0] - Acceptance().table().values).max() > 0.1
 
 
+@pytest.mark.parametrize(("change", "groups"), [("learnt", [1]), ("resumed", [0, 1]), ("forgotten", [0, 1])])
+def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list[int]) -> None:
+    tables = []
+    for renewed in (True, False):
+        acceptance = Acceptance()
+        for group in (0, 1):
+            seen(acceptance, group, later=False, p=0.4, rate=0.9, rounds=20)
+        before = acceptance.table() if renewed else None
+        if change == "learnt":
+            seen(acceptance, 1, later=True, p=0.2, rate=0.7, rounds=20)
+        elif change == "resumed":
+            acceptance.counts[0][:] *= 3.0
+        else:
+            acceptance.forget(0.1)
+        tables.append(acceptance.table())
+        assert tables[-1] is not before
+        assert acceptance.table() is tables[-1]
+    assert np.array_equal(tables[0].values[groups], tables[1].values[groups])
+
+
 def grown(spec: TreeSpec) -> DraftTree:
     """Two rows' trees of a timid drafter: children of every node are the tokens 0, 1, 2, none of them likely."""
     growth, width = spec.start(2, torch.device("cpu")), 1

@@ -200,5 +200,8 @@ def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
     """The accepted tokens that a tree's found nodes promised together."""
     if tree.sources is None or not tree.size:
         return 0.0
-    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device)).exp()
-    return float(values[tree.valid & (tree.sources == Source.LOOKUP)].sum())
+    found = tree.valid & (tree.sources == Source.LOOKUP)
+    if not found.any():
+        return 0.0
+    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device))
+    return float(values[found].exp().sum())
