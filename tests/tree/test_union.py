@@ -84,7 +84,8 @@ def test_a_host_unites_trees_as_a_device_does(pair: Pair, seed: int) -> None:
     network, found = pair.trees(parse_tree("dynamic:3,3,8"))
     if not network.size or not found.size:
         return
-    here, there = union._merged_on_host(network, found), union._merged(network, found)
+    there = union._merged(network, found)
+    here = union._Rows.of(network, found).tree(there.max_depth)
     for name in ("tokens", "parents", "valid", "sources"):
         assert torch.equal(getattr(here, name), getattr(there, name)), name
     torch.testing.assert_close(here.logprob, there.logprob)

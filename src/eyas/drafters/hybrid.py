@@ -171,7 +171,7 @@ class HybridDrafter(Drafter):
 
         A network computes its levels for all rows together, so one that needs it lets the others have it as well.
         """
-        if self._usual is None or not copies.size:
+        if self._usual is None or copies.max_depth < _SURE * self._usual or not copies.size:  # a token a level at most
             return False
         promised = path_values(copies, values, groups).exp().masked_fill(~copies.valid, 0.0).sum(1).tolist()
         return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)

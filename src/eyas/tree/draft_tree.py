@@ -83,6 +83,8 @@ class DraftTree:
     sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = one and the same
     looked_up: bool = False
     """Whether all nodes were found on the host: no network computed anything for the draft."""
+    copies_promise: float | None = None
+    """The tokens that nodes which only copies have promise together, in all rows; None = nobody has added them up."""
 
     @staticmethod
     def empty(batch: int, device: torch.device) -> DraftTree:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,17 +37,17 @@ def unite(
     `values` None takes probabilities at their word; `groups` [B] are the rows' groups there. Shapes of one child a node
     get chains: each row the one of both that is worth more.
     """
-    on_host = found.tokens.device.type == "cpu"
-    if network is None or not network.size:
-        merged = _tagged(found)
-    else:
-        merged = _merged_on_host(network, found) if on_host else _merged(network, found)
+    if found.tokens.device.type == "cpu":
+        return _united_on_host(spec, network, found, values, groups)
+    both = network is not None and network.size
+    merged = _merged(network, found) if network is not None and both else _tagged(found)
     scores = path_values(merged, values, groups)  # [B, C]
     allowed = merged.valid
     if spec.max_fanout == 1:
         allowed = _better_chain(merged, scores)
+    kept, most = spec.keep(scores, allowed), min(spec.max_nodes, merged.size)
     return replace(
-        _only(merged, spec.keep(scores, allowed), spec.max_nodes),
+        merged.keeping(kept, most, None),
         candidates=None if network is None else network.candidates,
         looked_up=network is None,
     )
@@ -71,36 +72,103 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
 
 
 def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
-    """What `path_values` says, as Python numbers: step values looked up together, summed up node by node."""
-    parents, valid, scores = tree.parents.tolist(), tree.valid.numpy(), tree.logprob.numpy()
-    above = tree.parents.numpy()
-    under = np.where(above < 0, np.float32(0.0), np.take_along_axis(scores, np.maximum(above, 0), axis=1))
-    steps = np.minimum(scores - under, np.float32(0.0))  # in float32: others may fall into the next bin
-    sources = [[0] * tree.size] * len(parents) if tree.sources is None else tree.sources.tolist()
-    later = np.zeros(valid.shape, np.bool_)
-    for row, usable in enumerate(valid.tolist()):
-        begun = set[tuple[int, int]]()
-        for node, (parent, source) in enumerate(zip(parents[row], sources[row], strict=True)):
-            later[row, node] = (parent, source) in begun
-            if usable[node]:
-                begun.add((parent, source))
-    if values is not None:
-        steps = values.on_host(steps, later, groups.numpy()[:, None] + GROUPS * np.array(sources))
-    worth = np.where(valid, np.minimum(steps.astype(np.float64), _LEAST_STEP), 0.0).tolist()
-    for own, over in zip(worth, parents, strict=True):
-        for node, parent in enumerate(over):
-            own[node] += own[parent] if parent >= 0 else 0.0
-    return torch.tensor(worth, dtype=torch.float64).view(tree.tokens.shape)
+    """What `path_values` says, as Python numbers."""
+    sources = [[0] * tree.size] * len(tree.tokens) if tree.sources is None else tree.sources.tolist()
+    rows = _Rows([], tree.parents.tolist(), tree.logprob.tolist(), tree.valid.tolist(), sources)
+    return torch.from_numpy(rows.worth(values, groups).reshape(tree.tokens.shape))
 
 
-def _merged_on_host(network: DraftTree, found: DraftTree) -> DraftTree:
-    """What `_merged` makes, row by row: a found node is known where its parent has a child of the same token."""
-    lists = ([part.tolist() for part in (one.tokens, one.parents, one.logprob, one.valid)] for one in (network, found))
-    rows = zip(*(zip(*four, strict=True) for four in lists), strict=True)
-    parts = map(list, zip(*(_merged_row(ours, theirs) for ours, theirs in rows), strict=True))
-    tokens, parents, logprob, valid, sources = map(torch.tensor, parts)
-    depth = max(network.max_depth, found.max_depth)
-    return DraftTree(tokens, parents, logprob, valid, max_depth=depth, sources=sources)
+class _Rows(NamedTuple):
+    """Trees on the host: of each row a list with an entry for each node."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    logprob: list[list[float]]
+    valid: list[list[bool]]
+    sources: list[list[int]]
+
+    @classmethod
+    def of(cls, network: DraftTree | None, found: DraftTree) -> _Rows:
+        """What `_merged` makes, row by row: a found node is known where its parent has a child of the same token."""
+        theirs = [part.tolist() for part in (found.tokens, found.parents, found.logprob, found.valid)]
+        if network is None or not network.size:
+            tokens, parents, logprob, valid = theirs
+            return cls(tokens, parents, logprob, valid, [[int(Source.LOOKUP)] * found.size for _ in tokens])
+        ours = [part.tolist() for part in (network.tokens, network.parents, network.logprob, network.valid)]
+        pairs = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
+        tokens, parents, logprob, valid, sources = map(list, zip(*(_merged_row(*pair) for pair in pairs), strict=True))
+        return cls(tokens, parents, logprob, valid, sources)
+
+    def worth(self, values: ValueTable | None, groups: Tensor) -> npt.NDArray[np.float64]:
+        """[B, C] `path_values`: step values are looked up together and summed up node by node."""
+        logprob, valid = np.array(self.logprob, np.float32), np.array(self.valid, np.bool_)
+        above = np.array(
+            [
+                [row[at] if at >= 0 else 0.0 for at in over]
+                for row, over in zip(self.logprob, self.parents, strict=True)
+            ],
+            np.float32,
+        )
+        steps = np.minimum(logprob - above, np.float32(0.0))  # in float32: others may fall into the next bin
+        if values is not None:
+            later = []
+            for usable, over, sources in zip(self.valid, self.parents, self.sources, strict=True):
+                begun = set[tuple[int, int]]()
+                for known, family in zip(usable, zip(over, sources, strict=True), strict=True):
+                    later.append(family in begun)
+                    if known:
+                        begun.add(family)
+            of_rows = groups.numpy()[:, None] + GROUPS * np.array(self.sources)
+            steps = values.on_host(steps, np.array(later).reshape(steps.shape), of_rows)
+        sums: list[list[float]] = np.where(valid, np.minimum(steps, _LEAST_STEP, dtype=np.float64), 0.0).tolist()
+        for own, over in zip(sums, self.parents, strict=True):
+            for node, parent in enumerate(over):
+                if parent >= 0:
+                    own[node] += own[parent]
+        return np.array(sums, np.float64)
+
+    def tree(self, max_depth: int) -> DraftTree:
+        """The trees as tensors."""
+        kinds = (torch.int64, torch.int64, torch.float32, torch.bool, torch.int64)
+        made = (torch.tensor(lists, dtype=kind) for lists, kind in zip(self, kinds, strict=True))
+        tokens, parents, logprob, valid, sources = made
+        return DraftTree(tokens, parents, logprob, valid, max_depth=max_depth, sources=sources)
+
+    def keeping(self, kept: npt.NDArray[np.bool_]) -> tuple[_Rows, int]:
+        """The `kept` [B, C] nodes alone, in their order, and how many there are."""
+        chosen = [np.flatnonzero(row).tolist() for row in kept]
+        width, made = max(map(len, chosen)), _Rows([], [], [], [], [])
+        for row, nodes in enumerate(chosen):
+            spare = width - len(nodes)
+            column = {node: at for at, node in enumerate(nodes)}
+            for name, blank in (("tokens", 0), ("logprob", 0.0), ("sources", 0)):
+                given = getattr(self, name)[row]
+                getattr(made, name).append([*(given[node] for node in nodes), *[blank] * spare])
+            over = self.parents[row]
+            made.parents.append([*(column.get(over[node], -1) for node in nodes), *[-1] * spare])
+            made.valid.append([True] * len(nodes) + [False] * spare)
+        return made, sum(map(len, chosen))
+
+
+def _united_on_host(
+    spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
+) -> DraftTree:
+    """`unite` in lists and NumPy: between two passes each operation of PyTorch takes as long as a dozen nodes."""
+    rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
+    worth = rows.worth(values, groups)
+    scores, allowed = torch.from_numpy(worth), torch.tensor(rows.valid)
+    if spec.max_fanout == 1:
+        allowed = _better_chain(rows.tree(depth), scores)
+    kept = spec.keep(scores, allowed).numpy()
+    made, counted = rows.keeping(kept)
+    copied = kept & (np.array(rows.sources) == Source.LOOKUP)
+    return replace(
+        made.tree(min(depth, len(made.tokens[0]))),
+        counted=counted,
+        candidates=None if network is None else network.candidates,
+        looked_up=network is None,
+        copies_promise=float(np.exp(worth[copied]).sum()),
+    )
 
 
 def _merged_row(network: Sequence[list[Any]], found: Sequence[list[Any]]) -> tuple[list[Any], ...]:
@@ -182,9 +250,3 @@ def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
     shared = tree.sources == int(Source.BOTH)
     copies = (values * found).sum(1) > (values * ~(found | shared)).sum(1)  # [B]
     return tree.valid & (shared | (found == copies.unsqueeze(1)))
-
-
-def _only(tree: DraftTree, kept: Tensor, most: int) -> DraftTree:
-    """A tree's `kept` [B, C] nodes alone, at most `most` in a row, in their order."""
-    counted = int(kept.sum()) if kept.device.type == "cpu" else None
-    return tree.keeping(kept, min(most, tree.size) if counted is None else int(kept.sum(1).max()), counted)

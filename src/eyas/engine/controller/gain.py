@@ -200,6 +200,8 @@ def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
     """The accepted tokens that a tree's found nodes promised together."""
     if tree.sources is None or not tree.size:
         return 0.0
+    if tree.copies_promise is not None:
+        return tree.copies_promise
     found = tree.valid & (tree.sources == Source.LOOKUP)
     if not found.any():
         return 0.0
