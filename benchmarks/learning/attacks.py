@@ -144,11 +144,11 @@ def poison(
         rows = bench.train
         if name != "honest":
             rows = [*rows[: -(len(rows) // (POISONED + 1))], *bench.rows(name)[: len(rows) // (POISONED + 1)]]
-        candidate = bench.trained(name, rows, steps=steps)
+        candidate = bench.trained(f"candidate-{name}", rows, steps=steps)  # the harvested folders have the bare names
         verdict = gate.judge(candidate)
         found[name] = {"rows": len(rows), "honest_held_out": bench.replayed(candidate), "promoted": verdict.promoted,
                        "of_the_store": bench.replayed(candidate, bench.store, "validation")}  # fmt: skip
-    alone = bench.trained("random_alone", bench.rows("random"), mix=False, steps=steps)
+    alone = bench.trained("candidate-alone", bench.rows("random"), mix=False, steps=steps)
     verdict = gate.judge(alone)
     found["random, nothing else"] = {"honest_held_out": bench.replayed(alone), "promoted": verdict.promoted}
     before = {"honest_held_out": bench.replayed(bench.parent),
