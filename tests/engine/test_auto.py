@@ -77,9 +77,7 @@ def run(controller: Controller, batch_size: int, sampled: bool) -> list[Completi
     return engine.generate(requests(sampled))
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("token", [0.01, 0.4])
+@pytest.mark.parametrize(("batch_size", "sampled", "token"), tiny.every_other([1, 3], [False, True], [0.01, 0.4]))
 def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: float) -> None:
     controller = Restless(token)
     done = run(controller, batch_size, sampled)

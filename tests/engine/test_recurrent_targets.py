@@ -188,15 +188,21 @@ def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[i
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("of", "tree"),
     [
-        ("lfm2", ""), *(pytest.param(name, "", marks=pytest.mark.slow) for name in ("qwen3_5", "mamba2")),
-        *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT),
+        *tiny.sample([("lfm2", ""), *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT)], ["dynamic:3,3,8", None]),
+        *(
+            pytest.param((name, ""), tree, marks=pytest.mark.slow)
+            for name in ("qwen3_5", "mamba2") for tree in (None, "dynamic:3,3,8")
+        ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
-def test_prefixes_over_several_turns(name: str, kind: str, tree: str | None) -> None:
-    """Prompts begin with others', with their own earlier turns, or are the same; they are read in pieces."""
+def test_prefixes_over_several_turns(of: tuple[str, str], tree: str | None) -> None:
+    """Prompts begin with others', with their own earlier turns, or are the same; they are read in pieces.
+
+    How states are kept is of the layers, and when is of the engine: each target always runs with a tree or without.
+    """
+    name, kind = of
     limits, target = Limits(max_running=2, prefill_chunk=40, prefix_tokens=4000), target_of(name, kind)
     drafter = drafter_of(tiny.eagle3_module().to(target.dtype), (0, 2, tiny.LAYERS))
     speculation = None if tree is None else Speculation(drafter, parse_tree(tree))

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import transformers as tf
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -105,8 +105,8 @@ def check_nodes(target: Target) -> None:
         for node, path in enumerate(paths):
             if node and not VALID[row][node - 1]:
                 continue
-            expected = tiny.full_forward(target.model, path).logits[0, -1]
-            torch.testing.assert_close(verified.logits.rows[verified.logits.index[row, node]], expected, **CLOSE)
+            found = verified.logits.rows[verified.logits.index[row, node]]
+            torch.testing.assert_close(found, logits_of(target.model, tuple(path)), **CLOSE)
         texts[row] = paths[(4, 3, 0, 6)[row]]
     cache.commit(range(4), [[0, 1, 3, 4], [0, 1, 3], [0], [0, 2, 6]])
     for row, token in enumerate((5, 6, 7, 8)):
@@ -128,7 +128,13 @@ def check(target: Target, cache: SlotCache, texts: list[list[int]]) -> None:
     """The logits after the rows' last tokens, of which all but the last are committed."""
     found = logits_after(target, cache, range(len(texts)), [text[-1] for text in texts])
     for row, text in enumerate(texts):
-        torch.testing.assert_close(found[row], tiny.full_forward(target.model, text).logits[0, -1], **CLOSE)
+        torch.testing.assert_close(found[row], logits_of(target.model, tuple(text)), **CLOSE)
+
+
+@once
+def logits_of(model: nn.Module, text: tuple[int, ...]) -> Tensor:
+    """The model's own after a text, which ragged passes and padded ones share."""
+    return tiny.full_forward(model, list(text)).logits[0, -1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -217,9 +217,11 @@ def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[
     tokens = [[token] for token in choose([0] * len(table))]
     going = list(range(len(table)))
     while going := [at for at in going if (paths[at][-1], tokens[at][-1]) in below[at]]:
+        reached = [_ENDED] * len(table)
         for at in going:
-            paths[at].append(below[at][paths[at][-1], tokens[at][-1]])
-        chosen = choose([path[-1] if at in going else _ENDED for at, path in enumerate(paths)])
+            reached[at] = below[at][paths[at][-1], tokens[at][-1]]
+            paths[at].append(reached[at])
+        chosen = choose(reached)
         for at in going:
             tokens[at].append(chosen[at])
     rows = []

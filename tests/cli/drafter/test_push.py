@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,8 +97,12 @@ class Answers(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Where this process pushes to: huggingface_hub read the environment when it was imported."""
     server = Hub()
+    for name, value in {"ENDPOINT": server.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -124,19 +125,14 @@ def evidence(tmp_path: Path, pair: Pair) -> tuple[Path, Path]:
     return tmp_path / "certificate.json", tmp_path / "bench.json"
 
 
-def push(hub: Hub, *arguments: Any, token: str = "hf_secret") -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "eyas", "push", *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_a_drafter_its_card_and_its_evidence_are_one_commit(hub: Hub, pair: Pair, evidence: tuple[Path, Path]) -> None:
+@pytest.mark.filterwarnings("ignore:Use .content=:DeprecationWarning")  # huggingface_hub, of how it calls httpx
+def test_a_drafter_its_card_and_its_evidence_are_one_commit(
+    run: Run, hub: Hub, pair: Pair, evidence: tuple[Path, Path]
+) -> None:
     certificate, bench = evidence
     proof = ("--certificate", certificate, "--bench", bench)
-    done = push(hub, pair.drafter, REPO, *proof, "--model", "owner/target", "--license", "apache-2.0", "--private")
-    assert done.returncode == 0, done.stderr
+    done = run("push", pair.drafter, REPO, *proof, "--model", "owner/target", "--license", "apache-2.0", "--private")
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == f"{hub.url}/{REPO}/commit/abc\n"
     assert hub.created[0]["name"] == "tiny-eagle3"
     assert hub.created[0]["organization"] == "me"
@@ -158,9 +154,10 @@ def test_a_drafter_its_card_and_its_evidence_are_one_commit(hub: Hub, pair: Pair
     assert "| none |" not in card
 
 
-def test_a_refused_push_says_why(hub: Hub, pair: Pair) -> None:
-    done = push(hub, pair.drafter, REPO, token="hf_wrong")
-    assert done.returncode == 1
+def test_a_refused_push_says_why(run: Run, hub: Hub, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    done = run("push", pair.drafter, REPO)
+    assert done.exit_code == 1
     assert done.stderr.splitlines()[-1].startswith(f"error: {REPO} was not pushed to {hub.url}: ")
     assert "hf auth login" in done.stderr
     assert hub.commits == []

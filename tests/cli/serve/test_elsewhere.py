@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ...forks import Fork
 from ...pairs import Pair, save_drafter
 from ...toy.pair import TOY_DRAFTER
 from ..conftest import Run
@@ -125,11 +125,11 @@ def test_it_becomes_the_server(pair: Pair, exported: Path, tmp_path: Path) -> No
     script, told = tmp_path / "server.py", tmp_path / "told.json"
     script.write_text(SERVER)
     command = [
-        *(sys.executable, "-m", "eyas", "serve", "--engine", "vllm", "--model", pair.model),
+        *("-m", "eyas", "serve", "--engine", "vllm", "--model", pair.model),
         *("--draft-model", exported, "--engine-command", shlex.join([sys.executable, str(script), str(told)])),
         *("--port", "81", "--engine-option=--enforce-eager"),
     ]
-    with subprocess.Popen(command, env=os.environ | {"EYAS_API_KEY": "k"}) as process:
+    with Fork(command, env=os.environ | {"EYAS_API_KEY": "k"}) as process:
         try:
             limit = time.monotonic() + 60
             while not told.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -350,14 +351,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
-def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
-    target = tiny.target()
-    requests = [
-        Request(prompt, SamplingParams(max_tokens=20, temperature=temperature, seed=seed, ignore_eos=True))
+def requests_at(temperature: float) -> list[Request]:
+    return [
+        Request(prompt, SamplingParams(max_tokens=14, temperature=temperature, seed=seed, ignore_eos=True))
         for seed, prompt in enumerate(tiny.prompts(1, 4, 5, 40, 6, 3, 9, 2))
     ]
-    plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]
+
+
+@cache
+def plain_at(temperature: float) -> list[list[int]]:
+    return [done.token_ids for done in Engine(tiny.target(), batch_size=4).generate(requests_at(temperature))]
+
+
+@pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
+def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
+    target, requests, plain = tiny.target(), requests_at(temperature), plain_at(temperature)
     speculation = Speculation(BlockDrafter(build(name), TAPS), parse_tree(tree))
     for batch, times in ((1, 1), (4, 2), (8, 1)):
         engine = Engine(target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
@@ -216,25 +216,38 @@ def test_gradients_are_those_of_finite_differences(name: str, token: str, monkey
 
 
 def check_gradients(network: BlockNetwork, loss: DraftLoss, given: FeatureBatch, prefix: str) -> None:
-    """Compare the gradients of parameters whose names begin with `prefix` with finite differences."""
+    """Compare the gradients of parameters whose names begin with `prefix` with finite differences.
+
+    Those of an attention or an MLP are moved together: each has its share in the slope.
+    """
     step = 1e-7  # a longer one reorders the candidates of a lattice
     network.zero_grad()
     loss(given).loss.backward()
     draw = torch.Generator().manual_seed(4)
+    moved: dict[str, list[tuple[nn.Parameter, Tensor]]] = {}
     for name_of, parameter in network.named_parameters():
         unused = name_of.startswith("confidence_head.") and not prefix
         if not parameter.requires_grad or not name_of.startswith(prefix) or unused:
             continue
         assert parameter.grad is not None, name_of
         way = torch.randn(parameter.shape, dtype=torch.float64, generator=draw)
+        together = name_of.rpartition(".")[0].rpartition(".")[0] if name_of.startswith("layers.") else name_of
+        moved.setdefault(together, []).append((parameter, way))
+    for together, ways in moved.items():
         with torch.no_grad():
             values = []
             for sign in (1, -1):
-                parameter.add_(way, alpha=sign * step)
+                move(ways, sign * step)
                 values.append(loss(given).loss.item())
-                parameter.sub_(way, alpha=sign * step)
+                move(ways, -sign * step)
         slope = (values[0] - values[1]) / (2 * step)
-        assert float((parameter.grad * way).sum()) == pytest.approx(slope, rel=2e-4, abs=2e-5), name_of
+        found = sum(float((parameter.grad * way).sum()) for parameter, way in ways if parameter.grad is not None)
+        assert found == pytest.approx(slope, rel=2e-4, abs=2e-5), together
+
+
+def move(ways: list[tuple[nn.Parameter, Tensor]], by: float) -> None:
+    for parameter, way in ways:
+        parameter.add_(way, alpha=by)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
