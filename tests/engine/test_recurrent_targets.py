@@ -190,10 +190,11 @@ def conversations(name: str, kind: str) -> list[tuple[list[Request], list[list[i
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("lfm2", ""), *(pytest.param(name, "", marks=pytest.mark.slow) for name in ("qwen3_5", "mamba2")),
+        ("lfm2", ""),
+        *(pytest.param(name, "", marks=pytest.mark.slow) for name in ("qwen3_5", "mamba2")),
         *((name, "bfloat16") for name in tiny.NATIVE_RECURRENT),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("tree", [None, "dynamic:3,3,8"])
 def test_prefixes_over_several_turns(name: str, kind: str, tree: str | None) -> None:
     """Prompts begin with others', with their own earlier turns, or are the same; they are read in pieces."""
