@@ -1,6 +1,6 @@
 """Which causal language models of transformers work: every class that it registers, tried with tiny random weights.
 
-    python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/models.md]
+    python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/lab/architectures.md]
 
 Each model type is made as small as its config allows, saved, loaded as users load it and decoded in float32: plainly,
 which must equal `transformers.generate`, and with an oracle drafter that is right most of the time

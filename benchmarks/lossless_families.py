@@ -33,8 +33,7 @@ from benchmarks.harness import described, script, table
 from eyas.bench.offline.certificate import first_difference, judge, scores_after
 from eyas.cli.common import display
 from eyas.drafters.base import Drafter
-from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import drafter_layout
+from eyas.drafters.loading import drafter_layout, drafter_of
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
 from eyas.engine.runner import state_columns
@@ -249,7 +248,7 @@ class Bench:
             sequences = [[*request.prompt, *done.token_ids] for request, done in zip(requests, plain, strict=True)]
             return Oracle(sequences, (0, 2, tiny.LAYERS), vocab_size=self.target.vocab_size)
         network = self.networks[name]
-        return NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
+        return drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
 
 
 class Oracle(tiny.OracleDrafter):

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 from benchmarks.harness import Output, interleave, paired, report, script, seconds_of
 from eyas.data.features import FeatureBatch
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.runtime import keep_freed_memory
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
@@ -111,7 +111,7 @@ def fresh_network() -> Eagle3Network:
         )
     )  # fmt: skip
     network.embed_tokens.requires_grad_(False)
-    network.set_vocabulary(torch.randperm(VOCAB)[:DRAFT].sort().values)
+    set_vocabulary(network, torch.randperm(VOCAB)[:DRAFT].sort().values)
     return network
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from eyas import urls
 from eyas.errors import DataError, OutputError, UsageError
 from eyas.files import write_text, writing
 from eyas.urls import UrlPath, deliver, fetch, is_url, located, mirror
@@ -62,8 +63,8 @@ def test_a_folder_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (("manifest.json", "{}"), ("part/x", "xx"), ("z", "z"), (".journal", "no")):
         (local / name).write_text(text)
     order: list[str] = []
-    upload = UrlPath.upload
-    monkeypatch.setattr(UrlPath, "upload", lambda self, file: (order.append(file.name), upload(self, file))[1])
+    upload = urls._upload
+    monkeypatch.setattr(urls, "_upload", lambda target, file: (order.append(file.name), upload(target, file))[1])
     deliver(Path("memory://bucket/out"))
     assert order == ["x", "z", "manifest.json"]  # what says that all is there comes last
     there = located("memory://bucket/out")

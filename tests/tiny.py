@@ -6,6 +6,7 @@ acceptance rule passes.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Container, Sequence
 from functools import cache
@@ -17,17 +18,17 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kinds.eagle3 import Eagle3Network
 from eyas.drafters.loading import drafter_of
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS as KINDS_OF_DRAFTERS
 from eyas.targets import Target
 from eyas.targets.graphs import CudaRecorder
 from eyas.targets.loading import _prepack
-from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree import DraftTree, TreeSpec
 from eyas.verify import Coupling
 
 VOCAB, HIDDEN, LAYERS, WINDOW = 97, 32, 4, 6
@@ -408,7 +409,7 @@ def network(kind: str, seed: int = 0, scale: float = 6.0, **settings: Any) -> Dr
             parameter.uniform_(0.5, 1.5)
         elif "embed" not in name:
             parameter.normal_(std=scale * 0.05)
-    module.set_vocabulary(torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values)
+    set_vocabulary(module, torch.randperm(config.vocab_size)[: config.draft_vocab_size].sort().values)
     return module.to(DEVICE)
 
 
@@ -427,7 +428,7 @@ def eagle3_module(seed: int = 0, scale: float = 6.0, **settings: Any) -> Eagle3N
 
 def eagle3_drafter(taps: tuple[int, ...] = (1, 2, 4), seed: int = 0, **settings: Any) -> NetworkDrafter:
     """A random EAGLE-3 drafter."""
-    return NetworkDrafter(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
+    return drafter_of(eagle3_module(seed, num_aux_hidden_states=len(taps), **settings), taps)
 
 
 class OraclePairs(NamedTuple):
@@ -438,7 +439,7 @@ class OraclePairs(NamedTuple):
     unread: int = 0
 
 
-class OracleDrafter(Drafter):
+class OracleDrafter(Drafter, SlotPairs):
     """Proposes the recorded continuations, at random ranks among wrong tokens, and now and then leaves them out.
 
     So rounds accept nothing, a part, or everything, on paths all over the tree. It also keeps every tap it is shown,
@@ -463,7 +464,14 @@ class OracleDrafter(Drafter):
         self._omit = omit
         self._vocab_size = vocab_size
         self._random = torch.Generator().manual_seed(7)
+        self.pairs = self
         self.resize(0)
+
+    def fresh(self) -> OracleDrafter:
+        made = copy.copy(self)
+        made.pairs = made
+        made.resize(0)
+        return made
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -489,15 +497,6 @@ class OracleDrafter(Drafter):
         more = range(slots - len(self._tokens))
         self._tokens, self._taps = (kept[:slots] + [[] for _ in more] for kept in (self._tokens, self._taps))
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        pass
-
-    def finish(self, slot: int) -> None:
-        pass
-
-    def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:
-        pass
-
     def length(self, slot: int) -> int:
         return len(self._tokens[slot])
 
@@ -507,9 +506,6 @@ class OracleDrafter(Drafter):
             self._taps[slot] += list(taps[row, :count].clone())
 
     defer = observe
-
-    def unread(self, slot: int) -> int:  # noqa: ARG002
-        return 0
 
     def save(self, slot: int, start: int, stop: int) -> OraclePairs:
         return OraclePairs(self._tokens[slot][start:stop], [tap.clone() for tap in self._taps[slot][start:stop]])

@@ -120,7 +120,7 @@ class Chains:
         target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
         assert speculation is not None
         cache = target.allocate(1)
-        speculation.drafter.resize(1)
+        speculation.drafter.pairs.resize(1)
         for piece in target.prefill(cache, rows, [tokens], speculation.drafter.taps):
             speculation.drafter.observe(rows, piece.next_tokens, piece.taps, piece.counts)
         sampler = Sampler(1, target.vocab_size, target.device)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SlotPairs
 from eyas.errors import UsageError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.static import StaticTree
 from eyas.verify import Coupling
 
 
-class OracleDrafter(Drafter):
+class OracleDrafter(Drafter, SlotPairs):
     """Drafts chains out of recorded plain continuations, level i right with the probability `rates[i]`.
 
     Which levels are right is drawn once for every position of every sequence, so all runs accept alike. What is drafted
@@ -49,6 +49,7 @@ class OracleDrafter(Drafter):
         right = (draws < torch.tensor(rates)).long().cumprod(2).sum(2)  # [S, L] right levels from the first on
         self._right: list[list[int]] = right.tolist()
         self._depth = len(rates)
+        self.pairs = self
         self.resize(0)
 
     @property
@@ -57,7 +58,7 @@ class OracleDrafter(Drafter):
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         if self._network is not None:
-            self._network.begin(slot, prompt, owner)
+            self._network.pairs.begin(slot, prompt, owner)
 
     def finish(self, slot: int) -> None:
         if self._network is not None:
@@ -65,6 +66,7 @@ class OracleDrafter(Drafter):
 
     def fresh(self) -> OracleDrafter:
         made = copy.copy(self)
+        made.pairs = made
         made._network = None if self._network is None else self._network.fresh()
         made.resize(0)
         return made
@@ -74,7 +76,7 @@ class OracleDrafter(Drafter):
         self._held: list[int | None] = [None] * slots  # the sequence in each slot; None: unknown or lost
         self._expected: list[int | None] = [None] * slots  # how much of the last draft is right
         if self._network is not None:
-            self._network.resize(slots)
+            self._network.pairs.resize(slots)
 
     def reshape(self, slots: int, columns: int) -> None:
         more = max(0, slots - self.slots)
@@ -82,13 +84,13 @@ class OracleDrafter(Drafter):
         self._held = self._held[:slots] + [None] * more
         self._expected = self._expected[:slots] + [None] * more
         if self._network is not None:
-            self._network.reshape(slots, columns)
+            self._network.pairs.reshape(slots, columns)
 
     def length(self, slot: int) -> int:
         return self._lengths[slot]
 
     def unread(self, slot: int) -> int:
-        return 0 if self._network is None else self._network.unread(slot)
+        return 0 if self._network is None else self._network.pairs.unread(slot)
 
     def save(self, slot: int, start: int, stop: int) -> Any:  # noqa: ARG002
         """Refused: an engine that measures has no prefix cache."""
@@ -128,13 +130,13 @@ class OracleDrafter(Drafter):
         if not length:
             self._held[slot] = None
         if self._network is not None:
-            self._network.truncate(slot, length)
+            self._network.pairs.truncate(slot, length)
 
     def move(self, source: int, target: int) -> None:
         for state, empty in ((self._lengths, 0), (self._held, None), (self._expected, None)):
             state[target], state[source] = state[source], empty
         if self._network is not None:
-            self._network.move(source, target)
+            self._network.pairs.move(source, target)
 
     def _follow(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Note how far the sequences have come; tokens are looked at only to recognise a new one."""

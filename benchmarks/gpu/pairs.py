@@ -16,7 +16,8 @@ from benchmarks.heavy_pair import widened_drafter, widened_target
 from eyas.drafters.checkpoint import load_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.loading import drafter_of
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.targets import Target
 from eyas.targets.taps import choose_taps
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
@@ -124,7 +125,7 @@ def random_pair(sizes: Sizes, device: torch.device) -> Pair:
     )  # fmt: skip
     with torch.device(device):
         network = Eagle3Network(config)
-        network.set_vocabulary(torch.arange(sizes.draft_vocab))
+        set_vocabulary(network, torch.arange(sizes.draft_vocab))
     return _pair(model, network)
 
 
@@ -145,7 +146,7 @@ def _pair(model: Any, network: DraftNetwork) -> Pair:
 
     target = Target(model, record=recorder(model.device))
     network = network.eval().requires_grad_(False).to(target.device, BF16)
-    return Pair(target, NetworkDrafter(network, network.config.taps_of(target.num_layers), target.record))
+    return Pair(target, drafter_of(network, network.config.taps_of(target.num_layers), None, target.record))
 
 
 @contextmanager

@@ -163,9 +163,10 @@ def device_work(step: Callable[[], object], count: int, round_ms: float) -> Row:
     kernels = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     busy = sum(event.time_range.elapsed_us() for event in kernels) / 1e3 / count
     return {
-        "device ms": round(busy, 3), "exposed host ms": round(max(0.0, round_ms - busy), 3),
+        "device ms": round(busy, 3),
+        "exposed host ms": round(max(0.0, round_ms - busy), 3),
         "kernels": round(len(kernels) / count),
-    }  # fmt: skip
+    }
 
 
 @contextmanager
@@ -241,6 +242,7 @@ def _generated(engine: Engine, requests: Sequence[Request]) -> Row:
         pooled.merge(completion.stats)
     seconds = max(completion.stats.decode_seconds for completion in done)
     return {
-        "tokens/s": pooled.decoded_tokens / seconds, "accept length": round(pooled.accept_length, 3),
+        "tokens/s": pooled.decoded_tokens / seconds,
+        "accept length": round(pooled.accept_length, 3),
         "token ids": [completion.token_ids for completion in done],
-    }  # fmt: skip
+    }

@@ -25,6 +25,7 @@ from eyas.data.features import FeatureBatch
 from eyas.data.store import FeatureStore
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
 from eyas.drafters.loading import load_drafter
+from eyas.drafters.network import set_vocabulary
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.text.chats import exchange, write_chats
@@ -131,9 +132,10 @@ def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
     for completion in done:
         pooled.merge(completion.stats)
     decoded: Row = {
-        "what": "answers with it that equal plain ones", "equal": f"{equal} of {len(prompts)}",
+        "what": "answers with it that equal plain ones",
+        "equal": f"{equal} of {len(prompts)}",
         "accept length": round(pooled.accept_length, 3),
-    }  # fmt: skip
+    }
     wrong = ["the loss did not fall"] * (losses[-1] >= losses[0]) + ["answers differ"] * (equal < len(prompts))
     return Outcome([captured, trained, decoded], wrong)
 
@@ -163,7 +165,7 @@ def _problem(sizes: Sizes, device: torch.device) -> tuple[Eagle3Network, nn.Line
         network = Eagle3Network(
             Eagle3Config(**shape, draft_vocab_size=sizes.draft_vocab, target_hidden_size=hidden, taps=(1, 2, 3))
         )
-        network.set_vocabulary(torch.arange(sizes.draft_vocab))
+        set_vocabulary(network, torch.arange(sizes.draft_vocab))
         network.embed_tokens.requires_grad_(False)
         head = nn.Linear(hidden, vocab, bias=False).requires_grad_(False)
         mask = (torch.arange(length) > length // 3).unsqueeze(0)

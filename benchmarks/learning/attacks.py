@@ -316,8 +316,9 @@ def _learn(
     """AdamW with a cosine from `rate` to 0."""
     batches = ChatBatches(store.rows("train"), 512, store.settings.longest, seed=0)
     source = StoreSource(store, batches, network.config.taps_of(bench.target.num_layers))
-    loss = recipe_for(open_checkpoint(bench.parent, layers=bench.settings.target.layers), bench.parent, bench.folder,
-                      CycleConfig(), 0).loss  # fmt: skip
+    loss = recipe_for(
+        open_checkpoint(bench.parent, layers=bench.settings.target.layers), bench.parent, bench.folder, CycleConfig(), 0
+    ).loss
     objective = DraftObjective(network, bench.target.head, bench.target.vocab_size, source, loss, bf16=True)
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

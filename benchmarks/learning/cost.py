@@ -67,7 +67,7 @@ def cost(
             "learners_ended_early": ended,
         },
         output,
-    )  # fmt: skip
+    )
 
 
 def _long(request: Request, tokens: int) -> Request:

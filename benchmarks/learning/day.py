@@ -224,7 +224,7 @@ def figures(
             "events": [{**event, "time": 0} for event in LearnFolder(work / "learn").events()],
         },
         output,
-    )  # fmt: skip
+    )
     if plot is not None:
         plot.write_bytes(_plotted(over, names))
 

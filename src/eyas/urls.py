@@ -41,7 +41,7 @@ class UrlPath:
     def __init__(self, url: str) -> None:
         """Raises UsageError for a URL that fsspec doesn't know, or whose package is missing."""
         self._url = url.rstrip("/")
-        self._system, self._path = _opened(self._url)
+        self.system, self.path = _opened(self._url)
 
     def __str__(self) -> str:
         return self._url
@@ -71,13 +71,13 @@ class UrlPath:
 
     def is_file(self) -> bool:
         """Whether there is a file behind the URL."""
-        with self._errors():
-            return bool(self._system.isfile(self._path))
+        with self.errors():
+            return bool(self.system.isfile(self.path))
 
     def is_dir(self) -> bool:
         """Whether anything lies under the URL; object stores have no empty folders."""
-        with self._errors():
-            return bool(self._system.isdir(self._path))
+        with self.errors():
+            return bool(self.system.isdir(self.path))
 
     def exists(self) -> bool:
         """Whether there is a file or anything below the URL."""
@@ -85,15 +85,15 @@ class UrlPath:
 
     def stat(self) -> UrlStat:
         """The size of a file. Raises FileNotFoundError if there is none."""
-        with self._errors():
-            return UrlStat(int(self._system.size(self._path)))
+        with self.errors():
+            return UrlStat(int(self.system.size(self.path)))
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """The file for reading; `mode` is "rb". Writing is `eyas.files.writing`'s."""
         if mode != "rb":
             raise ValueError(f"{self._url} is opened for reading only, not with mode {mode!r}")
-        with self._errors():
-            return self._system.open(self._path, "rb")  # type: ignore[no-any-return]
+        with self.errors():
+            return self.system.open(self.path, "rb")  # type: ignore[no-any-return]
 
     def read_bytes(self) -> bytes:
         """The content of the file."""
@@ -102,28 +102,14 @@ class UrlPath:
 
     def files(self) -> list[str]:
         """The names of all files below, relative to this folder, in order."""
-        with self._errors():
-            root = self._system._strip_protocol(self._path).rstrip("/")  # the form of names in listings
-            return sorted(name[len(root) :].lstrip("/") for name in self._system.find(root))
-
-    def upload(self, file: Path) -> None:
-        """Replace the file behind the URL by a local one."""
-        with self._errors():
-            self._system.makedirs(self._system._parent(self._path), exist_ok=True)  # local file systems
-            self._system.put_file(str(file), self._path)
-
-    def download(self, file: Path) -> None:
-        """Replace a local file by the one behind the URL; it appears whole or not at all."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_name(f".{file.name}.part")
-        with self._errors():
-            self._system.get_file(self._path, str(part))
-            part.replace(file)
+        with self.errors():
+            root = self.system._strip_protocol(self.path).rstrip("/")  # the form of names in listings
+            return sorted(name[len(root) :].lstrip("/") for name in self.system.find(root))
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def errors(self) -> Iterator[None]:
         """OSError for everything that a file system's client may raise, with a `strerror`."""
-        self._system.invalidate_cache()
+        self.system.invalidate_cache()
         try:
             yield
         except FileNotFoundError:
@@ -132,6 +118,22 @@ class UrlPath:
             number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
             text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             raise OSError(number, text, self._url) from error
+
+
+def _upload(target: UrlPath, file: Path) -> None:
+    """Replace the file behind a URL by a local one."""
+    with target.errors():
+        target.system.makedirs(target.system._parent(target.path), exist_ok=True)  # local file systems
+        target.system.put_file(str(file), target.path)
+
+
+def _download(source: UrlPath, file: Path) -> None:
+    """Replace a local file by the one behind a URL; it appears whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.part")
+    with source.errors():
+        source.system.get_file(source.path, str(part))
+        part.replace(file)
 
 
 AnyPath = Path | UrlPath
@@ -192,11 +194,11 @@ def deliver(path: str | PurePath) -> None:
         return
     try:
         if local.is_file():
-            target.upload(local)
+            _upload(target, local)
             return
         names = [str(file.relative_to(local)) for file in sorted(local.rglob("*")) if file.is_file()]
         for name in _last_last([name for name in names if not any(part.startswith(".") for part in Path(name).parts)]):
-            (target / name).upload(local / name)
+            _upload(target / name, local / name)
     except OSError as error:
         raise OutputError(
             f"can't write {target}: {error.strerror or error}. All of it lies in {local}: run the same command "
@@ -211,12 +213,12 @@ def uploading(target: UrlPath, mode: str) -> Iterator[IO[Any]]:
         local = Path(folder, "content")
         with local.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
-        target.upload(local)
+        _upload(target, local)
 
 
 def _copy_in(source: UrlPath, local: Path, *, again: bool = False) -> None:
     if again or not local.is_file() or local.stat().st_size != source.stat().st_size:
-        source.download(local)
+        _download(source, local)
 
 
 def _last_last(names: list[str]) -> list[str]:

@@ -79,9 +79,10 @@ def test_trees_count_with_their_last_pass() -> None:
 def test_trials_that_failed_say_so() -> None:
     trial = {"values": {"drafter.data_share": 0.125}, "tokens_per_second": None, "seconds": 90.0, "failure": None}
     report = {
-        "config": {"recipe": "smollm2/eagle3", "knobs": {"drafter.data_share": [0.125]}}, "machine": REPORT["machine"],
+        "config": {"recipe": "smollm2/eagle3", "knobs": {"drafter.data_share": [0.125]}},
+        "machine": REPORT["machine"],
         "trials": [{**trial, "accept_length": 2.125}, {**trial, "accept_length": None, "failure": "out of memory"}],
-    }  # fmt: skip
+    }
     assert "| 0.125 | 2.12 |  | 2 min |\n| 0.125 | out of memory |" in sweep(report)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from eyas.doctor.measure import BLOCK, Reading, Transcript, measure
 from eyas.drafters.checkpoint import open_checkpoint
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.targets import Target
 from eyas.train.loss.ttt import chain_rows, unrolled
 from eyas.tree import parse_tree
@@ -32,14 +32,14 @@ def one(demo_transcript: Transcript) -> Transcript:
 
 
 def test_acceptance_is_that_of_the_chains_really_drafted(sound: Reading, one: Transcript, demo_target: Target) -> None:
-    drafter = NetworkDrafter(sound.network(demo_target), sound.taps)
-    drafter.resize(1)
+    drafter = drafter_of(sound.network(demo_target), sound.taps)
+    drafter.pairs.resize(1)
     row, states = one.tokens, one.states(sound.taps)
     sampler = Sampler(1, demo_target.vocab_size, demo_target.device)
     begin, end = int(one.answers[0].nonzero()[0]), int(one.lengths[0])
     reached, accepted = [0] * LENGTH, [0] * LENGTH
     for root in range(begin - 1, end - 1):
-        drafter.truncate(0, 0)
+        drafter.pairs.truncate(0, 0)
         drafter.observe(range(1), row[:, 1 : root + 1], states[:, :root], [root])
         tree = drafter.draft(range(1), parse_tree(f"chain:{LENGTH}"), sampler.coupling(range(1), False))
         guesses, truth = tree.tokens[0].tolist(), row[0, root + 1 : end].tolist()

@@ -87,7 +87,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_a_tree_drafted_with_the_cache_is_every_path_recomputed(name: str, tree: str) -> None:
     drafter = tiny.eagle3_drafter(**SETTINGS[name])
     pairs = history(7, 12, 1, width=drafter.network.config.target_hidden_size)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     observe(drafter, range(3), pairs)
     drafted = drafter.draft(range(3), parse_tree(tree), coupling(3))
     for row in range(3):
@@ -98,7 +98,7 @@ def test_a_tree_drafted_with_the_cache_is_every_path_recomputed(name: str, tree:
 def test_drafting_leaves_nothing_behind() -> None:
     drafter = tiny.eagle3_drafter()
     pairs = history(7, 12)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     observe(drafter, range(2), pairs)
     first = drafter.draft(range(2), parse_tree("dynamic:4,4,14"), coupling(2))
     drafter.draft(range(2), parse_tree("static:eagle1"), coupling(2))
@@ -112,7 +112,7 @@ def test_observing_in_pieces_is_observing_at_once(sizes: tuple[int, ...]) -> Non
     pairs = history(7, 7)
     whole, pieces = tiny.eagle3_drafter(), tiny.eagle3_drafter()
     for each in (whole, pieces):
-        each.resize(2)
+        each.pairs.resize(2)
     observe(whole, range(2), pairs)
     for begin, end in itertools.pairwise((0, *itertools.accumulate(sizes))):
         observe(pieces, range(2), [(ids[begin : end + 1], taps[begin:end]) for ids, taps in pairs])
@@ -125,7 +125,7 @@ def test_rounds_of_ragged_commits() -> None:
     """Draft, learn a different number of pairs in every row, draft again: guesses never linger in the cache."""
     drafter = tiny.eagle3_drafter(num_hidden_layers=2)
     full = history(16, 15, 14)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     done = [0, 0, 0]
     for counts in ((5, 1, 3), (1, 4, 2), (4, 1, 5)):
         part = []
@@ -142,11 +142,11 @@ def test_rounds_of_ragged_commits() -> None:
 def test_a_row_drafts_like_it_does_alone() -> None:
     drafter = tiny.eagle3_drafter()
     pairs = history(7, 12, 3)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     observe(drafter, range(3), pairs)
     together = drafter.draft(range(3), parse_tree("dynamic:4,4,14"), coupling(3))
     for row in range(3):
-        drafter.resize(1)
+        drafter.pairs.resize(1)
         observe(drafter, range(1), [pairs[row]])
         alone = drafter.draft(range(1), parse_tree("dynamic:4,4,14"), coupling(1))
         assert torch.equal(alone.tokens[0], together.tokens[row])
@@ -156,14 +156,14 @@ def test_a_row_drafts_like_it_does_alone() -> None:
 def test_moved_and_truncated_slots_draft_from_what_they_hold() -> None:
     drafter = tiny.eagle3_drafter()
     pairs = history(7, 12, 3)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     observe(drafter, range(3), pairs)
-    drafter.move(2, 0)
+    drafter.pairs.move(2, 0)
     drafted = drafter.draft(range(2), parse_tree("static:eagle1"), coupling(2))
     check(drafter, drafted, 0, pairs[2])
     check(drafter, drafted, 1, pairs[1])
     ids, taps = pairs[1]
-    drafter.truncate(1, 5)
+    drafter.pairs.truncate(1, 5)
     observe(drafter, range(1, 2), [(ids[5:8], taps[5:7])])
     again = drafter.draft(range(2), parse_tree("static:eagle1"), coupling(2))
     check(drafter, again, 1, (ids[:8], taps[:7]))
@@ -171,7 +171,7 @@ def test_moved_and_truncated_slots_draft_from_what_they_hold() -> None:
 
 def test_a_row_that_knows_nothing_offers_nothing() -> None:
     drafter = tiny.eagle3_drafter()
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     pairs = history(4)
     observe(drafter, range(1), pairs)
     tree = drafter.draft(range(2), parse_tree("chain:3"), coupling(2))
@@ -181,7 +181,7 @@ def test_a_row_that_knows_nothing_offers_nothing() -> None:
 
 def test_learning_of_nothing_changes_nothing() -> None:
     drafter = tiny.eagle3_drafter()
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     pairs = history(4, 6)
     observe(drafter, range(2), pairs)
     before = drafter.draft(range(2), parse_tree("chain:3"), coupling(2))
@@ -195,14 +195,14 @@ def test_a_prompt_longer_than_the_drafter_was_made_for() -> None:
     """More positions than max_position_embeddings, and more than the cache's first size."""
     drafter = tiny.eagle3_drafter(max_position_embeddings=16)
     pairs = history(300)
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     observe(drafter, range(1), pairs)
     check(drafter, drafter.draft(range(1), parse_tree("chain:3"), coupling(1)), 0, pairs[0])
 
 
 def test_the_nodes_of_a_level_share_a_position(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = tiny.eagle3_drafter()
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     seen: list[list[list[int]]] = []
     step = drafter.network.step
 
@@ -220,7 +220,7 @@ def test_the_nodes_of_a_level_share_a_position(monkeypatch: pytest.MonkeyPatch) 
 def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
     """With coupling a chain follows argmax(logits / T + noise): the very noise the sampler will use."""
     drafter = tiny.eagle3_drafter()
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     pairs = history(7)
     observe(drafter, range(1), pairs)
     asked: list[int] = []
@@ -242,4 +242,4 @@ def test_coupling_ranks_by_the_noise_of_the_token_s_own_position() -> None:
 def test_modules_draft_where_there_are_no_native_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No compiler, another processor, or EYAS_NATIVE=0."""
     monkeypatch.setattr("eyas.targets.native.decoder.kernels", lambda: None)
-    assert tiny.drafter(kind)._decoder is None
+    assert tiny.drafter(kind).proposer.decoder is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
 from eyas.tree import DraftTree, parse_tree
 from eyas.types import SamplingParams
@@ -40,9 +41,9 @@ def pair(kind: str) -> tuple[NetworkDrafter, NetworkDrafter]:
     """Two drafters of the same weights, in float64: random feedback makes much of float32's rounding."""
     taps = tiny.drafter(kind).taps
     network = tiny.network(kind).double()
-    late, prompt = NetworkDrafter(network, taps), NetworkDrafter(network, taps)
+    late, prompt = drafter_of(network, taps), drafter_of(network, taps)
     for each in (late, prompt):
-        each.resize(SLOTS)
+        each.pairs.resize(SLOTS)
     return late, prompt
 
 
@@ -87,19 +88,19 @@ def test_told_late_is_told_at_once(kind: str, steps: list[tuple]) -> None:  # ty
             same(draft(late, SLOTS, details[0]), draft(prompt, SLOTS, details[0]))
         elif what == "catch up":
             late.catch_up(range(SLOTS), details[0])
-            assert not any(late.unread(slot) for slot in range(SLOTS) if details[0][slot])
+            assert not any(late.pairs.unread(slot) for slot in range(SLOTS) if details[0][slot])
         elif what == "truncate":
             slot, length = details
             for each in (late, prompt):
                 # the state that drafts is the last pair's: like the engine, read the last one anew
-                shorter = each.length(slot) > length
-                each.truncate(slot, length)
+                shorter = each.pairs.length(slot) > length
+                each.pairs.truncate(slot, length)
                 if shorter:
                     each.observe(range(slot, slot + 1), *pairs(each, [1], 1000 + number))
         elif what == "move":
             for each in (late, prompt):
-                each.move(*details[0][:2])
-        assert [late.length(slot) for slot in range(SLOTS)] == [prompt.length(slot) for slot in range(SLOTS)]
+                each.pairs.move(*details[0][:2])
+        assert all(late.pairs.length(slot) == prompt.pairs.length(slot) for slot in range(SLOTS))
 
 
 def test_who_never_drafts_only_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +109,10 @@ def test_who_never_drafts_only_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late.network, "step", None)
     for number in range(60):
         late.defer(range(2), *pairs(late, [3, 1], number))
-    assert [late.length(slot) for slot in range(SLOTS)] == [180, 60, 0]
-    late.move(0, 2)
-    late.truncate(2, 100)
-    assert [late.length(slot) for slot in range(SLOTS)] == [0, 60, 100]
+    assert [late.pairs.length(slot) for slot in range(SLOTS)] == [180, 60, 0]
+    late.pairs.move(0, 2)
+    late.pairs.truncate(2, 100)
+    assert [late.pairs.length(slot) for slot in range(SLOTS)] == [0, 60, 100]
 
 
 def test_only_rows_that_may_draft_catch_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +164,6 @@ def test_slots_come_and_go_with_what_is_pending() -> None:
     prompt.observe(range(3), *learnt)
     for slots in (5, 2, 3):
         for each in (late, prompt):
-            each.reshape(slots, 256)
-    assert [late.length(slot) for slot in range(3)] == [4, 6, 0]
+            each.pairs.reshape(slots, 256)
+    assert [late.pairs.length(slot) for slot in range(3)] == [4, 6, 0]
     same(draft(late, 2), draft(prompt, 2))

@@ -146,10 +146,10 @@ def test_on_a_text_that_repeats_itself_it_is_as_good_as_the_better_of_its_two(tr
 
 def slots(drafter: HybridDrafter, tokens: Sequence[int]) -> Sampler:
     """Slot 0 has read these tokens; slot 1 is empty."""
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     sampler = Sampler(2, tiny.VOCAB, torch.device("cpu"))
     sampler.admit(0, SamplingParams(), tuple(tokens), ())
-    drafter.begin(0, tokens, "")
+    drafter.pairs.begin(0, tokens, "")
     observe(drafter, tokens[1:])
     return sampler
 
@@ -168,16 +168,16 @@ def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
     first = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
     assert not first.looked_up  # nothing is known of the network yet
     observe(drafter, [90])  # which guessed wrong
-    assert drafter.unread(0) == 0
+    assert drafter.pairs.unread(0) == 0
     observe(drafter, loop)
     second = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
     assert second.looked_up
     assert second.tokens[0].tolist()[:6] == loop[:6]
     observe(drafter, [5, 6])
-    assert drafter.unread(0) == 2
-    assert drafter.length(0) == drafter.lookup.length(0) == 2 * len(loop) - 1 + 3
+    assert drafter.pairs.unread(0) == 2
+    assert drafter.pairs.length(0) == drafter.lookup.pairs.length(0) == 2 * len(loop) - 1 + 3
     observe(drafter, [91])  # not after a draft
-    assert drafter.unread(0) == 0
+    assert drafter.pairs.unread(0) == 0
 
 
 def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> None:
@@ -192,7 +192,7 @@ def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> N
     assert not tree.size
     assert tree.looked_up
     observe(drafter, [9])
-    assert drafter.unread(0) == 1
+    assert drafter.pairs.unread(0) == 1
 
 
 def test_what_is_refuted_is_worth_less_from_then_on() -> None:
@@ -211,19 +211,19 @@ def test_what_is_refuted_is_worth_less_from_then_on() -> None:
 def test_slots_of_both_move_together() -> None:
     drafter = hybrid()
     slots(drafter, [5, 6, 7, 5, 6])
-    saved = drafter.save(0, 0, 4)
+    saved = drafter.pairs.save(0, 0, 4)
     assert saved.unread == 0
-    drafter.move(0, 1)
-    assert drafter.length(0) == 0
-    assert drafter.length(1) == 4
-    drafter.begin(0, [5], "")
-    drafter.load(0, saved, 3)
-    assert drafter.length(0) == 3
-    drafter.truncate(0, 2)
-    assert drafter.length(0) == 2
-    drafter.network.truncate(0, 1)
+    drafter.pairs.move(0, 1)
+    assert drafter.pairs.length(0) == 0
+    assert drafter.pairs.length(1) == 4
+    drafter.pairs.begin(0, [5], "")
+    drafter.pairs.load(0, saved, 3)
+    assert drafter.pairs.length(0) == 3
+    drafter.pairs.truncate(0, 2)
+    assert drafter.pairs.length(0) == 2
+    drafter.network.pairs.truncate(0, 1)
     with pytest.raises(InvariantError, match="slot 0: the network has 1"):
-        drafter.length(0)
+        drafter.pairs.length(0)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eyas.drafters.checkpoint import load_network, save_network
-from eyas.drafters.decoding import NetworkDrafter
-from eyas.drafters.loading import load_drafter
+from eyas.drafters.loading import drafter_of, load_drafter
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.registry import KINDS, kind_for, kind_name
 from eyas.errors import CheckpointError, ConfigError
@@ -106,12 +105,12 @@ def test_gradients_pass_a_shared_head(rows: int) -> None:
 @pytest.mark.parametrize("tree", ["chain:4", "dynamic:3,3,9"])
 def test_a_cached_draft_is_every_path_recomputed(name: str, tree: str) -> None:
     network = build(name)
-    drafter = NetworkDrafter(network, (0,) * network.config.tap_count)
+    drafter = drafter_of(network, (0,) * network.config.tap_count)
     draw = torch.Generator().manual_seed(3)
     counts = [5, 9, 1]
     tokens = torch.randint(tiny.VOCAB, (3, 10), generator=draw)
     taps = 2 * torch.randn(3, 9, network.config.tap_count, tiny.HIDDEN, generator=draw)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     for start, stop in ((0, 4), (4, 9)):  # in two pieces, ragged
         part = [max(0, min(count, stop) - start) for count in counts]
         drafter.observe(range(3), tokens[:, start + 1 : stop + 1], taps[:, start:stop], part)

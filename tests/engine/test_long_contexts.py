@@ -76,12 +76,10 @@ def test_a_long_row_beside_short_ones(length: int, native: bool, window: int | N
     if native:
         prepack_linears(network, NativeLinear)
     drafter = drafter_of(network, network.config.taps_of(tiny.LAYERS), window)
-    limits = Limits(
-        max_running=4, max_cached_tokens=ROOM[length], prefix_tokens=2 * length, prefill_chunk=512
-    )  # fmt: skip
+    limits = Limits(max_running=4, max_cached_tokens=ROOM[length], prefix_tokens=2 * length, prefill_chunk=512)
     engine = Engine(
         small_target(length, native), None, Speculation(drafter, parse_tree("dynamic:3,3,8")), limits=limits
-    )  # fmt: skip
+    )
     asked, expected = requests(length, temperature), alone(length, native, temperature)
     first = engine.generate(asked)
     assert tokens(first) == expected

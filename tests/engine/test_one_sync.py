@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Speculation, run_round
 from eyas.engine.round import Slots
 from eyas.targets import Target
@@ -36,7 +37,7 @@ def target() -> Target:
 @pytest.fixture
 def drafter() -> NetworkDrafter:
     made = tiny.eagle3_drafter()
-    return NetworkDrafter(made.network.to(META), made.taps)
+    return drafter_of(made.network.to(META), made.taps)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -60,7 +61,7 @@ def test_one_question_a_round(
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafter.resize(ROWS)
+    drafter.pairs.resize(ROWS)
     cache = target.allocate(ROWS)
     sampler = Sampler(ROWS, target.vocab_size, META)
     prompts = tiny.prompts(9, 4, 7)

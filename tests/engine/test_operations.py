@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
 from eyas.targets.graphs import Outputs, Record, Recording
@@ -79,7 +80,7 @@ def native() -> tuple[Target, NetworkDrafter]:
     target = Target(model, native=transformers_decoder(model))
     network = tiny.network("eagle3", head_dim=16)
     prepack_linears(network, NativeLinear)
-    return target, NetworkDrafter(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
+    return target, drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
 
 
 @NATIVE

@@ -29,7 +29,7 @@ def rows() -> range:
 def begin(target: Target, speculation: Speculation, params: SamplingParams, late: bool = False) -> Slots:
     """Admit the prompts; `late`: their pairs are deferred."""
     cache = target.allocate(len(LENGTHS))
-    speculation.drafter.resize(len(LENGTHS))
+    speculation.drafter.pairs.resize(len(LENGTHS))
     sampler = Sampler(len(LENGTHS), target.vocab_size, target.device)
     prompts = tiny.prompts(*LENGTHS)
     for slot, prompt in enumerate(prompts):
@@ -60,7 +60,7 @@ def decode(
         for text, tokens in zip(texts, outcome.tokens, strict=True):
             text += tokens
         done = [len(text) - length for text, length in zip(texts, LENGTHS, strict=True)]
-        assert [speculation.drafter.length(slot) for slot in rows()] == [len(text) - 1 for text in texts]
+        assert [speculation.drafter.pairs.length(slot) for slot in rows()] == [len(text) - 1 for text in texts]
         if min(done) >= TOKENS:
             return [text[length:][:TOKENS] for text, length in zip(texts, LENGTHS, strict=True)], outcomes
     raise AssertionError

@@ -22,7 +22,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     "cut": {"temperature": 0.7, "top_k": 12, "min_p": 0.01},
     "penalties": {"temperature": 1.0, "presence_penalty": 0.8, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
     "greedy penalties": {"repetition_penalty": 1.5, "logit_bias": {7: 2.0}, "min_tokens": 4},
-}  # fmt: skip
+}
 
 
 @cache

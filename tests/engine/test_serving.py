@@ -250,7 +250,7 @@ def test_engines_that_take_turns_on_a_target_and_a_drafter_do_not_disturb_each_o
         for place, index in enumerate((0, 2, 4)):
             if place not in missing:
                 assert done[place] == answer(index, 20)
-    assert drafter.slots == 0
+    assert drafter.pairs.slots == 0
     assert first.state().preempted_total == second.state().preempted_total == 0
 
 
@@ -274,8 +274,8 @@ def test_what_is_wrong_inside_is_noticed() -> None:
     run.step()
     run.check_invariants()
     drafter = run.speculation.drafter
-    drafter.truncate(0, 3)
-    with pytest.raises(InvariantError, match="NetworkDrafter holds 3 in slot 0"):
+    drafter.pairs.truncate(0, 3)
+    with pytest.raises(InvariantError, match="NetworkPairs holds 3 in slot 0"):
         run.check_invariants()
 
 

@@ -8,8 +8,9 @@ from functools import cache
 import pytest
 import torch
 
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import drafter_of
-from eyas.drafters.window.decoding import WindowDrafter
+from eyas.drafters.window.decoding import WindowPairs
 from eyas.engine import Engine, Speculation
 from eyas.targets import Target
 from eyas.targets.linears import prepack_linears
@@ -25,10 +26,10 @@ TREE = "dynamic:3,3,8"
 LENGTHS = (190, 3, 120, 64)
 
 
-def drafter(pairs: int = 12, kind: str = "eagle3") -> WindowDrafter:
+def drafter(pairs: int = 12, kind: str = "eagle3") -> NetworkDrafter:
     made = tiny.network(kind)
     windowed = drafter_of(made, made.config.taps_of(tiny.LAYERS), pairs)
-    assert isinstance(windowed, WindowDrafter)
+    assert isinstance(windowed.pairs, WindowPairs)
     return windowed
 
 

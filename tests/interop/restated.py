@@ -45,9 +45,10 @@ def grouped(width: int, layer: str, *, qkv: bool = False, out: bool = False, nor
 def latent(layer: str, *, queries: bool = True) -> dict[str, Any]:
     at = f"{layer}.self_attn"
     ranked = {
-        f"{at}.q_a_proj.weight": (Q_RANK, 2 * H), f"{at}.q_a_layernorm.weight": (Q_RANK,),
+        f"{at}.q_a_proj.weight": (Q_RANK, 2 * H),
+        f"{at}.q_a_layernorm.weight": (Q_RANK,),
         f"{at}.q_b_proj.weight": (N * (NOPE + ROT), Q_RANK),
-    }  # fmt: skip
+    }
     plain = {f"{at}.q_proj.weight": (N * (NOPE + ROT), 2 * H)}
     return (ranked if queries else plain) | {
         f"{at}.kv_a_proj_with_mqa.weight": (KV_RANK + ROT, 2 * H), f"{at}.kv_a_layernorm.weight": (KV_RANK,),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eyas.drafters.checkpoint import open_checkpoint, save_network
 from eyas.drafters.files import read_json
+from eyas.drafters.network import set_vocabulary
 from eyas.errors import ExportError, EyasError, UsageError
 from eyas.interop.export.drafter import ServedTarget
 from eyas.interop.export.export import export
@@ -202,7 +203,7 @@ def drafter(path: Path, kind: str, **settings: Any) -> Path:
     size = len(tokenizer())
     shared = {"embedding": "shared", "head": "shared"}
     made = tiny.network(kind, vocab_size=size, draft_vocab_size=size, taps=[2, 4, 5], **shared | settings)
-    made.set_vocabulary(torch.arange(size))
+    set_vocabulary(made, torch.arange(size))
     save_network(made, path)
     return path
 

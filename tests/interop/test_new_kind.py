@@ -19,7 +19,7 @@ from eyas.drafters.formats.fields import Fields
 from eyas.drafters.kind import Kind
 from eyas.drafters.kinds.eagle1 import Eagle1Config
 from eyas.drafters.loading import load_drafter
-from eyas.drafters.network import Attend, DraftNetwork
+from eyas.drafters.network import Attend, DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS, kind_for, kind_name
 from eyas.errors import CheckpointError, ExportError, UsageError
 from eyas.interop.export.consumers import CONSUMERS
@@ -94,7 +94,7 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     size = {"hidden_size": tiny.HIDDEN, "vocab_size": tiny.VOCAB}
     torch.manual_seed(0)
     network = SumNetwork(SumConfig(**size, draft_vocab_size=tiny.VOCAB, target_hidden_size=tiny.HIDDEN))
-    network.set_vocabulary(torch.arange(tiny.VOCAB))
+    set_vocabulary(network, torch.arange(tiny.VOCAB))
     save_network(network, tmp_path / "drafter")
     return tmp_path / "drafter"
 
@@ -104,7 +104,7 @@ def test_it_is_recognised_loaded_and_drafts(saved: Path) -> None:
     assert type(drafter.network) is SumNetwork
     assert kind_for(drafter.network.config).name == "sum"
     assert drafter.taps == (tiny.target().final_boundary,)
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     drafter.observe(range(1), torch.tensor([[5, 6]]), torch.randn(1, 2, 1, tiny.HIDDEN), [2])
     sampler = Sampler(1, tiny.VOCAB, torch.device("cpu"))
     sampler.admit(0, SamplingParams(), [3] * 8, ())

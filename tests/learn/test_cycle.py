@@ -22,6 +22,7 @@ from eyas.cli.app import main
 from eyas.data.store.reader import FeatureStore
 from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.network import set_vocabulary
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine
 from eyas.errors import CheckpointError, StoreError, TrainingError, UsageError
@@ -166,7 +167,7 @@ def test_a_bad_one_that_is_forced_is_taken_back(world: World, tmp_path: Path) ->
     assert server.learning.trial is None
     server.serve(world.requests(6, 3))
     assert server.learning.drafter is not None
-    assert server.learning.drafter.generations == [0]
+    assert server.learning.drafter.generations.numbers == [0]
     server.close()
 
 
@@ -207,7 +208,7 @@ def test_by_hand(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert server.learning.serving == 1, "by hand it goes at once"
     server.serve(world.requests(1, 3))
     assert server.learning.drafter is not None
-    assert server.learning.drafter.generations == [1]
+    assert server.learning.drafter.generations.numbers == [1]
     eyas("pin", path)
     assert folder.state.pinned
     shown = eyas("status", path)
@@ -242,7 +243,7 @@ def test_one_that_forgets_comes_half_way_back(
     ids = network.target_ids.clone()
     fresh = int((ids != torch.arange(len(ids))).nonzero()[0])
     ids[fresh] = fresh  # the first token that the parent doesn't know
-    network.set_vocabulary(ids)
+    set_vocabulary(network, ids)
     save_network(network, far)
     monkeypatch.setattr(cycle, "_train", lambda *_: shutil.copytree(far, folder.run / "run" / "best"))
     judged: list[Path] = []

@@ -98,7 +98,7 @@ def test_a_key_apart_has_a_folder_and_generations_of_its_own(world: World, serve
     assert own.folder.busy
     assert served.learning.serving == 0
     assert served.learning.drafter is not None
-    assert {row.generation for row in served.learning.drafter._rows} <= {("", 0), (own.client, number)}
+    assert {row.generation for row in served.learning.drafter.pairs.rows} <= {("", 0), (own.client, number)}
     served.learning.close()
     for folder, mine in ((served.folder / "traffic", (0, 2)), (own.folder.traffic, (1, 3))):
         data = b"".join(path.read_bytes() for path in folder.iterdir())

@@ -79,10 +79,10 @@ def test_answers_are_the_same_whenever_drafters_are_swapped(kind: str, tree: str
             nonlocal newest
             if rng.random() < 0.25 and newest < 4:
                 newest += 1
-                chooser = Canary(swapping.generations[-1], newest, share=0.5) if rng.random() < 0.5 else None
-                swapping.offer(newest, made[newest], chooser)
+                chooser = Canary(swapping.generations.numbers[-1], newest, share=0.5) if rng.random() < 0.5 else None
+                swapping.generations.offer(newest, made[newest], chooser)
             elif rng.random() < 0.1:
-                swapping.serve_only(rng.choice(swapping.generations))
+                swapping.generations.serve_only(rng.choice(swapping.generations.numbers))
 
         assert served(engine, asked, between) == plain(target, asked)
         assert newest, "nothing was swapped"
@@ -92,26 +92,26 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     """Its rows get its own generations, others' never do, whatever is swapped on either side."""
     target, made = tiny.target("llama"), drafters(4)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
-    swapping.offer(0, made[1], client="a")
+    swapping.generations.offer(0, made[1], client="a")
     asked = requests(2, 16, 1.0)
     owners = {tuple(one.prompt): ("a", "b/x", "a/x", "")[at % 4] for at, one in enumerate(asked)}
     begun: list[tuple[str, tuple[str, int]]] = []
-    begin = swapping.begin
+    begin = swapping.pairs.begin
 
     def spy(slot: int, prompt: Any, owner: str) -> None:
         begin(slot, prompt, owner)
-        begun.append((owner, swapping._rows[slot].generation))
+        begun.append((owner, swapping.pairs.rows[slot].generation))
 
-    swapping.begin = spy  # type: ignore[method-assign]
+    swapping.pairs.begin = spy  # type: ignore[method-assign]
     indices = {engine.submit(one, queue_key=owners[tuple(one.prompt)]): at for at, one in enumerate(asked)}
     answers: list[list[int]] = [[] for _ in asked]
     steps = 0
     while not engine.idle:
         steps += 1
         if steps == 8:
-            swapping.offer(1, made[2], Canary(0, 1, share=0.5), client="a")
+            swapping.generations.offer(1, made[2], Canary(0, 1, share=0.5), client="a")
         if steps == 16:
-            swapping.offer(1, made[3])
+            swapping.generations.offer(1, made[3])
         for chunk in engine.step():
             answers[indices[chunk.index]] += chunk.token_ids
         engine.check_invariants()
@@ -120,7 +120,7 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     assert all(client == "a" for owner, (client, _) in begun if owner in ("a", "a/x"))
     assert {number for owner, (client, number) in begun if client} == {0, 1}
     assert ("", ("", 1)) in begun or ("b/x", ("", 1)) in begun
-    assert set(swapping._drafters) == {("", 1), ("a", 0), ("a", 1)}
+    assert set(swapping.generations.drafters) == {("", 1), ("a", 0), ("a", 1)}
 
 
 def test_rows_of_several_generations_share_a_round() -> None:
@@ -131,8 +131,8 @@ def test_rows_of_several_generations_share_a_round() -> None:
 
     def between() -> None:
         if not met:
-            swapping.offer(1, made[1], Canary(0, 1, share=0.5, seed=1))
-        met.update({len({swapping._rows[slot].generation for slot in range(swapping.slots)})})
+            swapping.generations.offer(1, made[1], Canary(0, 1, share=0.5, seed=1))
+        met.update({len({swapping.pairs.rows[slot].generation for slot in range(swapping.pairs.slots)})})
 
     assert served(engine, asked, between) == plain(target, asked)
     assert 2 in met
@@ -146,7 +146,7 @@ def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
     for first in (0, 1):
         engine, swapping = engine_of(target, SwapDrafter(first, made[first], FINAL))
         if first == 0:
-            swapping.offer(1, made[1])
+            swapping.generations.offer(1, made[1])
         accepted.append([done.stats.accepted_histogram for done in engine.generate(asked)])
     assert accepted[0] == accepted[1]
     other, _ = engine_of(target, SwapDrafter(0, made[0], FINAL))
@@ -156,13 +156,13 @@ def test_a_swapped_drafter_drafts_as_it_would_alone() -> None:
 def test_old_generations_are_let_go() -> None:
     target, made = tiny.target("llama"), drafters(5)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
-    swapping.offer(4, made[4], Canary(0, 4))  # called off before its trial is over
+    swapping.generations.offer(4, made[4], Canary(0, 4))  # called off before its trial is over
     served(engine, requests(0, 3, 0.0), lambda: None)
-    assert swapping.generations == [4, 0]
+    assert swapping.generations.numbers == [4, 0]
     for number in (1, 2, 3):
-        swapping.offer(number, made[number])
+        swapping.generations.offer(number, made[number])
         served(engine, requests(number, 3, 0.0), lambda: None)
-    assert swapping.generations == [3]
+    assert swapping.generations.numbers == [3]
 
 
 def test_a_prefix_that_another_generation_read_is_read_again() -> None:
@@ -177,7 +177,7 @@ def test_a_prefix_that_another_generation_read_is_read_again() -> None:
 
     assert reused() == 0
     assert reused() > 60
-    swapping.offer(1, made[1])
+    swapping.generations.offer(1, made[1])
     assert reused() == 0
     assert reused() > 60, "the new generation's pairs have taken the old ones' place"
 
@@ -186,7 +186,7 @@ def test_live_accept_lengths_are_counted_by_generation() -> None:
     target, made = tiny.target("llama"), drafters(2)
     engine, swapping = engine_of(target, SwapDrafter(0, made[0], FINAL))
     trial = Canary(0, 1, share=0.5)
-    swapping.offer(1, made[1], trial)
+    swapping.generations.offer(1, made[1], trial)
     done = engine.generate(requests(5, 20, 0.0))
     assert sum(arm.requests for arm in trial.arms.values()) <= 20
     assert all(arm.requests for arm in trial.arms.values())

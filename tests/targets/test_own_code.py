@@ -50,8 +50,9 @@ def of_its_own(checkpoint: Path, part: str) -> None:
         claim(checkpoint / "config.json", model_type="arcee")  # a type without a tokenizer of its own
         claim(
             checkpoint / "tokenizer_config.json",
-            tokenizer_class="Own", auto_map={"AutoTokenizer": [None, "own.Own"]},
-        )  # fmt: skip
+            tokenizer_class="Own",
+            auto_map={"AutoTokenizer": [None, "own.Own"]},
+        )
     else:
         claim(checkpoint / "config.json", model_type="own", auto_map={part: "own.OwnConfig"})
 

@@ -23,7 +23,7 @@ def draft(rows: int, seed: int = 3) -> DraftTree:
     tokens = torch.randint(3, tiny.VOCAB, (rows, len(PARENTS)), generator=torch.Generator().manual_seed(seed))
     return DraftTree(
         tokens, torch.tensor([PARENTS] * rows), torch.zeros(tokens.shape), torch.ones(tokens.shape, dtype=torch.bool), 3
-    )  # fmt: skip
+    )
 
 
 def everywhere(verified: VerifyOutput) -> tuple[torch.Tensor, torch.Tensor]:

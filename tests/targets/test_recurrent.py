@@ -38,8 +38,9 @@ SELDOM = [
 """Zamba2's GELU and LFM2-MoE's router are others for one token than for several; a random Falcon-Mamba is refused in
 bfloat16."""
 NATIVELY = [
-    *tiny.NATIVE_RECURRENT, *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_NATIVE_RECURRENT),
-]  # fmt: skip
+    *tiny.NATIVE_RECURRENT,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.SELDOM_NATIVE_RECURRENT),
+]
 NATIVE = pytest.mark.skipif(kernels() is None, reason="PyTorch's own products depend on how many tokens there are")
 VALID = ((1, 1, 1, 1, 1, 1), (1, 0, 1, 0, 1, 0), (0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 1))
 CLOSE = {"rtol": 1e-3, "atol": 5e-4}

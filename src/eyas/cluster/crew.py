@@ -172,8 +172,9 @@ class Crew:
             if worker in self._units and time.monotonic() - since > SILENCE:
                 _LOG.warning(
                     "the worker on %s has said nothing for %.0f s: if it hangs, kill it, and another does its work",
-                    self._machines[worker], SILENCE,
-                )  # fmt: skip
+                    self._machines[worker],
+                    SILENCE,
+                )
                 del self._since[worker]
 
     def _call(self, worker: int, step: Callable[[int, Any], list[UnitReport]], method: str, *arguments: Any) -> None:

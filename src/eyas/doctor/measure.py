@@ -39,6 +39,7 @@ from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import Checkpoint
 from eyas.drafters.config import DrafterConfig
 from eyas.drafters.kind import Kind
+from eyas.drafters.levels import HeadsNetwork
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import RequestError
@@ -343,7 +344,11 @@ def _chains(network: DraftNetwork, transcript: Transcript, states: Tensor, lengt
     """A chain from every position of the answers."""
     rows = chain_rows(transcript.answers, length)
     steps = enumerate(unrolled(network, transcript.tokens, states, rows))
-    return rows, ((normed, partial(network.logits_at, slot=step)) for step, (_, normed) in steps)
+
+    def head(step: int) -> _Head:
+        return partial(network.logits_at, slot=step) if isinstance(network, HeadsNetwork) else network.logits
+
+    return rows, ((normed, head(step)) for step, (_, normed) in steps)
 
 
 def _block_chains(

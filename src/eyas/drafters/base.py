@@ -1,4 +1,6 @@
-"""The protocol between the engine and a drafter.
+"""The protocol between the engine and a drafter: `SlotPairs`, what it has read of each sequence, and `Drafter`.
+
+A pair is what a drafter learns from: the target's state at a position and the token that follows it.
 
 Shapes: R rows (a contiguous range of slots), Q positions, A taps, Ht target hidden.
 """
@@ -24,30 +26,9 @@ class SavedPairs(Protocol):
         """How many of them, from the end, were deferred and are not read yet."""
 
 
-class Drafter(Protocol):
-    """Proposes trees of continuations. What it knows of a sequence is kept in that sequence's slot and nowhere else.
+class SlotPairs(Protocol):
+    """The pairs of the sequence in each slot, in whatever form a drafter keeps them."""
 
-    A pair is what a drafter learns from: the target's state at a position and the token that follows it.
-    """
-
-    taps: tuple[int, ...]
-    """The boundaries of the target that it reads: taps (aux hidden states)."""
-    max_fanout: int
-    """The most children that it can offer of a node, such as the size of its vocabulary."""
-    max_depth: int | None = None
-    """The deepest tree that it can draft; None = any."""
-    default_tree: str | None = None
-    """The spec of the trees that it drafts best; None = nothing is known."""
-    draws: bool = False
-    """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
-    computes: bool = True
-    """Whether a draft is computed, and not only found at next to no cost."""
-    looks_up: bool = False
-    """Whether some of its tokens are found in what is known."""
-    module: nn.Module | None = None
-    """The network that it drafts with; None = it has none."""
-    priced: Drafter | None = None
-    """The drafter whose costs are its own; None = itself."""
     forgets: bool = False
     """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
 
@@ -56,7 +37,7 @@ class Drafter(Protocol):
         """How many sequences it has room for."""
 
     def fresh(self) -> Self:
-        """A drafter of the same weights with slots of its own, of which there are none yet."""
+        """Pairs of the same form, without slots."""
         made = copy.copy(self)
         made.resize(0)
         return made
@@ -74,15 +55,12 @@ class Drafter(Protocol):
         """
         return
 
-    def finish(self, slot: int) -> None:  # noqa: ARG002
-        """The sequence in a slot is complete; the slot is emptied after this. By default nothing is learnt of it."""
-        return
-
     def length(self, slot: int) -> int:
         """How many pairs a slot holds, deferred ones included."""
 
-    def unread(self, slot: int) -> int:
+    def unread(self, slot: int) -> int:  # noqa: ARG002
         """How many of a slot's pairs were deferred and are not read yet."""
+        return 0
 
     def save(self, slot: int, start: int, stop: int) -> SavedPairs:
         """A copy of a slot's pairs `[start, stop)`."""
@@ -107,6 +85,43 @@ class Drafter(Protocol):
         After fewer the drafter would draft otherwise than if it had read them.
         """
         return count
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget a slot's pairs from position `length` on."""
+
+    def move(self, source: int, target: int) -> None:
+        """Move a sequence to another slot."""
+
+
+class Drafter(Protocol):
+    """Proposes trees of continuations of what its pairs say of a sequence."""
+
+    pairs: SlotPairs
+    """What it knows of the sequences, by slot; nothing of them is kept elsewhere."""
+    taps: tuple[int, ...]
+    """The boundaries of the target that it reads: taps (aux hidden states)."""
+    max_fanout: int
+    """The most children that it can offer of a node, such as the size of its vocabulary."""
+    max_depth: int | None = None
+    """The deepest tree that it can draft; None = any."""
+    default_tree: str | None = None
+    """The spec of the trees that it drafts best; None = nothing is known."""
+    draws: bool = False
+    """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
+    computes: bool = True
+    """Whether a draft is computed, and not only found at next to no cost."""
+    looks_up: bool = False
+    """Whether some of its tokens are found in what is known."""
+    module: nn.Module | None = None
+    """The network that it drafts with; None = it has none."""
+    priced: Drafter | None = None
+    """The drafter whose costs are its own; None = itself."""
+
+    def fresh(self) -> Self:
+        """A drafter of the same weights with slots of its own, of which there are none yet."""
+        made = copy.copy(self)
+        made.pairs = self.pairs.fresh()
+        return made
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read pairs that the target has committed, in a round or in prefill.
@@ -140,8 +155,6 @@ class Drafter(Protocol):
         """
         return
 
-    def truncate(self, slot: int, length: int) -> None:
-        """Forget a slot's pairs from position `length` on."""
-
-    def move(self, source: int, target: int) -> None:
-        """Move a sequence to another slot."""
+    def finish(self, slot: int) -> None:  # noqa: ARG002
+        """The sequence in a slot is complete; the slot is emptied after this. By default nothing is learnt of it."""
+        return

@@ -25,16 +25,9 @@ from eyas.drafters.config import DrafterConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, RawCheckpoint, TensorInfo
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.opening import open_raw
-from eyas.drafters.formats.tensor_names import (
-    EMBEDDING,
-    HEAD,
-    VOCABULARY_MAP,
-    is_computed,
-    name_in_file,
-    native_name,
-)
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP, is_computed, name_in_file, native_name
 from eyas.drafters.kind import Kind
-from eyas.drafters.network import DraftNetwork, Rotary
+from eyas.drafters.network import DraftNetwork, Rotary, shapes_of
 from eyas.drafters.registry import kind_for, kind_of
 from eyas.errors import CheckpointError, ConfigError
 from eyas.files import write_json, writing_path
@@ -92,15 +85,7 @@ def interpret(raw: RawCheckpoint, *, ignore: Collection[str] = (), layers: int |
     return Checkpoint(kind, config, report, raw, tensors)
 
 
-_ROPE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
+_ROPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, StrictDataclassError, TypeError, ValueError)
 """The errors of transformers for RoPE sections that it can't compute."""
 
 
@@ -148,7 +133,7 @@ class Checkpoint:
         """
         where = str(self.raw.path)
         network = self.kind.blank(self.config)
-        check_tensors(self.tensors, network.shapes, where)
+        check_tensors(self.tensors, shapes_of(network), where)
         found = {native_name(name): tensor for name, tensor in self.raw.load().items()}
         tensors = {name: found[name] for name in self.tensors}
         check_numbers(tensors, where)

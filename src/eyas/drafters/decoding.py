@@ -10,7 +10,8 @@ far, H draft hidden, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import Attend, DraftNetwork
 from eyas.errors import UsageError
@@ -27,25 +28,12 @@ from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
-from eyas.targets.slots import Saved, SlotCache
+from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, Frontier, TreeSpec
 from eyas.verify import Coupling
 
 _CHUNK = 512
 """Most deferred pairs that one pass reads, of all rows together."""
-
-
-class NetworkPairs(NamedTuple):
-    """Pairs copied out of a slot: first those that were read, then the deferred ones."""
-
-    read: int
-    columns: Saved
-    """The cache's columns of the pairs that were read."""
-    deferred: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
-
-    @property
-    def unread(self) -> int:
-        return 0 if self.deferred is None else self.deferred[0].shape[1]
 
 
 class Stage(NamedTuple):
@@ -62,73 +50,210 @@ class Stage(NamedTuple):
     window: int | None = None  # each sees positions less than so many from its own; None = all
 
 
-class NetworkDrafter(Drafter):
-    """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
+class SavedNetworkPairs(NamedTuple):
+    """Pairs copied out of a slot: first those that were read, then the deferred ones."""
 
-    draws = True
+    start: int
+    """The first one's index in its row."""
+    read: int
+    columns: Any
+    """What the cache held of the pairs that were read."""
+    deferred: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
 
-    def __init__(self, network: DraftNetwork, taps: tuple[int, ...], record: Record | None = None) -> None:
-        """Decode with `network`, which reads the boundaries `taps` of the target. There are no slots yet.
+    @property
+    def unread(self) -> int:
+        return 0 if self.deferred is None else self.deferred[0].shape[1]
 
-        `record` records its passes, if given.
+
+class NetworkPairs(SlotPairs):
+    """The pairs that a network has read, as columns of a slot cache, and those that it is yet to read."""
+
+    def __init__(self, network: DraftNetwork, fed: torch.dtype | None = None, record: Record | None = None) -> None:
+        """For `network`, whose states are fed back in the dtype `fed` (None: its own). There are no slots yet.
+
+        `record` records passes over the cache, if given.
         """
-        self.network = self.module = network
-        self.taps, self.default_tree = taps, network.config.default_tree
-        self.max_fanout, self.max_depth = network.config.draft_vocab_size, network.config.guesses
-        self._ids = network.target_ids
-        self._decoder = network.decoder()
-        self.record = record
+        self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
+        self._sizes = network.state_size, network.config.hidden_size
+        self._fed_dtype, self._record = fed or self.dtype, record
         self.resize(0)
 
     @property
     def slots(self) -> int:
-        return self._cache.slots
+        return self.cache.slots
 
     def resize(self, slots: int) -> None:
-        dtype, device = self.network.dtype, self._ids.device
-        self._cache = SlotCache(self.network.kv_shapes, slots, dtype, device)
-        self._cache.graphs = None if self.record is None else PassGraphs(self.record)
-        self._deferred = DeferredPairs(slots)
-        # the state after each slot's last pair that was read: as it is fed back, and as the head reads it
-        self._normed = torch.zeros(slots, self.network.config.hidden_size, dtype=dtype, device=device)
-        fed = dtype if self._decoder is None else torch.float32
-        self._fed = torch.zeros(slots, self.network.state_size, dtype=fed, device=device)
+        self.cache = self.make_cache(slots)
+        self.cache.graphs = None if self._record is None else PassGraphs(self._record)
+        self.deferred = DeferredPairs(slots)
+        fed, normed = self._sizes
+        self.fed = torch.zeros(slots, fed, dtype=self._fed_dtype, device=self.device)
+        """[slots, S] the state after each slot's last pair that was read, as it is fed back."""
+        self.normed = torch.zeros(slots, normed, dtype=self.dtype, device=self.device)
+        """[slots, H] the same as the head reads it."""
+        self.last = torch.zeros(slots, 2, dtype=torch.int64, device=self.device)
+        """[slots, 2] the last two tokens, counted from 1, for networks that read them again; 0 = not known."""
+
+    def make_cache(self, slots: int) -> SlotCache:
+        """An empty cache of the columns of pairs."""
+        return SlotCache(self.shapes, slots, self.dtype, self.device)
 
     @inference
     def reshape(self, slots: int, columns: int) -> None:
-        self._cache.reshape(slots, columns)
-        self._deferred.reshape(slots)
-        more = max(0, slots - self._fed.shape[0])
-        self._fed, self._normed = (F.pad(state[:slots], (0, 0, 0, more)) for state in (self._fed, self._normed))
-
-    def length(self, slot: int) -> int:
-        return self._cache.lengths[slot] + self._deferred.lengths[slot]
-
-    def unread(self, slot: int) -> int:
-        return self._deferred.lengths[slot]
+        self.cache.reshape(slots, columns)
+        self.deferred.reshape(slots)
+        more = max(0, slots - self.fed.shape[0])
+        kept = (self.fed, self.normed, self.last)
+        self.fed, self.normed, self.last = (F.pad(state[:slots], (0, 0, 0, more)) for state in kept)
 
     @inference
-    def save(self, slot: int, start: int, stop: int) -> NetworkPairs:
-        read = self._cache.lengths[slot]
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
+        """The first pair has the prompt's second token; the one before it is known from here alone."""
+        self.last[slot, 1] = prompt[0] + 1 if prompt else 0
+
+    def length(self, slot: int) -> int:
+        return self.cache.length(slot) + self.deferred.lengths[slot]
+
+    def unread(self, slot: int) -> int:
+        return self.deferred.lengths[slot]
+
+    @inference
+    def save(self, slot: int, start: int, stop: int) -> SavedNetworkPairs:
+        read = self.cache.length(slot)
         between = min(max(read, start), stop)
-        columns = self._cache.copy_out(slot, start, between)
-        deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
-        return NetworkPairs(between - start, columns, deferred)
+        deferred = None if between == stop else self.deferred.copy_out(slot, between - read, stop - read)
+        return SavedNetworkPairs(start, between - start, self.copy_out(slot, start, between), deferred)
 
     @inference
     def load(self, slot: int, saved: Any, count: int) -> None:
         read = min(count, saved.read)
+        self.last[slot] = 0
         if read:
-            if self._deferred.lengths[slot]:
+            if self.deferred.lengths[slot]:
                 raise UsageError("pairs that were read can't follow deferred ones")
-            self._load_read(slot, saved, read)
+            self.copy_in(slot, saved, read)
         if saved.deferred is not None and count > read:
             tokens, taps = saved.deferred
-            self._deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
+            self.deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
 
-    def _load_read(self, slot: int, saved: Any, count: int) -> None:
+    def copy_out(self, slot: int, start: int, stop: int) -> Any:
+        """A copy of what the cache holds of a row's pairs `[start, stop)`."""
+        return self.cache.copy_out(slot, start, stop)
+
+    def copy_in(self, slot: int, saved: SavedNetworkPairs, count: int) -> None:
         """Append the first `count` of `saved`, which were read."""
-        self._cache.copy_in(slot, saved.columns, count)
+        self.cache.copy_in(slot, saved.columns, count)
+
+    @inference
+    def truncate(self, slot: int, length: int) -> None:
+        if length < self.length(slot):
+            self.last[slot] = 0
+        read = self.cache.length(slot)
+        self.cache.truncate(slot, length)
+        self.deferred.truncate(slot, max(0, length - read))
+
+    def parts(self, rows: range, counts: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:  # noqa: ARG002
+        """What passes read of the rows' next `counts` pairs: from which of them on, and how many of each row."""
+        if any(counts):
+            yield 0, counts
+
+    def forget(self, slot: int, read: Callable[[list[int]], None], now: bool) -> None:  # noqa: ARG002
+        """Forget those of a slot's deferred pairs that it would drop as soon as they were read.
+
+        `read` reads so many of the first ones; the rest is read `now`, or else the pairs may wait until they are many.
+        """
+        return
+
+    @inference
+    def move(self, source: int, target: int) -> None:
+        self.cache.move(source, target)
+        self.deferred.move(source, target)
+        for state in (self.fed, self.normed, self.last):
+            state[target] = state[source]
+
+
+class Proposer:
+    """How a network reads pairs, and guesses what follows them. It keeps nothing: all of that lies in the pairs."""
+
+    def __init__(self, network: DraftNetwork) -> None:
+        self.network = network
+        self.decoder = network.decoder()
+        """Its layers as one native pass, in place of the modules; None = there is none."""
+
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int) -> Levels:
+        """What runs the levels of a draft `depth` deep."""
+        network, normed = self.network, pairs.normed[rows.start : rows.stop]
+        if isinstance(network, HeadsNetwork):
+            return HeadLevels(network, normed, depth)
+        fed = pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
+        if self.decoder is None:
+            return ModuleLevels(self, pairs, rows)
+        return NativeLevels(self.decoder, pairs.cache, rows, (fed, normed), network.logits)
+
+    def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Read the first `counts[r]` pairs of each row, one at least: next_tokens [R, Q], taps [R, Q, A, Ht]."""
+        width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
+        fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
+        pairs.cache.commit(rows, [range(count) for count in counts])
+        before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
+        lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
+        known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
+        slots: Any
+        slots, last = known[0] if len(known) == 1 else to_device(known, taps.device).unbind(1)
+        pairs.fed[slots], pairs.normed[slots] = fed[last], normed[last]
+
+    def run_pairs(
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
+        layout: RaggedLayout | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Run up to `width` pairs that follow each row's own, in staging columns: what `DraftNetwork.step` returns.
+
+        Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
+        """
+        cache = pairs.cache
+        if self.decoder is None:
+
+            def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+                (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
+                positions = lengths.unsqueeze(1) + steps
+                stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
+                positions = positions if layout is None else layout.gather(positions)
+                return self.network.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
+
+            fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
+            return fed.flatten(0, 1), normed.flatten(0, 1)
+        cache.reserve(cache.start(rows) + width)
+        cells = None if layout is None else layout.cell_index
+        staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
+        done = self.decoder.run(cache, staged, tokens, hidden.flatten(0, 1), final=True)
+        assert done.final is not None
+        return done.states, done.final
+
+    def run_level(
+        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
+    ) -> tuple[Tensor, Tensor]:
+        """Run a level's nodes: their states [R, W, H], made of their parents' `fed`, and the logits of what follows."""
+        fed, normed = self.network.step(tokens, fed, positions, staged_attention(cache, rows, stage))
+        return fed, self.network.logits(normed)
+
+
+class NetworkDrafter(Drafter):
+    """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
+
+    draws = True
+    pairs: NetworkPairs
+
+    def __init__(self, proposer: Proposer, taps: tuple[int, ...], pairs: NetworkPairs) -> None:
+        """Decode with `proposer`, whose network reads the boundaries `taps` of the target."""
+        self.proposer, self.pairs, self.taps = proposer, pairs, taps
+        self.network = self.module = proposer.network
+        config = self.network.config
+        self.default_tree, self.max_fanout, self.max_depth = (
+            config.default_tree,
+            config.draft_vocab_size,
+            config.guesses,
+        )
+        self._ids = self.network.target_ids
 
     @inference
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -137,7 +262,9 @@ class NetworkDrafter(Drafter):
 
     @inference
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        self._deferred.append(rows, next_tokens, taps, counts)
+        self.pairs.deferred.append(rows, next_tokens, taps, counts)
+        if self.pairs.forgets:
+            self._forget(rows)
 
     @inference
     def draft(
@@ -149,14 +276,14 @@ class NetworkDrafter(Drafter):
         # beside copied passages, a tree may be deeper than a network with few heads can guess
         depth, width = min(spec.depth, self.max_depth or spec.depth), 1
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        levels = self._start(rows, depth)
+        levels = self.proposer.levels(self.pairs, rows, depth)
         if isinstance(levels, NativeLevels) and levels.can_search:
             search, warp = growth.search, coupling.warp()
             if search is not None and warp is not None:
                 return search.finish(levels.search(search, self._ids, warp))
         logits = levels.first()
         for level in range(depth):
-            native = self._decoder is not None
+            native = self.proposer.decoder is not None
             score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
             if growth.calibrates and levels.sure is not None:
                 score = score + levels.sure.unsqueeze(2)
@@ -170,37 +297,18 @@ class NetworkDrafter(Drafter):
                 logits = levels.add(frontier)
         return growth.tree()
 
-    def _start(self, rows: range, depth: int) -> Levels:
-        """What runs the levels of a draft `depth` deep."""
-        network, normed = self.network, self._normed[rows.start : rows.stop]
-        if isinstance(network, HeadsNetwork):
-            return HeadLevels(network, normed, depth)
-        fed = self._fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
-        if self._decoder is None:
-            return ModuleLevels(self, rows, fed, normed)
-        return NativeLevels(self._decoder, self._cache, rows, (fed, normed), network.logits)
-
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
         """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
         wanted = [True] * len(rows) if drafting is None else list(drafting)
         self.catch_up(rows, wanted)
         # after a one-token prompt there is no state to draft from yet
-        return [want and self._cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
-
-    @inference
-    def truncate(self, slot: int, length: int) -> None:
-        self._deferred.truncate(slot, max(0, length - self._cache.lengths[slot]))
-        self._cache.truncate(slot, length)
-
-    @inference
-    def move(self, source: int, target: int) -> None:
-        self._cache.move(source, target)
-        self._deferred.move(source, target)
-        self._fed[target], self._normed[target] = self._fed[source], self._normed[source]
+        return [want and self.pairs.cache.lengths[slot] > 0 for want, slot in zip(wanted, rows, strict=True)]
 
     @inference
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
-        counts = [self._deferred.lengths[slot] * want for slot, want in zip(rows, wanted, strict=True)]
+        if self.pairs.forgets:
+            self._forget([slot for slot, want in zip(rows, wanted, strict=True) if want], now=True)
+        counts = [self.pairs.unread(slot) * want for slot, want in zip(rows, wanted, strict=True)]
         if not any(counts):
             return
         # a row far behind the others, such as one whose prompt was deferred, would widen the passes of all rows
@@ -211,113 +319,83 @@ class NetworkDrafter(Drafter):
         self._read_deferred(rows, [count if count <= widest else 0 for count in counts])
         for slot, count in zip(rows, counts, strict=True):
             if count:
-                self._deferred.truncate(slot, 0)
+                self.pairs.deferred.truncate(slot, 0)
+
+    def _forget(self, slots: Iterable[int], *, now: bool = False) -> None:
+        """Let slots forget what they would drop as soon as it was read; the rest is read `now`."""
+        for slot in slots:
+            self.pairs.forget(slot, partial(self._read_deferred, range(slot, slot + 1)), now)
 
     def _read_deferred(self, rows: range, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` deferred pairs of each row, in passes of a limited size."""
         width = max(1, _CHUNK // len(rows))
         for begin in range(0, max(counts), width):
             part = [min(max(count - begin, 0), width) for count in counts]
-            self._read(rows, *self._deferred.part(rows, begin, begin + max(part)), part)
+            self._read(rows, *self.pairs.deferred.part(rows, begin, begin + max(part)), part)
 
     def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row: next_tokens [R, Q], taps [R, Q, A, Ht]."""
-        if not any(counts):
-            return
-        width, layout, (next_tokens, taps) = self._arranged(rows, counts, next_tokens, taps)
-        fed, normed = self._run_pairs(rows, next_tokens, self.network.fuse(taps), width, layout)
-        self._cache.commit(rows, [range(count) for count in counts])
-        before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
-        lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
-        known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
-        slots: Any
-        slots, last = known[0] if len(known) == 1 else to_device(known, self._ids.device).unbind(1)
-        self._fed[slots], self._normed[slots] = fed[last], normed[last]
+        for begin, part in self.pairs.parts(rows, counts):
+            end = begin + max(part)
+            self.proposer.read(self.pairs, rows, next_tokens[:, begin:end], taps[:, begin:end], part)
 
-    def _arranged(
-        self, rows: range, counts: Sequence[int], *pairs: Tensor
-    ) -> tuple[int, RaggedLayout | None, list[Tensor]]:
-        """The first `counts[r]` of each row's `pairs` [R, Q, ...] as a pass takes them, after its width and layout.
 
-        Rows lie end to end where they differ in length; a recorded pass is a rectangle of a recurring width.
-        """
-        width = max(counts)
-        pairs = tuple(each[:, :width] for each in pairs)
-        if self._cache.graphs is not None and self._cache.graphs.takes(len(rows) * width):
-            width = max(width, min(recurring(width), self._cache.capacity - self._cache.start(rows)))
-            return width, None, [filled_up(each, len(rows), width) for each in pairs]
-        if sum(counts) == len(rows) * width:
-            return width, None, list(pairs)
-        layout = RaggedLayout.of_counts(counts, self._ids.device)
-        return width, layout, [layout.gather(each) for each in pairs]
+def arranged(
+    cache: SlotCache, rows: range, counts: Sequence[int], *pairs: Tensor
+) -> tuple[int, RaggedLayout | None, list[Tensor]]:
+    """The first `counts[r]` of each row's `pairs` [R, Q, ...] as a pass takes them, after its width and layout.
 
-    def _run_pairs(
-        self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run up to `width` pairs that follow each row's own, in staging columns: what `DraftNetwork.step` returns.
+    Rows lie end to end where they differ in length; a recorded pass is a rectangle of a recurring width.
+    """
+    width = max(counts)
+    pairs = tuple(each[:, :width] for each in pairs)
+    if cache.graphs is not None and cache.graphs.takes(len(rows) * width):
+        width = max(width, min(recurring(width), cache.capacity - cache.start(rows)))
+        return width, None, [filled_up(each, len(rows), width) for each in pairs]
+    if sum(counts) == len(rows) * width:
+        return width, None, list(pairs)
+    layout = RaggedLayout.of_counts(counts, pairs[0].device)
+    return width, layout, [layout.gather(each) for each in pairs]
 
-        Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
-        """
-        if self._decoder is None:
 
-            def compute(rows: range, end: int | None, lengths: Tensor, *pairs: Tensor) -> tuple[Tensor, Tensor]:
-                (tokens, hidden), steps = pairs, torch.arange(width, device=lengths.device)
-                positions = lengths.unsqueeze(1) + steps
-                stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
-                positions = positions if layout is None else layout.gather(positions)
-                return self.network.step(tokens, hidden, positions, self.attend(rows, stage))
+def run_pass(
+    cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
+    layout: RaggedLayout | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
+    if cache.graphs is not None and layout is None:
+        done = cache.graphs.run(kind, cache, rows, staged, inputs, compute)
+        if done is not None:
+            return done
+    return compute(rows, None, device_lengths(cache, rows, inputs[0].device), *inputs)
 
-            fed, normed = self.run_pass("pairs", rows, (tokens, hidden), compute, width, layout)
-            return fed.flatten(0, 1), normed.flatten(0, 1)
-        self._cache.reserve(self._cache.start(rows) + width)
-        cells = None if layout is None else layout.cell_index
-        staged = Staged(rows, width, cells, self._cache.lengths[rows.start : rows.stop], None)
-        done = self._decoder.run(self._cache, staged, tokens, hidden.flatten(0, 1), final=True)
-        assert done.final is not None
-        return done.states, done.final
 
-    def _lengths(self, rows: range) -> Tensor:
-        return to_device(self._cache.lengths[rows.start : rows.stop], self._ids.device)
+def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
+    """[R] how many columns of each row are committed."""
+    return to_device(cache.lengths[rows.start : rows.stop], device)
 
-    def run_pass(
-        self, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
-        layout: RaggedLayout | None = None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
-        if self._cache.graphs is not None and layout is None:
-            done = self._cache.graphs.run(kind, self._cache, rows, staged, inputs, compute)
-            if done is not None:
-                return done
-        return compute(rows, None, self._lengths(rows), *inputs)
 
-    def run_level(
-        self, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
-    ) -> tuple[Tensor, Tensor]:
-        """Run a level's nodes: their states [R, W, H], made of their parents' `fed`, and the logits of what follows."""
-        fed, normed = self.network.step(tokens, fed, positions, self.attend(rows, stage))
-        return fed, self.network.logits(normed)
+def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
+    """Attention that stages its keys and values where `stage` says."""
+    cache.reserve(cache.start(rows) + stage.seen.shape[2], stage.before)
+    width = stage.seen.shape[2] - stage.before
+    staging = cache.staging(rows, width, stage.before, stage.lengths, stage.end)
+    columns = torch.arange(staging.end, device=stage.lengths.device)
+    seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
+    if stage.first:
+        seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
+    if stage.window is not None:
+        own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
+        seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
 
-    def attend(self, rows: range, stage: Stage) -> Attend:
-        """Attention that stages its keys and values where `stage` says."""
-        self._cache.reserve(self._cache.start(rows) + stage.seen.shape[2], stage.before)
-        width = stage.seen.shape[2] - stage.before
-        staging = self._cache.staging(rows, width, stage.before, stage.lengths, stage.end)
-        columns = torch.arange(staging.end, device=stage.lengths.device)
-        seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
-        if stage.first:
-            seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
-        if stage.window is not None:
-            own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
-            seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layout is not None:
+            q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
+        keys, values = cache.write(stage.layer + layer, k, v, staging)
+        out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
+        return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if layout is not None:
-                q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-            keys, values = self._cache.write(stage.layer + layer, k, v, staging)
-            out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
-            return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
-
-        return attend
+    return attend
 
 
 def best_children(
@@ -340,14 +418,15 @@ class ModuleLevels:
 
     sure: Tensor | None = None
 
-    def __init__(self, drafter: NetworkDrafter, rows: range, fed: Tensor, normed: Tensor) -> None:
-        self._drafter, self._rows, self._normed = drafter, rows, normed
-        self._level, self._fed = 0, fed  # [R, W, H]
-        self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=fed.device)  # [R, W, F]
+    def __init__(self, proposer: Proposer, pairs: NetworkPairs, rows: range) -> None:
+        self._proposer, self._cache, self._rows = proposer, pairs.cache, rows
+        self._normed = pairs.normed[rows.start : rows.stop]
+        self._level, self._fed = 0, pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, W, H]
+        self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=self._fed.device)  # [R, W, F]
 
     def first(self) -> Tensor:
         """The logits [R, 1, Vd] of what follows the roots."""
-        return self._drafter.network.logits(self._normed.unsqueeze(1))
+        return self._proposer.network.logits(self._normed.unsqueeze(1))
 
     def add(self, frontier: Frontier) -> Tensor:
         """Run the next level's nodes; returns the logits [R, W, Vd] of what follows them."""
@@ -366,10 +445,10 @@ class ModuleLevels:
             tokens, fed, seen = given
             positions = (lengths + level).unsqueeze(1).expand(-1, width)
             stage = Stage(lengths, seen, before, level=level, end=end)
-            return self._drafter.run_level(rows, tokens, fed, positions, stage)
+            return self._proposer.run_level(self._cache, rows, tokens, fed, positions, stage)
 
         inputs = (frontier.tokens, fed, self._seen)
-        self._fed, logits = self._drafter.run_pass(("level", level), self._rows, inputs, compute, before + width)
+        self._fed, logits = run_pass(self._cache, ("level", level), self._rows, inputs, compute, before + width)
         self._level += 1
         return logits
 

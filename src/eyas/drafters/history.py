@@ -5,13 +5,13 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.base import Drafter, SavedPairs
+from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.proposal import Proposal, grow
 from eyas.verify import Coupling
@@ -28,60 +28,87 @@ class SavedTokens(NamedTuple):
         return 0
 
 
-class HistoryDrafter(Drafter):
-    """Keeps the tokens of each slot's sequence; subclasses draft with them.
+class History:
+    """One slot's sequence; subclasses add what they find out about it."""
 
-    The tokens are read to the host as they are committed: on an accelerator after the round's host sync, when nothing
-    is left to wait for.
-    """
+    def __init__(self, prompt: Sequence[int] = (), owner: str = "") -> None:
+        """A sequence of `owner` that begins with `prompt`, of which the first token is known; empty without one."""
+        self.tokens, self.owner = list(prompt[:1]), owner
 
-    taps = ()
+    def cut(self) -> None:
+        """Some of the last tokens were taken away."""
 
-    def __init__(self, device: torch.device) -> None:
-        """For a target on `device`. There are no slots yet."""
-        self._device = device
+
+H = TypeVar("H", bound=History)
+
+
+class TokenPairs(SlotPairs, Generic[H]):
+    """The history of each slot."""
+
+    def __init__(self, history: Callable[..., H]) -> None:
+        """Histories are made by `history(prompt, owner)`, empty ones by `history()`. There are no slots yet."""
+        self._history = history
         self.resize(0)
+
+    def __getitem__(self, slot: int) -> H:
+        return self._of[slot]
 
     @property
     def slots(self) -> int:
-        return len(self._tokens)
+        return len(self._of)
 
     def resize(self, slots: int) -> None:
-        self._tokens: list[list[int]] = [[] for _ in range(slots)]
+        self._of = [self._history() for _ in range(slots)]
 
     def reshape(self, slots: int, columns: int) -> None:  # noqa: ARG002
-        self._tokens = [*self._tokens[:slots], *([] for _ in range(slots - len(self._tokens)))]
+        self._of = [*self._of[:slots], *(self._history() for _ in range(slots - len(self._of)))]
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
-        self._tokens[slot] = [prompt[0]]
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        self._of[slot] = self._history(prompt, owner)
 
     def length(self, slot: int) -> int:
-        return max(0, len(self._tokens[slot]) - 1)
-
-    def unread(self, slot: int) -> int:  # noqa: ARG002
-        return 0
+        return max(0, len(self._of[slot].tokens) - 1)
 
     def save(self, slot: int, start: int, stop: int) -> SavedPairs:
-        return SavedTokens(self._tokens[slot][start + 1 : stop + 1])
+        return SavedTokens(self._of[slot].tokens[start + 1 : stop + 1])
 
     def load(self, slot: int, saved: Any, count: int) -> None:
-        self._tokens[slot] += saved.tokens[:count]
+        self._of[slot].tokens += saved.tokens[:count]
 
-    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
-        if not any(counts):
-            return
-        for slot, tokens, count in zip(rows, next_tokens.tolist(), counts, strict=True):
-            self._tokens[slot] += tokens[:count]
+    def append(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
+        """Add the first `counts[r]` of next_tokens [R, Q] to each row's sequence.
 
-    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        self.observe(rows, next_tokens, taps, counts)
+        They are read to the host: on an accelerator after the round's host sync, when nothing is left to wait for.
+        """
+        if any(counts):
+            for slot, tokens, count in zip(rows, next_tokens.tolist(), counts, strict=True):
+                self._of[slot].tokens += tokens[:count]
 
     def truncate(self, slot: int, length: int) -> None:
         if length < self.length(slot):
-            del self._tokens[slot][length + 1 if length else 0 :]
+            history = self._of[slot]
+            del history.tokens[length + 1 if length else 0 :]
+            history.cut()
 
     def move(self, source: int, target: int) -> None:
-        self._tokens[target], self._tokens[source] = self._tokens[source], []
+        self._of[target], self._of[source] = self._of[source], self._history()
+
+
+class HistoryDrafter(Drafter):
+    """Drafts with the tokens of each slot's sequence."""
+
+    taps = ()
+    pairs: TokenPairs[Any]
+
+    def __init__(self, pairs: TokenPairs[Any], device: torch.device) -> None:
+        """For a target on `device`."""
+        self.pairs, self._device = pairs, device
+
+    def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
+        self.pairs.append(rows, next_tokens, counts)
+
+    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002
+        self.pairs.append(rows, next_tokens, counts)
 
 
 class LookupDrafter(HistoryDrafter):
@@ -89,13 +116,9 @@ class LookupDrafter(HistoryDrafter):
 
     computes, looks_up = False, True
 
-    def propose(self, slot: int, tokens: Sequence[int], depth: int) -> Proposal:
-        """What may follow the `tokens` of the sequence in `slot`, at most `depth` levels of it; it may be empty."""
+    def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
+        """What may follow the sequence in `slot`: `depth` levels, `fanout` children a node at most; it may be empty."""
         raise NotImplementedError
-
-    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
-        """What may follow the sequence in `slot`, for a tree of the shape `spec`."""
-        return self.propose(slot, self._tokens[slot], spec.depth)
 
     def draft(
         self,
@@ -104,8 +127,12 @@ class LookupDrafter(HistoryDrafter):
         coupling: Coupling,  # noqa: ARG002
         drafting: Sequence[bool] | None = None,
     ) -> DraftTree:
-        wanted = [True] * len(rows) if drafting is None else drafting
-        found = [
-            self.propose_within(slot, spec) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
-        ]
+        found = self.proposals(rows, spec.depth, spec.max_fanout, drafting)
         return grow(spec, found, self._device)
+
+    def proposals(self, rows: range, depth: int, fanout: int, drafting: Sequence[bool] | None) -> list[Proposal]:
+        """What may follow each `drafting` row (None = all), as `propose` finds it; nothing for others."""
+        wanted = [True] * len(rows) if drafting is None else drafting
+        return [
+            self.propose(slot, depth, fanout) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)
+        ]

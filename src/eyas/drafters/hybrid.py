@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from eyas.drafters.base import Drafter, SavedPairs
+from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearntValues
-from eyas.tree.proposal import Proposal, found_tree, on_device
-from eyas.tree.shared import SharedTree
+from eyas.tree.proposal import found_tree, on_device
 from eyas.tree.union import path_values, unite
 from eyas.tree.values import ValueTable
 from eyas.verify import Coupling
@@ -37,7 +36,7 @@ _SURE = 2.0
 that were rarely seen are too high, and a rest that was wrong costs more than the draft it saves."""
 
 
-class HybridPairs(NamedTuple):
+class SavedHybridPairs(NamedTuple):
     """Pairs copied out of a slot, for both drafters."""
 
     network: SavedPairs
@@ -48,34 +47,23 @@ class HybridPairs(NamedTuple):
         return self.network.unread
 
 
-class HybridDrafter(Drafter):
-    """Drafts with a network, and with passages that are looked up in what the sequence and others have said."""
+class HybridPairs(SlotPairs):
+    """The same pairs twice: as a network keeps them, and as what looks passages up does."""
 
-    looks_up = True
-
-    def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
-        """Unite the drafts of two drafters of the same target, which is on `device`. There are no slots yet."""
-        self.network, self.lookup, self._device = network, lookup, device
-        self.module, self.priced = network.module, network
-        self.taps, self.max_fanout = network.taps, network.max_fanout
-        self.default_tree, self.forgets = network.default_tree, network.forgets
-        self.resize(0)
+    def __init__(self, network: SlotPairs, lookup: SlotPairs) -> None:
+        self.network, self.lookup = network, lookup
+        self.forgets = network.forgets
 
     @property
     def slots(self) -> int:
         return self.network.slots
 
-    def fresh(self) -> Self:
-        return type(self)(self.network.fresh(), self.lookup.fresh(), self._device)
+    def fresh(self) -> HybridPairs:
+        return HybridPairs(self.network.fresh(), self.lookup.fresh())
 
     def resize(self, slots: int) -> None:
         self.network.resize(slots)
         self.lookup.resize(slots)
-        self._values = LearntValues()
-        self._usual: float | None = None
-        """The usual number of accepted tokens of a row that the network drafted for; None = it never did."""
-        self._last: DraftTree | None = None  # until the outcome of its round is observed
-        self._learns = self._network_rested = False
 
     def reshape(self, slots: int, columns: int) -> None:
         self.network.reshape(slots, columns)
@@ -85,35 +73,29 @@ class HybridDrafter(Drafter):
         self.network.begin(slot, prompt, owner)
         self.lookup.begin(slot, prompt, owner)
 
-    def finish(self, slot: int) -> None:
-        self.network.finish(slot)
-        self.lookup.finish(slot)
-
     def length(self, slot: int) -> int:
-        length = self.network.length(slot)
-        if self.lookup.length(slot) != length:
-            raise InvariantError(
-                f"slot {slot}: the network has {length} pairs, what is looked up {self.lookup.length(slot)}"
-            )
+        length, other = self.network.length(slot), self.lookup.length(slot)
+        if other != length:
+            raise InvariantError(f"slot {slot}: the network has {length} pairs, what is looked up {other}")
         return length
 
     def unread(self, slot: int) -> int:
         return self.network.unread(slot)
 
-    def save(self, slot: int, start: int, stop: int) -> HybridPairs:
-        return HybridPairs(self.network.save(slot, start, stop), self.lookup.save(slot, start, stop))
+    def save(self, slot: int, start: int, stop: int) -> SavedHybridPairs:
+        return SavedHybridPairs(self.network.save(slot, start, stop), self.lookup.save(slot, start, stop))
 
-    def load(self, slot: int, saved: Any, count: int) -> None:
+    def load(self, slot: int, saved: SavedHybridPairs, count: int) -> None:
         self.network.load(slot, saved.network, count)
         self.lookup.load(slot, saved.lookup, count)
 
     def kept_from(self, slot: int) -> int:
         return self.network.kept_from(slot)
 
-    def whole(self, saved: Any) -> bool:
+    def whole(self, saved: SavedHybridPairs) -> bool:
         return self.network.whole(saved.network)
 
-    def reusable(self, saved: Sequence[Any], count: int) -> int:
+    def reusable(self, saved: Sequence[SavedHybridPairs], count: int) -> int:
         return self.network.reusable([one.network for one in saved], count)
 
     def truncate(self, slot: int, length: int) -> None:
@@ -124,12 +106,42 @@ class HybridDrafter(Drafter):
         self.network.move(source, target)
         self.lookup.move(source, target)
 
+
+class _Drafted(NamedTuple):
+    """A round's draft, until its outcome is observed."""
+
+    tree: DraftTree
+    learns: bool
+    """Whether its outcome says what nodes are worth."""
+    rested: bool
+    """Whether the network computed nothing."""
+
+
+class HybridDrafter(Drafter):
+    """Drafts with a network, and with passages that are looked up in what the sequence and others have said."""
+
+    looks_up = True
+
+    def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
+        """Unite the drafts of two drafters of the same target, which is on `device`."""
+        self.network, self.lookup, self._device = network, lookup, device
+        self.pairs: HybridPairs = HybridPairs(network.pairs, lookup.pairs)
+        self.module, self.priced = network.module, network
+        self.taps, self.max_fanout, self.default_tree = network.taps, network.max_fanout, network.default_tree
+        self._values = LearntValues()
+        self._usual: float | None = None
+        """The usual number of accepted tokens of a row that the network drafted for; None = it never did."""
+        self._last: _Drafted | None = None
+
+    def fresh(self) -> Self:
+        return type(self)(self.network.fresh(), self.lookup.fresh(), self._device)
+
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         last, self._last = self._last, None
-        if last is not None and any(counts):
+        if last is not None and any(counts) and len(last.tree.tokens) == len(rows):  # else the round broke off
             self._learn(last, next_tokens, counts)
         self.lookup.observe(rows, next_tokens, taps, counts)
-        rested, self._network_rested = self._network_rested, False
+        rested = last is not None and last.rested
         (self.network.defer if rested else self.network.observe)(rows, next_tokens, taps, counts)
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -139,31 +151,30 @@ class HybridDrafter(Drafter):
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
         self.network.catch_up(rows, wanted)
 
+    def finish(self, slot: int) -> None:
+        self.network.finish(slot)
+        self.lookup.finish(slot)
+
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         # levels are what the network drafts; a passage that is found costs nodes alone
-        limits = SharedTree(spec.max_nodes, spec.max_fanout, spec.max_nodes)
-        found = [
-            self.lookup.propose_within(slot, limits) if want else Proposal()
-            for slot, want in zip(rows, wanted, strict=True)
-        ]
+        found = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting)
         some = any(proposal.tokens for proposal in found)
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(found), torch.device("cpu"))
         values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
-        self._network_rested = spec.found_only or self._suffice(copies, wanted, values, groups)
+        rests = spec.found_only or self._suffice(copies, wanted, values, groups)
         device = self._device
-        if self._network_rested:
+        if rests:
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
             tree = on_device(tree, device)
         else:
             tree = self.network.draft(rows, spec, coupling, drafting)
             if some:
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
-        self._last = tree
-        self._learns = spec.values is None and self._values.wants(tree)
+        self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree
 
     def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
@@ -176,20 +187,20 @@ class HybridDrafter(Drafter):
         promised = path_values(copies, values, groups).exp().masked_fill(~copies.valid, 0.0).sum(1).tolist()
         return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)
 
-    def _learn(self, tree: DraftTree, next_tokens: Tensor, counts: Sequence[int]) -> None:
+    def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Learn from the outcome of a round: `counts[r]` of the next_tokens [R, Q] were committed in each row."""
-        if not self._network_rested:
+        if not drafted.rested:
             for count in counts:
                 if count:
                     usual = count - 1.0 if self._usual is None else self._usual
                     self._usual = usual + (1.0 - _FADE) * (count - 1.0 - usual)
-        if not self._learns:
+        if not drafted.learns:
             return
         paths = [
             _walked(children, tokens[: max(0, count - 1)])
-            for children, tokens, count in zip(_children(tree), next_tokens.tolist(), counts, strict=True)
+            for children, tokens, count in zip(_children(drafted.tree), next_tokens.tolist(), counts, strict=True)
         ]
-        self._values.learn(tree, paths, np.zeros(len(paths), dtype=np.int64))
+        self._values.learn(drafted.tree, paths, np.zeros(len(paths), dtype=np.int64))
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.decoding import Proposer
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.tensor_names import FIRST_LAYER
 from eyas.drafters.network import DraftNetwork
-from eyas.targets.graphs import Record
 
 
 class Family(NamedTuple):
@@ -63,8 +62,8 @@ class Kind:
     """It always reads the default boundaries: its config.json can't name others."""
     paired_inputs: tuple[str, ...] = ()
     """The tensors that read embedding and state side by side: one half of their columns is for each, in that order."""
-    drafter: Callable[[Any, tuple[int, ...], Record | None], NetworkDrafter] = NetworkDrafter
-    """Makes the drafter that runs the network, of the network, its taps, and what records its passes."""
+    proposer: Callable[[Any], Proposer] = Proposer
+    """Makes what runs the network."""
 
     def blank(self, config: DrafterConfig) -> DraftNetwork:
         """The network on the meta device: names and shapes, no numbers."""

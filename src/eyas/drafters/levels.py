@@ -38,6 +38,10 @@ class HeadsNetwork(DraftNetwork):
         """What a slot's logits are made of [..., H], from the states [..., H] that `step` made for the head."""
         raise NotImplementedError
 
+    def logits_at(self, normed: Tensor, slot: int) -> Tensor:  # noqa: ARG002
+        """Logits [..., Vd] of one guess, `slot` levels below the root's children, of what `guess` gives [..., H]."""
+        return self.logits(normed)
+
     def block(self, states: Tensor, depth: int) -> Tensor:
         """One pass for trees `depth` deep, from the last states [R, H] that `step` made for the head; for `follow`."""
         raise NotImplementedError

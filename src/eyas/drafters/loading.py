@@ -7,23 +7,24 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.checkpoint import open_checkpoint
 from eyas.drafters.config import DrafterConfig
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Proposer
 from eyas.drafters.history import LookupDrafter
 from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
-from eyas.drafters.in_target.mtp import Cascade, CascadeDrafter
+from eyas.drafters.in_target.mtp import Cascade, CascadeProposer
 from eyas.drafters.network import DraftNetwork
 from eyas.drafters.options import DrafterOptions, check_quantize, read_method
 from eyas.drafters.registry import WEIGHTLESS, kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
-from eyas.drafters.window.decoding import WindowDrafter
+from eyas.drafters.window.decoding import WindowPairs
 from eyas.drafters.window.window import Window, WindowChoice, read_window, trained_window
 from eyas.errors import CheckpointError, DrafterMismatchError, UsageError
 from eyas.hub import find_drafter, find_target
@@ -171,13 +172,16 @@ def drafter_of(
 
     Its `window` is a number of pairs, `off`, or None for the one in the network's config. `record` records its passes.
     """
-    pairs = getattr(network.config, "draft_window", None) if window is None else window
-    if isinstance(pairs, int):
-        return WindowDrafter(network, taps, Window(pairs), record)
+    width = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(network, Cascade):
-        return CascadeDrafter(network, taps, record)
-    kind = kind_if_any(network.config)
-    return (NetworkDrafter if kind is None else kind.drafter)(network, taps, record)
+        proposer: Proposer = CascadeProposer(network)
+    else:
+        kind = kind_if_any(network.config)
+        proposer = (Proposer if kind is None else kind.proposer)(network)
+    fed = None if proposer.decoder is None else torch.float32
+    if isinstance(width, int):
+        return NetworkDrafter(proposer, taps, WindowPairs(network, Window(width), fed, record))
+    return NetworkDrafter(proposer, taps, NetworkPairs(network, fed, record))
 
 
 def local_directory(source: str | Path) -> Path:

@@ -110,11 +110,6 @@ class DraftNetwork(nn.Module):
         tensors = chain(self.parameters(), self.buffers())
         return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
 
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all its tensors, the vocabulary map included."""
-        return {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
-
     def fill(self, tensors: Mapping[str, Tensor], target: EmbeddingAndHead | None = None) -> DraftNetwork:
         """Make a blank network of exactly these tensors, none of them copied, and what it shares with `target`.
 
@@ -124,12 +119,6 @@ class DraftNetwork(nn.Module):
         if target is not None and "shared" in (self.config.embedding, self.config.head):
             self.borrow(target)
         return self.eval().requires_grad_(False)
-
-    def set_vocabulary(self, ids: Tensor) -> None:
-        """Let draft id i stand for target id `ids[i]`; ids [Vd] are in rising order."""
-        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
-        self.t2d.fill_(False)
-        self.t2d[ids.to(self.t2d.device)] = True
 
     def borrow(self, target: EmbeddingAndHead) -> None:
         """Use the target's embedding and head where this network has none; the vocabulary must be set before.
@@ -187,18 +176,23 @@ class DraftNetwork(nn.Module):
         out: Tensor = self.lm_head(normed) if self.config.head == "own" else self.shared_parts().head(normed)
         return out
 
-    def logits_at(self, normed: Tensor, slot: int) -> Tensor:  # noqa: ARG002
-        """Logits [..., Vd] of the states [..., H] of one guess, `slot` levels below the root's children.
-
-        Networks with several heads have one for each; here `logits` are the same for all.
-        """
-        return self.logits(normed)
-
     def shared_parts(self) -> SharedParts:
         """What it has borrowed from its target. Raises CheckpointError if that was forgotten."""
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
+
+
+def set_vocabulary(network: DraftNetwork, ids: Tensor) -> None:
+    """Let draft id i stand for target id `ids[i]`; ids [Vd] are in rising order."""
+    network.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+    network.t2d.fill_(False)
+    network.t2d[ids.to(network.t2d.device)] = True
+
+
+def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all its tensors, the vocabulary map included."""
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
 def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:

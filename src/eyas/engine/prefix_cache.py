@@ -26,7 +26,7 @@ from itertools import takewhile
 from typing import Generic, TypeVar
 from weakref import ref
 
-from eyas.drafters.base import Drafter, SavedPairs
+from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.engine.sequence import SequenceState
 from eyas.errors import InvariantError
 from eyas.targets.slots import Saved, SlotCache
@@ -250,7 +250,7 @@ class PrefixCache:
         """Recurrent states take at most as much memory as the keys and values of `limit` tokens, but for a few."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self.shelf = StateShelf(0)
-        self._cache, self._drafter = cache, drafter
+        self._cache, self._pairs = cache, None if drafter is None else drafter.pairs
         if cache.states is not None:
             cache.states.copies.every = BLOCK
             self.shelf.most = max(_LEAST_STATES, limit * cache.column_bytes // cache.states.slot_bytes)
@@ -264,27 +264,27 @@ class PrefixCache:
         slot = sequence.slot
         assert slot is not None
         found = self.store.match(sequence.window(0, sequence.known), sequence.request.cache_salt)
-        drafter = self._drafter_of(sequence)
-        if drafter is not None:
+        kept = self._pairs_of(sequence)
+        if kept is not None:
             found = list(takewhile(lambda block: block[2].pairs is not None, found))
         reusable = sum(count for _, count, _ in found) - 1
-        if drafter is not None:
-            reusable = drafter.reusable([saved.pairs for _, _, saved in found], reusable)
+        if kept is not None:
+            reusable = kept.reusable([saved.pairs for _, _, saved in found], reusable)
         if self._cache.states is not None:
-            reusable = self._load_states(self._cache.states, slot, found, reusable, drafter)
+            reusable = self._load_states(self._cache.states, slot, found, reusable, kept)
         if reusable < 1:
             return 0
         for start, count, saved in found:
             if start > reusable:
                 break
             self._cache.copy_in(slot, saved.columns, min(count, reusable - start))
-            if drafter is not None and saved.pairs is not None:
-                drafter.load(slot, saved.pairs, min(start + count - 1, reusable) - max(start - 1, 0))
+            if kept is not None and saved.pairs is not None:
+                kept.load(slot, saved.pairs, min(start + count - 1, reusable) - max(start - 1, 0))
         return reusable
 
     def _load_states(
         self, states: SlotStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
-        drafter: Drafter | None,
+        kept: SlotPairs | None,
     ) -> int:  # fmt: skip
         """Load the states of the longest found prefix that has any; returns its tokens, at most `reusable` ones.
 
@@ -295,7 +295,7 @@ class PrefixCache:
             tokens, saved = start + BLOCK - 1, block.states
             if saved is None or saved.held is None or tokens > reusable:
                 continue
-            if drafter is None or drafter.reusable(pairs, tokens) == tokens:
+            if kept is None or kept.reusable(pairs, tokens) == tokens:
                 states.load(slot, saved.held)
                 self.shelf.use(saved)
                 reached = tokens
@@ -310,10 +310,10 @@ class PrefixCache:
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)
-        drafter = self._drafter_of(sequence)
+        kept = self._pairs_of(sequence)
 
         def pairs(start: int, stop: int) -> SavedPairs | None:
-            return None if drafter is None else drafter.save(slot, max(start - 1, 0), stop - 1)
+            return None if kept is None else kept.save(slot, max(start - 1, 0), stop - 1)
 
         def states(stop: int) -> SavedStates | None:
             copied = None if self._cache.states is None else self._cache.states.copies.of(slot).get(stop - 1)
@@ -325,16 +325,16 @@ class PrefixCache:
         def renew(saved: SavedBlock, start: int, stop: int) -> SavedBlock:
             if saved.states is None or saved.states.held is None:
                 saved = replace(saved, states=states(stop))
-            if drafter is None:
+            if kept is None:
                 return saved
             if saved.pairs is None:
                 return replace(saved, pairs=pairs(start, stop))
-            if drafter.kept_from(slot) > max(start - 1, 0) or (not saved.pairs.unread and drafter.whole(saved.pairs)):
+            if kept.kept_from(slot) > max(start - 1, 0) or (not saved.pairs.unread and kept.whole(saved.pairs)):
                 return saved
-            read = drafter.length(slot) - drafter.unread(slot)
+            read = kept.length(slot) - kept.unread(slot)
             return replace(saved, pairs=pairs(start, stop)) if read >= stop - 1 else saved
 
         self.store.insert(sequence.window(0, size), save, renew, tail, sequence.request.cache_salt)
 
-    def _drafter_of(self, sequence: SequenceState) -> Drafter | None:
-        return self._drafter if sequence.request.speculate else None
+    def _pairs_of(self, sequence: SequenceState) -> SlotPairs | None:
+        return self._pairs if sequence.request.speculate else None

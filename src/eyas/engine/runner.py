@@ -16,7 +16,7 @@ from itertools import compress
 import numpy as np
 import torch
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SlotPairs
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
 from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
@@ -54,13 +54,16 @@ class ModelRunner:
         if self.drafter is not None:
             target.check_taps(self.drafter.taps)
             _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
-        self._forgets = self.drafter is not None and self.drafter.forgets
+        self._forgets = self.drafter is not None and self.drafter.pairs.forgets
         self.prefixes: PrefixCache | None = None
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
         self._values = LearntValues()
         self.cache = target.allocate(0)
-        self._caches: list[SlotCache | Drafter] = [self.cache, *(() if self.drafter is None else (self.drafter,))]
+        self._caches: list[SlotCache | SlotPairs] = [
+            self.cache,
+            *(() if self.drafter is None else (self.drafter.pairs,)),
+        ]
         self.intact = False
         """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
@@ -101,7 +104,7 @@ class ModelRunner:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""
         self.cache.reshape(0, COLUMNS)
         if self.drafter is not None:
-            self.drafter.resize(0)
+            self.drafter.pairs.resize(0)
         if self.prefixes is not None:
             self.prefixes.clear()
         if self.target.device.type == "cuda":
@@ -113,7 +116,7 @@ class ModelRunner:
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
         if self.drafter is not None and request.speculate:
-            self.drafter.begin(sequence.slot, request.prompt, sequence.key)
+            self.drafter.pairs.begin(sequence.slot, request.prompt, sequence.key)
         if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
             sequence.cached = self.prefixes.load(sequence)
 
@@ -224,7 +227,9 @@ class ModelRunner:
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
         if self.drafter is not None and self._drafts and any(begun):
             started = time.perf_counter()
-            with _pass_of(sum(self.drafter.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)):
+            with _pass_of(
+                sum(self.drafter.pairs.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)
+            ):
                 self.drafter.catch_up(rows, begun)
             reading = time.perf_counter() - started
             for sequence in compress(decoding, begun):
@@ -233,7 +238,7 @@ class ModelRunner:
         if self.controller is None:
             tree = self.tree
             return None if tree is None else tree.valued(self._values.table, tuple(map(int, sampled))), reading
-        unread = [0 if self.drafter is None else self.drafter.unread(row) for row in rows]
+        unread = [0 if self.drafter is None else self.drafter.pairs.unread(row) for row in rows]
         lengths = [sequence.cached for sequence in decoding]
         started = time.perf_counter()
         self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)

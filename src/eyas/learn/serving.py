@@ -189,7 +189,7 @@ class Learning(Observer):
         self.drafter = drafter
         for one in self.apart:
             assert one._first is not None
-            drafter.offer(one.serving, one._first, client=one.client)
+            drafter.generations.offer(one.serving, one._first, client=one.client)
             one.start(drafter)
             log.info("learning: a key apart learns in %s", one.config.folder)
         self._thread.start()
@@ -252,7 +252,7 @@ class Learning(Observer):
         assert self.drafter is not None
         if wanted == self.serving:  # the trial was called off
             self.trial = None
-            self.drafter.serve_only(wanted, self.client)
+            self.drafter.generations.serve_only(wanted, self.client)
             log.info("learning: generation %d serves alone again", wanted)
             return
         try:
@@ -263,11 +263,11 @@ class Learning(Observer):
         self.swaps += 1
         if at_once:
             self.trial, self.serving = None, wanted
-            self.drafter.offer(wanted, drafter, client=self.client)
+            self.drafter.generations.offer(wanted, drafter, client=self.client)
             log.info("learning: generation %d serves", wanted)
             return
         self.trial = Canary(self.serving, wanted, self.config.canary)
-        self.drafter.offer(wanted, drafter, self.trial, self.client)
+        self.drafter.generations.offer(wanted, drafter, self.trial, self.client)
         self.folder.note("trial", generation=wanted, beside=self.serving)
         log.info("learning: generation %d is tried on %.0f %% of rows", wanted, 100 * self.config.canary)
 
@@ -277,11 +277,11 @@ class Learning(Observer):
         assert trial.report is not None
         self.trial = None
         if trial.report.verdict == "revert":
-            self.drafter.serve_only(trial.old, self.client)
+            self.drafter.generations.serve_only(trial.old, self.client)
             self._revert(trial.new, trial.report.reason)
             return
         self.serving = trial.new
-        self.drafter.serve_only(trial.new, self.client)
+        self.drafter.generations.serve_only(trial.new, self.client)
 
         def settle(state: LearnState) -> LearnState | None:
             if state.wanted != trial.new:  # by hand, a moment ago: that will be begun next
@@ -336,9 +336,10 @@ class LearnSeries(SeriesCollector):
             "learn_generation": ("The generation of the drafter in service.", learning.serving),
             "learn_on_trial": ("The generation on trial; 0 = none.", 0 if trial is None else trial.new),
             "learn_collecting": (
-                "Whether rows are collected.", int(collector is not None and collector.stopped is None),
+                "Whether rows are collected.",
+                int(collector is not None and collector.stopped is None),
             ),
-        }  # fmt: skip
+        }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"eyas:{name}", text, labels=labels)
             family.add_metric([self._model], value)

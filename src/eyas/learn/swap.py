@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from typing_extensions import Self
 
-from eyas.drafters.base import Drafter
+from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.engine.fair_queue import client_of
 from eyas.engine.prefix_cache import BLOCK
@@ -62,7 +62,7 @@ Generation = tuple[str, int]
 """Whose it is, "" for those that are shared, and its number."""
 
 
-class GenerationPairs(NamedTuple):
+class SavedGenerationPairs(NamedTuple):
     """Pairs that one generation has read or deferred, copied out of a slot."""
 
     generation: Generation
@@ -101,42 +101,34 @@ class _SlotState:
     rounds: int = 0
 
 
-class SwapDrafter(Drafter):
-    """One generation of a network's drafter, or several while rows of each are in slots.
+class Generations:
+    """The drafters that have slots, one a generation, and which of them new rows get."""
 
-    Its taps are the network's and the boundary after the final norm, whose states teach the next generation.
-    """
-
-    draws = True
-
-    def __init__(self, generation: int, drafter: NetworkDrafter, final: int, recorder: Recorder | None = None) -> None:
-        """Begin with this generation; `final` is the target's boundary after the final norm."""
-        self._reads = drafter.taps
-        self.taps = drafter.taps if final in drafter.taps else (*drafter.taps, final)
-        self.max_fanout, self.max_depth = drafter.max_fanout, drafter.max_depth
-        self.default_tree, self.forgets = drafter.default_tree, drafter.forgets
-        self._recorder = recorder
+    def __init__(self, first: int, drafter: NetworkDrafter) -> None:
         self._lock = threading.Lock()
         self._offered: dict[Generation, NetworkDrafter] = {}
-        self._choosers: dict[str, Chooser] = {"": _Always(generation)}  # by client; replaced as a whole
+        self._choosers: dict[str, Chooser] = {"": _Always(first)}  # by client; replaced as a whole
         self._choosing = self._choosers  # as the engine's thread has taken them over
-        self._drafters: dict[Generation, NetworkDrafter] = {("", generation): drafter}
-        self._current = {"": generation}  # each client's generation in service, which has slots
-        self.resize(0)
+        self._current = {"": first}  # each client's generation in service, which has slots
+        self.drafters: dict[Generation, NetworkDrafter] = {("", first): drafter}
 
-    def fresh(self) -> Self:
+    def fresh(self) -> Generations:
+        """The same generations with slots of their own, and without what was offered to these."""
         made = copy.copy(self)
         made._lock, made._offered = threading.Lock(), {}
-        made.resize(0)
+        made.drafters = {key: one.fresh() for key, one in self.drafters.items()}
         return made
 
-    # Generations
+    @property
+    def numbers(self) -> list[int]:
+        """The shared ones that have slots here, the one that rows get by default last."""
+        numbers = [number for client, number in self.drafters if not client]
+        return sorted(numbers, key=lambda number: number == self._current[""])
 
     @property
-    def generations(self) -> list[int]:
-        """The shared ones that have slots here, the one that rows get by default last."""
-        numbers = [number for client, number in self._drafters if not client]
-        return sorted(numbers, key=lambda number: number == self._current[""])
+    def nobody(self) -> _SlotState:
+        """The state of a slot that no row has begun in."""
+        return _SlotState(("", self._current[""]), self._choosing[""])
 
     def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None, client: str = "") -> None:
         """From the next row on serve this generation, too: to the rows for which `chooser` chooses it, or to all.
@@ -153,69 +145,68 @@ class SwapDrafter(Drafter):
         with self._lock:
             self._choosers = {**self._choosers, client: _Always(generation)}
 
-    def _take_over(self) -> None:
-        """Make slots for what was offered, and let go of generations that no row has and no row will get."""
+    def take_over(self, used: Iterable[Generation], slots: int, columns: int) -> None:
+        """Make slots for what was offered, and let go of generations that aren't `used` and that no row will get."""
         with self._lock:
             offered, self._offered, choosers = self._offered, {}, self._choosers
-        if choosers is self._choosing and len(self._drafters) == len(choosers):
+        if choosers is self._choosing and len(self.drafters) == len(choosers):
             return
         for key, drafter in offered.items():
-            if key not in self._drafters:  # else rows that are finishing with it are there still, or again
-                self._drafters[key] = drafter.fresh()
-                self._drafters[key].reshape(*self._shape)
+            if key not in self.drafters:  # else rows that are finishing with it are there still, or again
+                self.drafters[key] = drafter.fresh()
+                self.drafters[key].pairs.reshape(slots, columns)
         self._choosing = choosers
         for client, chooser in choosers.items():
-            there = [number for number in chooser.generations if (client, number) in self._drafters]
+            there = [number for number in chooser.generations if (client, number) in self.drafters]
             self._current = {**self._current, client: there[0] if there else self._current[client]}
-        used = {row.generation for slot, row in enumerate(self._rows) if self.length(slot)}
-        used |= set(self._current.items())
-        used |= {(client, number) for client, chooser in choosers.items() for number in chooser.generations}
-        self._drafters = {key: one for key, one in self._drafters.items() if key in used}
-        for slot, row in enumerate(self._rows):
-            if row.generation not in self._drafters:
-                self._rows[slot] = _empty(self._current, self._choosing)
+        wanted = {(client, number) for client, chooser in choosers.items() for number in chooser.generations}
+        wanted |= {*used, *self._current.items()}
+        self.drafters = {key: one for key, one in self.drafters.items() if key in wanted}
 
-    # Slots
-
-    @property
-    def slots(self) -> int:
-        return len(self._rows)
-
-    def resize(self, slots: int) -> None:
-        """Start over with `slots` empty slots; the generation in service stays."""
-        self._drafters = {number: one.fresh() for number, one in self._drafters.items()}
-        for one in self._drafters.values():
-            one.resize(slots)
-        self._shape = (slots, 0)
-        self._rows = [_empty(self._current, self._choosing) for _ in range(slots)]
-        self._drafted: Sequence[bool] | None = None
-        """Which rows were drafted for in the round whose pairs come next."""
-
-    def reshape(self, slots: int, columns: int) -> None:
-        for one in self._drafters.values():
-            one.reshape(slots, columns)
-        self._shape = (slots, columns)
-        self._rows = self._rows[:slots] + [
-            _empty(self._current, self._choosing) for _ in range(slots - len(self._rows))
-        ]
-
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        self._take_over()
+    def choose(self, owner: str) -> _SlotState:
+        """The generation of a row of `owner` that begins."""
         client = client_of(owner) if client_of(owner) in self._choosing else ""
         chooser = self._choosing[client]
         chosen = client, chooser.choose()
-        if chosen not in self._drafters:
-            chosen = client, self._current[client]
-        self._rows[slot] = self._begun = _SlotState(chosen, chooser)
+        return _SlotState(chosen if chosen in self.drafters else (client, self._current[client]), chooser)
+
+
+class GenerationPairs(SlotPairs):
+    """Each row's pairs, as the generation that it began with keeps them."""
+
+    def __init__(self, generations: Generations, recorder: Recorder | None) -> None:
+        self.generations, self._recorder = generations, recorder
+        self.forgets = any(one.pairs.forgets for one in generations.drafters.values())
+        self.resize(0)
+
+    def fresh(self) -> GenerationPairs:
+        return GenerationPairs(self.generations.fresh(), self._recorder)
+
+    @property
+    def slots(self) -> int:
+        return len(self.rows)
+
+    def resize(self, slots: int) -> None:
+        """Start over with `slots` empty slots; the generation in service stays."""
+        for one in self.generations.drafters.values():
+            one.pairs.resize(slots)
+        self._shape = (slots, 0)
+        self.rows = [self.generations.nobody for _ in range(slots)]
+
+    def reshape(self, slots: int, columns: int) -> None:
+        for one in self.generations.drafters.values():
+            one.pairs.reshape(slots, columns)
+        self._shape = (slots, columns)
+        self.rows = [*self.rows[:slots], *(self.generations.nobody for _ in range(slots - len(self.rows)))]
+
+    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+        generations, rows = self.generations, self.rows
+        generations.take_over((row.generation for at, row in enumerate(rows) if self.length(at)), *self._shape)
+        self.rows = [row if row.generation in generations.drafters else generations.nobody for row in rows]
+        self.rows[slot] = self._begun = generations.choose(owner)
         self._of(slot).begin(slot, prompt, owner)
         if self._recorder is not None:
             self._recorder.begin(slot, prompt, owner)
-
-    def finish(self, slot: int) -> None:
-        row = self._rows[slot]
-        row.chooser.finished(row.generation[1], row.tokens, row.rounds)
-        if self._recorder is not None:
-            self._recorder.finish(slot)
 
     def length(self, slot: int) -> int:
         return self._of(slot).length(slot)
@@ -226,53 +217,71 @@ class SwapDrafter(Drafter):
     def kept_from(self, slot: int) -> int:
         return self._of(slot).kept_from(slot)
 
-    def save(self, slot: int, start: int, stop: int) -> GenerationPairs:
-        return GenerationPairs(self._rows[slot].generation, self._of(slot).save(slot, start, stop))
+    def save(self, slot: int, start: int, stop: int) -> SavedGenerationPairs:
+        return SavedGenerationPairs(self.rows[slot].generation, self._of(slot).save(slot, start, stop))
 
-    def load(self, slot: int, saved: GenerationPairs, count: int) -> None:
+    def load(self, slot: int, saved: SavedGenerationPairs, count: int) -> None:
         self._of(slot).load(slot, saved.pairs, count)
         if self._recorder is not None:
             self._recorder.skip(slot, count)
 
-    def whole(self, saved: GenerationPairs) -> bool:
+    def whole(self, saved: SavedGenerationPairs) -> bool:
         """Whether pairs are as good as new: those of a generation that no row gets any more are to be replaced."""
-        drafter = self._drafters.get(saved.generation)
-        return drafter is not None and drafter.whole(saved.pairs)
+        drafter = self.generations.drafters.get(saved.generation)
+        return drafter is not None and drafter.pairs.whole(saved.pairs)
 
-    def reusable(self, saved: Sequence[GenerationPairs], count: int) -> int:
+    def reusable(self, saved: Sequence[SavedGenerationPairs], count: int) -> int:
         """Those of the first pairs that the generation of the row that has just begun has read itself."""
-        own, mine = self._begun.generation, 0
-        for one in saved:
-            if one.generation != own:
-                break
-            mine += 1
-        if mine < len(saved):
-            count = min(count, _pairs_in(mine))
-        return self._drafters[own].reusable([one.pairs for one in saved[:mine]], count) if count > 0 else count
+        own = self._begun.generation
+        mine = [*takewhile(lambda one: one.generation == own, saved)]
+        if len(mine) < len(saved):
+            count = min(count, _pairs_in(len(mine)))
+        pairs = self.generations.drafters[own].pairs
+        return pairs.reusable([one.pairs for one in mine], count) if count > 0 else count
 
     def truncate(self, slot: int, length: int) -> None:
         self._of(slot).truncate(slot, length)
-        if not length:
-            self._drafted = None  # a round that broke off, if any
-            if self._recorder is not None:
-                self._recorder.drop(slot)
+        if not length and self._recorder is not None:
+            self._recorder.drop(slot)
 
     def move(self, source: int, target: int) -> None:
         self._of(source).move(source, target)
-        self._rows[target], self._rows[source] = self._rows[source], _empty(self._current, self._choosing)
+        self.rows[target], self.rows[source] = self.rows[source], self.generations.nobody
         if self._recorder is not None:
             self._recorder.move(source, target)
 
-    def _of(self, slot: int) -> NetworkDrafter:
-        return self._drafters[self._rows[slot].generation]
+    def _of(self, slot: int) -> SlotPairs:
+        return self.generations.drafters[self.rows[slot].generation].pairs
 
-    # Rounds
+
+class SwapDrafter(Drafter):
+    """One generation of a network's drafter, or several while rows of each are in slots.
+
+    Its taps are the network's and the boundary after the final norm, whose states teach the next generation.
+    """
+
+    draws = True
+    pairs: GenerationPairs
+
+    def __init__(self, generation: int, drafter: NetworkDrafter, final: int, recorder: Recorder | None = None) -> None:
+        """Begin with this generation; `final` is the target's boundary after the final norm."""
+        self.pairs = GenerationPairs(Generations(generation, drafter), recorder)
+        self._reads, self._recorder = drafter.taps, recorder
+        self.taps = drafter.taps if final in drafter.taps else (*drafter.taps, final)
+        self.max_fanout, self.max_depth = drafter.max_fanout, drafter.max_depth
+        self.default_tree = drafter.default_tree
+        self._drafted: Sequence[bool] | None = None
+        """Which rows were drafted for in the round whose pairs come next."""
+
+    @property
+    def generations(self) -> Generations:
+        return self.pairs.generations
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         drafted, self._drafted = self._drafted, None
         for slot, drafts, count in zip(rows, drafted or (), counts, strict=False):
             if drafts and count:
-                row = self._rows[slot]
+                row = self.pairs.rows[slot]
                 row.tokens, row.rounds = row.tokens + count, row.rounds + 1
         self._give(rows, next_tokens, taps, counts, deferring=False)
 
@@ -284,40 +293,40 @@ class SwapDrafter(Drafter):
         if self._recorder is not None and any(counts):
             self._recorder.pairs(rows, next_tokens, taps, counts)
         states = taps[:, :, : len(self._reads)]
-        for number, mine in self._by_generation(rows):
+        for drafter, mine in self._by_generation(rows):
             given = [count * own for count, own in zip(counts, mine, strict=True)]
-            drafter = self._drafters[number]
             (drafter.defer if deferring else drafter.observe)(rows, next_tokens, states, given)
 
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
-        for number, mine in self._by_generation(rows):
-            self._drafters[number].catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
+        for drafter, mine in self._by_generation(rows):
+            drafter.catch_up(rows, [want and own for want, own in zip(wanted, mine, strict=True)])
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
-        wanted = [True] * len(rows) if drafting is None else list(drafting)
+        wanted, there = [True] * len(rows) if drafting is None else list(drafting), self._by_generation(rows)
         parts = [
-            (number, part)
-            for number, mine in self._by_generation(rows)
+            (drafter, part)
+            for drafter, mine in there
             if any(part := [want and own for want, own in zip(wanted, mine, strict=True)])
-        ] or [(("", self._current[""]), wanted)]
-        trees = [(self._drafters[number].draft(rows, spec, coupling, part), part) for number, part in parts]
+        ] or [(there[0][0], wanted)]
+        trees = [(drafter.draft(rows, spec, coupling, part), part) for drafter, part in parts]
         return trees[0][0] if len(trees) == 1 else side_by_side(trees)
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
         """Note which rows were drafted for: their next pairs are what was accepted."""
         self._drafted = drafting
 
-    def _by_generation(self, rows: range) -> list[tuple[Generation, list[bool]]]:
-        """Each generation that rows have, and which of them [R] do."""
-        own = [self._rows[slot].generation for slot in rows]
-        return [(key, [one == key for one in own]) for key in dict.fromkeys(own)]
+    def finish(self, slot: int) -> None:
+        row = self.pairs.rows[slot]
+        row.chooser.finished(row.generation[1], row.tokens, row.rounds)
+        if self._recorder is not None:
+            self._recorder.finish(slot)
 
-
-def _empty(current: Mapping[str, int], choosers: Mapping[str, Chooser]) -> _SlotState:
-    """The state of a slot that no row has begun in."""
-    return _SlotState(("", current[""]), choosers[""])
+    def _by_generation(self, rows: range) -> list[tuple[NetworkDrafter, list[bool]]]:
+        """The drafter of each generation that rows have, and which of them [R] do."""
+        own = [self.pairs.rows[slot].generation for slot in rows]
+        return [(self.generations.drafters[key], [one == key for one in own]) for key in dict.fromkeys(own)]
 
 
 class _Always:

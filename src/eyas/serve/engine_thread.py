@@ -73,11 +73,7 @@ class EngineThread:
     """Loads an engine, steps it while there is work, delivers its chunks, and reports every step to the observer."""
 
     def __init__(
-        self,
-        load: Callable[[], ServedEngine],
-        *,
-        observer: Observer | None = None,
-        backlog: int = 1024,
+        self, load: Callable[[], ServedEngine], *, observer: Observer | None = None, backlog: int = 1024
     ) -> None:
         """`backlog`: most chunks that may wait for one request's reader before it is cancelled."""
         self._load, self._observer, self._backlog = load, observer, backlog

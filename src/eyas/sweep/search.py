@@ -247,10 +247,7 @@ class Tpe:
     until: int | None = None
 
     def __init__(
-        self,
-        config: SweepConfig,
-        history: Iterable[tuple[Values, float]] = (),
-        pending: Iterable[Values] = (),
+        self, config: SweepConfig, history: Iterable[tuple[Values, float]] = (), pending: Iterable[Values] = ()
     ) -> None:
         """`history` are the values and scores of finished trials, `pending` the values of unfinished ones.
 

@@ -37,9 +37,10 @@ _PARTS = {
     "awq": ("qweight", {"qzeros", "scales"}),
     "gptq": ("qweight", {"qzeros", "scales", "g_idx"}),
     "compressed-tensors": (
-        "weight_scale", {"weight_packed", "weight", "weight_zero_point", "weight_g_idx", "weight_shape"},
+        "weight_scale",
+        {"weight_packed", "weight", "weight_zero_point", "weight_g_idx", "weight_shape"},
     ),
-}  # fmt: skip
+}
 """By method: the tensor that tells a quantised weight, and the others that may belong to it, as their names end."""
 _OF_INPUTS = re.compile(r"\.(input|output|k|v|q)_(scale|zero_point)$")
 """What compressed-tensors rounds inputs and caches with, which are rounded in another way here, or not at all."""

@@ -101,7 +101,9 @@ class SlotCache:
         self.graphs: PassGraphs | None = None
         """The passes recorded over this cache; None = none are to be recorded."""
         self._dtype, self._device = dtype, device
-        self._capacity, self._dense = capacity, dense_columns(device)
+        self._dense = dense_columns(device)
+        self.capacity = capacity
+        """C, the number of columns allocated for every slot."""
         members: dict[KVShape, int] = {}
         self._where: list[list[tuple[KVShape, int]]] = []  # of each layer's keys and values: (shape, index below)
         for pair in layers:
@@ -121,11 +123,6 @@ class SlotCache:
     def slots(self) -> int:
         return len(self.lengths)
 
-    @property
-    def capacity(self) -> int:
-        """C, the number of columns allocated for every slot."""
-        return self._capacity
-
     def length(self, slot: int) -> int:
         """How many tokens of a slot are committed."""
         return self.lengths[slot]
@@ -144,9 +141,9 @@ class SlotCache:
 
         So many `staged` columns of each row are kept.
         """
-        if columns <= self._capacity:
+        if columns <= self.capacity:
             return
-        wanted = max(columns, 2 * self._capacity)
+        wanted = max(columns, 2 * self.capacity)
         self.reshape(self.slots, wanted + -wanted % COLUMNS, staged)
 
     def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
@@ -154,18 +151,16 @@ class SlotCache:
 
         Raises CacheMemoryError, with nothing changed, if there is no memory for it.
         """
-        if (slots, capacity) == (self.slots, self._capacity):
+        if (slots, capacity) == (self.slots, self.capacity):
             return
-        made = {
-            shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()
-        }  # fmt: skip
+        made = {shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()}
         for slot, length in enumerate(self.lengths[:slots]):
-            kept = min(length + staged, capacity, self._capacity)
+            kept = min(length + staged, capacity, self.capacity)
             for shape, new in made.items():
                 new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
         if self.states is not None and slots != self.slots:
             self.states.reshape(slots)
-        self._groups, self._capacity, self._addresses = made, capacity, None
+        self._groups, self.capacity, self._addresses = made, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
         if self.graphs is not None:  # they know the addresses
             self.graphs.clear()
@@ -229,7 +224,7 @@ class SlotCache:
         at = to_device([slots, sources, targets], self._device)
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
-            first = (at[0].unsqueeze(1) * shape.heads + heads) * self._capacity  # [n, Hkv] column 0 of slot and head
+            first = (at[0].unsqueeze(1) * shape.heads + heads) * self.capacity  # [n, Hkv] column 0 of slot and head
             flat = group.view(len(group), -1, group.shape[-1])  # [G, slots * Hkv * C, D']: whole vectors are copied
             # all are read before any is written, so overlaps are harmless
             kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
@@ -246,7 +241,7 @@ class SlotCache:
             self.states.clear(slot)
         before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
         if not length and before:
-            self._give_back(slot)
+            _give_back(self, slot)
 
     def move(self, source: int, target: int) -> None:
         """Move a sequence from slot `source` to slot `target`, leaving `source` empty."""
@@ -256,7 +251,7 @@ class SlotCache:
         if self.states is not None:
             self.states.move(source, target)
         self.lengths[target], self.lengths[source] = used, 0
-        self._give_back(source)
+        _give_back(self, source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
         """Copy the committed columns `[start, stop)` of a slot."""
@@ -270,13 +265,6 @@ class SlotCache:
             group[:, slot, :, start : start + count] = kept[:, :, :count]
         self.lengths[slot] = start + count
 
-    def _give_back(self, slot: int) -> None:
-        """Let the system have a slot's pages, where rows have pages of their own; they are zeros when written again."""
-        if self._dense is not None and self._capacity > self._dense:
-            for group in self._groups.values():
-                for member in group:
-                    discard(member[slot])
-
     def _allocate(self, count: int, slots: int, shape: KVShape, capacity: int) -> Tensor:
         width = shape.size + SCALE_BYTES * self.in_codes
         size, dtype = (count, slots, shape.heads, capacity, width), torch.int8 if self.in_codes else self._dtype
@@ -289,6 +277,14 @@ class SlotCache:
         dense = self._dense is None or capacity <= self._dense
         with out_of_memory_as(lambda: CacheMemoryError(why)):
             return mapped_zeros(size, dtype, self._device, huge=dense)
+
+
+def _give_back(cache: SlotCache, slot: int) -> None:
+    """Let the system have a slot's pages, where rows have pages of their own; they are zeros when written again."""
+    if cache._dense is not None and cache.capacity > cache._dense:
+        for group in cache._groups.values():
+            for member in group:
+                discard(member[slot])
 
 
 def dense_columns(device: torch.device) -> int | None:

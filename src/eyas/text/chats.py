@@ -106,8 +106,7 @@ class Chat(_Record):
 def exchange(chat_id: str, question: str, answer: str) -> Chat:
     """Make a chat of one user message and one answer."""
     return Chat(
-        id=chat_id,
-        messages=(Message(role="user", content=question), Message(role="assistant", content=answer)),
+        id=chat_id, messages=(Message(role="user", content=question), Message(role="assistant", content=answer))
     )
 
 

@@ -83,7 +83,7 @@ def test_a_sequence_that_leaves_its_record_is_lost_and_stays_lossless() -> None:
 
 def test_what_it_can_not_do_is_refused() -> None:
     drafter = oracle(1.0)
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     coupling = Sampler(1, tiny.VOCAB, torch.device("cpu")).coupling(range(1), True)
     for tree in ("chain:2", "dynamic:2,2,3", "static:slim"):
         with pytest.raises(UsageError, match="chains of at most 1"):
@@ -91,7 +91,7 @@ def test_what_it_can_not_do_is_refused() -> None:
     with pytest.raises(UsageError, match="no recorded sequence goes on with"):
         drafter.observe(range(1), torch.tensor([[5, 6, 7]]), torch.empty(1, 3, 0, tiny.HIDDEN), [3])
     with pytest.raises(UsageError, match="prefix cache"):
-        drafter.save(0, 0, 1)
+        drafter.pairs.save(0, 0, 1)
 
 
 def test_chain_trees_are_those_of_a_static_chain() -> None:

@@ -37,9 +37,10 @@ def test_text_and_usage(name: str) -> None:
 def test_tools(name: str) -> None:
     schema = json_schema(Weather)
     tool = ToolInfo(
-        name="get_weather", description="The weather.",
+        name="get_weather",
+        description="The weather.",
         parameters=ToolParams(properties=schema.properties, required=["city", "days"]),
-    )  # fmt: skip
+    )
     output = asyncio.run(
         model(name, 150, parallel_tool_calls=False).generate(QUESTION, tools=[tool], tool_choice="any")
     )

@@ -103,9 +103,10 @@ def test_fp8_batches_are_as_near_as_fp8_allows(store: Made) -> None:
 
 def test_top_tokens_are_those_of_the_teacher(store: Made) -> None:
     made = store(states="float32", final="top", top=5, **ALONE)
-    offline, online = StoreSource(made, batches(made, budget=1), (1, 2, 4)), OnlineSource(
-        tiny.target(), batches(budget=1), (1, 2, 4)
-    )  # fmt: skip
+    offline, online = (
+        StoreSource(made, batches(made, budget=1), (1, 2, 4)),
+        OnlineSource(tiny.target(), batches(budget=1), (1, 2, 4)),
+    )
     for number in range(24):
         a, b = offline(number), online(number)
         assert a.final is None

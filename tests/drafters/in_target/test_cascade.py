@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from eyas.drafters.in_target.mtp import CascadeDrafter, find_modules
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.in_target.mtp import CascadeProposer, find_modules
 from eyas.drafters.loading import make_drafter
 from eyas.drafters.options import DrafterOptions
 from eyas.engine import Engine, Speculation
@@ -38,7 +39,8 @@ class Case:
         self.tensors = checkpoints.save(path, self.architecture, layout, MODULES)
         self.target: Target = load_target(path, dtype="float32")
         drafter = make_drafter(DrafterOptions(method="mtp", quantize="off"), self.target, model=path)
-        assert isinstance(drafter, CascadeDrafter)
+        assert isinstance(drafter, NetworkDrafter)
+        assert isinstance(drafter.proposer, CascadeProposer)
         self.drafter = drafter
 
 

@@ -15,10 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.decoding import BlockDrafter
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.dspark import DSparkConfig, DSparkNetwork
+from eyas.drafters.loading import drafter_of
+from eyas.drafters.network import set_vocabulary
 from eyas.drafters.registry import KINDS
 from eyas.engine import Engine, Speculation
 from eyas.errors import CheckpointError, ConfigError
@@ -71,7 +73,7 @@ def build(name: str, **changes: Any) -> BlockNetwork:
             parameter.uniform_(0.5, 1.5)
         else:
             parameter.normal_(std=0.25)
-    made.set_vocabulary(torch.randperm(tiny.VOCAB)[: made.config.draft_vocab_size].sort().values)
+    set_vocabulary(made, torch.randperm(tiny.VOCAB)[: made.config.draft_vocab_size].sort().values)
     return made.eval()
 
 
@@ -262,10 +264,10 @@ def lattice(network: BlockNetwork, base: Tensor, states: Tensor, context: Tensor
     return ids, scale * entering[0] @ begins, scale * leaving[:-1] @ entering[1:].transpose(1, 2)
 
 
-def filled(network: BlockNetwork, counts: list[int]) -> tuple[BlockDrafter, Tensor, Tensor]:
+def filled(network: BlockNetwork, counts: list[int]) -> tuple[NetworkDrafter, Tensor, Tensor]:
     """A drafter whose slots have read so many pairs, in two pieces, the second one late; their tokens and taps."""
-    drafter = BlockDrafter(network, TAPS)
-    drafter.resize(len(counts))
+    drafter = drafter_of(network, TAPS)
+    drafter.pairs.resize(len(counts))
     draw = torch.Generator().manual_seed(3)
     tokens = torch.randint(tiny.VOCAB, (len(counts), max(counts)), generator=draw)
     taps = torch.randn(len(counts), max(counts), len(TAPS), tiny.HIDDEN, generator=draw)
@@ -281,9 +283,9 @@ def filled(network: BlockNetwork, counts: list[int]) -> tuple[BlockDrafter, Tens
     return drafter, tokens, taps
 
 
-def draft(drafter: BlockDrafter, tree: str, temperature: float = 0.0) -> DraftTree:
-    rows = range(drafter.slots)
-    sampler = Sampler(drafter.slots, tiny.VOCAB, CPU)
+def draft(drafter: NetworkDrafter, tree: str, temperature: float = 0.0) -> DraftTree:
+    rows = range(drafter.pairs.slots)
+    sampler = Sampler(drafter.pairs.slots, tiny.VOCAB, CPU)
     for slot in rows:
         sampler.admit(slot, SamplingParams(temperature=temperature, seed=slot), [3] * 8, ())
     return drafter.draft(rows, parse_tree(tree), sampler.coupling(rows, True))
@@ -366,7 +368,7 @@ def plain_at(temperature: float) -> list[list[int]]:
 @pytest.mark.parametrize(("name", "temperature", "tree"), CASES)
 def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: str) -> None:
     target, requests, plain = tiny.target(), requests_at(temperature), plain_at(temperature)
-    speculation = Speculation(BlockDrafter(build(name), TAPS), parse_tree(tree))
+    speculation = Speculation(drafter_of(build(name), TAPS), parse_tree(tree))
     for batch, times in ((1, 1), (4, 2), (8, 1)):
         engine = Engine(target, None, speculation, limits=Limits(max_running=batch, prefix_tokens=256))
         for _ in range(times):  # the second time with prefixes from the cache
@@ -555,5 +557,5 @@ def test_confidence_leaves_the_output_as_it_is(temperature: float) -> None:
     ]
     plain = [done.token_ids for done in Engine(target, batch_size=3).generate(requests)]
     spec = PlannedTree(SharedTree(5, 3, 20), values=taken_at_its_word())
-    engine = Engine(target, None, Speculation(BlockDrafter(build("vanilla"), TAPS), spec), batch_size=3)
+    engine = Engine(target, None, Speculation(drafter_of(build("vanilla"), TAPS), spec), batch_size=3)
     assert [done.token_ids for done in engine.generate(requests)] == plain

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.block.decoding import ParallelDrafter
+from eyas.drafters.block.decoding import ParallelProposer
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
+from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.kinds.peagle import PEagleConfig, PEagleNetwork
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import make_controller
 from eyas.errors import ConfigError
@@ -91,12 +93,12 @@ def restated(network: PEagleNetwork, tokens: Tensor, taps: Tensor) -> Tensor:
     return (norm(hidden, "norm")[-config.num_depths :] @ weights["lm_head.weight"].T).log_softmax(-1)
 
 
-def filled(network: PEagleNetwork, counts: list[int], native: bool) -> tuple[ParallelDrafter, Tensor, Tensor]:
+def filled(network: PEagleNetwork, counts: list[int], native: bool) -> tuple[NetworkDrafter, Tensor, Tensor]:
     """A drafter whose slots have read so many pairs, about half of them deferred; their tokens and taps."""
-    drafter = ParallelDrafter(network, (1, 2, 4))
+    drafter = drafter_of(network, (1, 2, 4))
     if not native:
-        drafter._decoder = None
-    drafter.resize(len(counts))
+        drafter.proposer.decoder = None
+    drafter.pairs.resize(len(counts))
     draw = torch.Generator().manual_seed(3)
     tokens = torch.randint(tiny.VOCAB, (len(counts), max(counts)), generator=draw)
     taps = torch.randn(len(counts), max(counts), 3, tiny.HIDDEN, generator=draw)
@@ -163,7 +165,7 @@ def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: s
         for seed, prompt in enumerate(tiny.prompts(1, 5, 40, 6))
     ]
     plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]
-    speculation = Speculation(ParallelDrafter(build(name), (1, 2, 4)), parse_tree(tree))
+    speculation = Speculation(drafter_of(build(name), (1, 2, 4)), parse_tree(tree))
     for limits in (Limits(max_running=1, prefix_tokens=256), Limits(max_running=4, prefix_tokens=256)):
         engine = Engine(target, None, speculation, limits=limits)
         for _ in range(2):  # the second time with prefixes from the cache
@@ -173,7 +175,7 @@ def test_output_is_that_of_plain_decoding(name: str, temperature: float, tree: s
 
 @pytest.mark.slow
 def test_auto_drafts_no_deeper_than_there_are_slots() -> None:
-    target, drafter = tiny.target(), ParallelDrafter(build("plain"), (1, 2, 4))
+    target, drafter = tiny.target(), drafter_of(build("plain"), (1, 2, 4))
     controller = make_controller(target, drafter, "auto", 4)
     requests = [Request(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in tiny.prompts(5, 9, 7, 3)]
     plain = [done.token_ids for done in Engine(target, batch_size=4).generate(requests)]
@@ -198,11 +200,12 @@ def test_training_rows_are_what_decoding_computes() -> None:
             if index < 0:
                 continue
             chat, last = divmod(answer - 1 - step, 12)
-            drafter = ParallelDrafter(network, (1, 2, 4))
-            drafter.resize(1)
+            drafter = drafter_of(network, (1, 2, 4))
+            drafter.pairs.resize(1)
             drafter.observe(range(1), tokens[chat : chat + 1, 1:], taps[chat : chat + 1], [last + 1])
             with torch.inference_mode():
-                decoded = drafter._slots(range(1), 5)[0, step]
+                assert isinstance(drafter.proposer, ParallelProposer)
+                decoded = drafter.proposer.masked_states(drafter.pairs, range(1), 5)[0, step]
             torch.testing.assert_close(normed[index], decoded, rtol=1e-4, atol=1e-5)
             compared += 1
     assert compared > 40

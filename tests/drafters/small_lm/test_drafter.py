@@ -97,9 +97,9 @@ def test_native_levels_draft_what_the_modules_draft(tree: str) -> None:
     found = []
     for each in (native, made):
         drafter = SmallLmDrafter(each)
-        drafter.resize(3)
+        drafter.pairs.resize(3)
         for slot, prompt in enumerate(tiny.prompts(3, 20, 80)):
-            drafter.begin(slot, prompt, "")
+            drafter.pairs.begin(slot, prompt, "")
             drafter.observe(
                 range(slot, slot + 1), torch.tensor([prompt[1:]]), torch.zeros(1, len(prompt) - 1, 0, 1),
                 [len(prompt) - 1],

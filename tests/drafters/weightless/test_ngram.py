@@ -38,19 +38,19 @@ def give(drafter: NgramDrafter, tokens: Sequence[int]) -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 8))
 def test_proposals_are_those_of_a_search_by_hand(tokens: list[int], depth: int, cut: int) -> None:
     drafter = NgramDrafter(CPU, LONGEST)
-    drafter.resize(2)
-    drafter.begin(0, tokens, "")
+    drafter.pairs.resize(2)
+    drafter.pairs.begin(0, tokens, "")
     for token in tokens[1:]:  # a draft in between must not change what is found later
-        drafter.propose(0, drafter._tokens[0], 1)
+        drafter.propose(0, 1, 1)
         give(drafter, [token])
-    assert drafter.propose(0, drafter._tokens[0], depth).tokens == by_hand(tokens, depth)
-    kept = max(0, drafter.length(0) - cut)
-    drafter.truncate(0, kept)
+    assert drafter.propose(0, depth, 1).tokens == by_hand(tokens, depth)
+    kept = max(0, drafter.pairs.length(0) - cut)
+    drafter.pairs.truncate(0, kept)
     if kept:
         give(drafter, [1, 2])
         tokens = [*tokens[: kept + 1], 1, 2]
-        drafter.move(0, 1)
-        assert drafter.propose(1, drafter._tokens[1], depth).tokens == by_hand(tokens, depth)
+        drafter.pairs.move(0, 1)
+        assert drafter.propose(1, depth, 1).tokens == by_hand(tokens, depth)
 
 
 def test_bad_sizes_are_refused() -> None:

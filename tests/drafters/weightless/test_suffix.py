@@ -23,7 +23,7 @@ LIMITS = SuffixLimits(factor=1.0, longest=4)
 
 def drafter(slots: int = 2) -> SuffixDrafter:
     made = SuffixDrafter(CPU, LIMITS)
-    made.resize(slots)
+    made.pairs.resize(slots)
     return made
 
 
@@ -34,14 +34,14 @@ def give(drafter: SuffixDrafter, tokens: Sequence[int], slot: int = 0) -> None:
 
 def answered(drafter: SuffixDrafter, owner: str, prompt: Sequence[int], answer: Sequence[int], slot: int = 0) -> None:
     """Run a sequence in a slot from its start to its end."""
-    drafter.begin(slot, prompt, owner)
+    drafter.pairs.begin(slot, prompt, owner)
     give(drafter, [*prompt[1:], *answer], slot)
     drafter.finish(slot)
-    drafter.truncate(slot, 0)
+    drafter.pairs.truncate(slot, 0)
 
 
 def proposed(drafter: SuffixDrafter, slot: int, depth: int = 4) -> list[int]:
-    return drafter.propose(slot, drafter._tokens[slot], depth).tokens
+    return drafter.propose(slot, depth, 64).tokens
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6), st.integers(0, 8))
@@ -53,24 +53,24 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
         index.append(tokens)
         return index.draft(tokens, depth, 64).proposal.tokens
 
-    made.begin(0, tokens, "")
+    made.pairs.begin(0, tokens, "")
     for token in tokens[1:]:  # a draft in between must not change what is found later
         proposed(made, 0, 1)
         give(made, [token])
     assert proposed(made, 0, depth) == fresh()
-    kept = max(0, made.length(0) - cut)
-    made.truncate(0, kept)
+    kept = max(0, made.pairs.length(0) - cut)
+    made.pairs.truncate(0, kept)
     if kept:
         give(made, [1, 2])
         tokens = [*tokens[: kept + 1], 1, 2]
-        made.move(0, 1)
-        made.reshape(3, 8)
+        made.pairs.move(0, 1)
+        made.pairs.reshape(3, 8)
         assert proposed(made, 1, depth) == fresh()
 
 
 def test_an_empty_history_drafts_nothing() -> None:
     made = drafter()
-    made.begin(0, [7], "me")
+    made.pairs.begin(0, [7], "me")
     assert proposed(made, 0) == []
     assert made.draft(range(1), parse_tree(made.default_tree), None).size == 0  # type: ignore[arg-type]
 
@@ -79,23 +79,23 @@ def test_answers_serve_their_owner_alone() -> None:
     made = drafter()
     answered(made, "one", [1, 2], [5, 6, 7, 8, 9])
     for owner, expected in (("one", [7, 8]), ("two", []), ("", [])):
-        made.begin(0, [3, 5], owner)
+        made.pairs.begin(0, [3, 5], owner)
         give(made, [5, 6])
         assert proposed(made, 0) == expected
-        made.truncate(0, 0)
+        made.pairs.truncate(0, 0)
 
 
 def test_only_answers_that_finished_are_kept() -> None:
     made = drafter()
-    made.begin(0, [1, 2, 3, 4], "one")  # a prompt isn't part of them
+    made.pairs.begin(0, [1, 2, 3, 4], "one")  # a prompt isn't part of them
     give(made, [2, 3, 4, 5, 6, 7])
-    made.begin(1, [1, 5], "one")
+    made.pairs.begin(1, [1, 5], "one")
     give(made, [5, 6], 1)
     assert proposed(made, 1) == []  # it runs on
     made.finish(0)
     assert proposed(made, 1) == [7]
-    made.truncate(1, 0)
-    made.begin(1, [2, 3], "one")
+    made.pairs.truncate(1, 0)
+    made.pairs.begin(1, [2, 3], "one")
     give(made, [3], 1)
     assert proposed(made, 1) == []
     answered(made, "", [1], [8, 9])

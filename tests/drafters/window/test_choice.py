@@ -11,7 +11,7 @@ from eyas.drafters.checkpoint import load_network, save_network
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import load_drafter, make_drafter
 from eyas.drafters.options import DrafterOptions
-from eyas.drafters.window.decoding import WindowDrafter
+from eyas.drafters.window.decoding import WindowPairs
 from eyas.errors import CheckpointError, ConfigError, UsageError
 from eyas.train.drafter.shape import DrafterShape, drafter_config
 
@@ -19,7 +19,7 @@ from ... import tiny
 
 
 def pairs_of(drafter: NetworkDrafter) -> int | None:
-    return drafter.window.pairs if isinstance(drafter, WindowDrafter) else None
+    return drafter.pairs.window.pairs if isinstance(drafter.pairs, WindowPairs) else None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import drafter_of
-from eyas.drafters.window.decoding import WindowDrafter
+from eyas.drafters.window.decoding import WindowPairs
 from eyas.drafters.window.window import SINKS, Window
 from eyas.errors import UsageError
 from eyas.targets.linears import prepack_linears
@@ -43,13 +43,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def windowed(name: str = "eagle3", pairs: int = W, native: bool = False, **settings: Any) -> WindowDrafter:
+def windowed(name: str = "eagle3", pairs: int = W, native: bool = False, **settings: Any) -> NetworkDrafter:
     kind, own = KINDS[name]
     made = tiny.network(kind, **own, **settings)
     if native:
         prepack_linears(made, NativeLinear)
     drafter = drafter_of(made, made.config.taps_of(tiny.LAYERS), pairs)
-    assert isinstance(drafter, WindowDrafter)
+    assert isinstance(drafter.pairs, WindowPairs)
     return drafter
 
 
@@ -96,11 +96,11 @@ def test_a_tree_sees_the_sinks_and_the_window(name: str) -> None:
     """Rows of all phases of a window's step, of fewer pairs than it holds, and of many more."""
     drafter = windowed(name)
     rows = history(drafter, 5, 12, 13, 14, 15, 16, 61)
-    drafter.resize(len(rows))
+    drafter.pairs.resize(len(rows))
     observe(drafter, range(len(rows)), rows)
     drafted = draft(drafter, len(rows))
     for at, row in enumerate(rows):
-        assert drafter.length(at) == len(row[1])
+        assert drafter.pairs.length(at) == len(row[1])
         check(drafter, drafted, at, seen(row))
 
 
@@ -110,9 +110,9 @@ def test_native_passes_draft_what_modules_do(kind: str) -> None:
     trees = []
     for native in (True, False):
         drafter = windowed(kind, native=native, head_dim=16)
-        assert (drafter._decoder is not None) == native
+        assert (drafter.proposer.decoder is not None) == native
         rows = history(drafter, 40, 17)
-        drafter.resize(2)
+        drafter.pairs.resize(2)
         observe(drafter, range(2), rows)
         trees.append(draft(drafter, 2))
     same(*trees)
@@ -134,7 +134,7 @@ def test_keys_in_bf16_that_move_guess_the_same(name: str) -> None:
     found = []
     for drafter, read in ((exact, rows), (moved, rows), (unmoved, [seen(row, window) for row in rows])):
         dtype = drafter.network.dtype
-        drafter.resize(len(rows))
+        drafter.pairs.resize(len(rows))
         for slot, (ids, taps) in enumerate(read):
             drafter.observe(range(slot, slot + 1), ids[None, 1:], taps[None].to(dtype), [len(taps)])
         tree = drafter.draft(range(len(rows)), best, coupling(len(rows)))
@@ -152,13 +152,13 @@ def test_what_is_read_together_changes_nothing(sizes: tuple[int, ...], layers: i
     """Also in a network of two layers, where what a pair has seen stays in what others see of it."""
     drafter = windowed(num_hidden_layers=layers)
     rows = history(drafter, 45, 45)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     begin, trees = 0, []
     for size in sizes:
         slot_of(drafter, range(2), [part(row, begin, begin + size) for row in rows])
         begin += size
     trees.append(draft(drafter, 2))
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     observe(drafter, range(1, 2), [part(rows[1], 0, 45)])
     observe(drafter, range(1), [part(rows[0], 0, 45)])
     trees.append(draft(drafter, 2))
@@ -180,7 +180,7 @@ def test_no_position_is_larger_than_window_and_depth(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(type(rotary), "forward", spying)
     rows = history(drafter, 300)
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     observe(drafter, range(1), rows)
     draft(drafter, 1)
     assert WINDOW.limit - 1 <= largest <= SINKS + W + TREE.depth
@@ -189,23 +189,23 @@ def test_no_position_is_larger_than_window_and_depth(monkeypatch: pytest.MonkeyP
 def test_slots_move_and_are_truncated() -> None:
     drafter = windowed()
     rows = history(drafter, 30, 9)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     observe(drafter, range(2), rows)
     with pytest.raises(UsageError, match="dropped"):
-        drafter.truncate(0, 10)
-    drafter.truncate(0, 29)
+        drafter.pairs.truncate(0, 10)
+    drafter.pairs.truncate(0, 29)
     observe(drafter, range(1), [part(rows[0], 29, 30)])
     check(drafter, draft(drafter, 2), 0, seen(rows[0]))
-    drafter.truncate(1, 0)
-    drafter.move(0, 1)
-    assert (drafter.length(0), drafter.length(1)) == (0, 30)
+    drafter.pairs.truncate(1, 0)
+    drafter.pairs.move(0, 1)
+    assert (drafter.pairs.length(0), drafter.pairs.length(1)) == (0, 30)
     observe(drafter, range(1), [rows[1]])
     drafted = draft(drafter, 2)
     check(drafter, drafted, 0, rows[1])
     check(drafter, drafted, 1, seen(rows[0]))
-    drafter.truncate(1, 2)
-    assert drafter.length(1) == 2
-    drafter.reshape(3, 300)
+    drafter.pairs.truncate(1, 2)
+    assert drafter.pairs.length(1) == 2
+    drafter.pairs.reshape(3, 300)
     observe(drafter, range(1, 2), [part(rows[0], 2, 30)])
     check(drafter, draft(drafter, 2), 1, seen(rows[0]))
 
@@ -216,21 +216,21 @@ def test_what_is_saved_and_loaded_drafts_the_same(count: int, unread: int) -> No
     """In blocks that are saved while they are there, as the prefix cache does, the last pairs unread."""
     drafter, block, total = windowed(), 5, 47
     (row,) = history(drafter, total + 1)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     saved = []
     for begin in range(0, total, block):
         end = min(begin + block, total)
         slot_of(drafter, range(1), [part(row, begin, end)], deferred=begin >= total - unread)
-        saved.append(drafter.save(0, begin, end))
-    assert all(drafter.whole(one) for one in saved)
-    assert drafter.reusable(saved, count) == count
+        saved.append(drafter.pairs.save(0, begin, end))
+    assert all(drafter.pairs.whole(one) for one in saved)
+    assert drafter.pairs.reusable(saved, count) == count
     done = 0
     for one in saved:
         if done < count:
-            drafter.load(1, one, min(block, count - done))
+            drafter.pairs.load(1, one, min(block, count - done))
             done = min(count, done + block)
-    assert drafter.length(1) == count
-    drafter.truncate(0, 0)
+    assert drafter.pairs.length(1) == count
+    drafter.pairs.truncate(0, 0)
     pairs = part(row, 0, count + 1)
     slot_of(drafter, range(1), [pairs])
     slot_of(drafter, range(1, 2), [part(row, count, count + 1)])
@@ -243,15 +243,15 @@ def test_what_is_saved_and_loaded_drafts_the_same(count: int, unread: int) -> No
 def test_pairs_that_were_dropped_before_they_were_saved() -> None:
     drafter, block = windowed(), 5
     (row,) = history(drafter, 45)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     slot_of(drafter, range(1), [row])
-    saved = [drafter.save(0, begin, begin + block) for begin in range(0, 45, block)]
-    assert [drafter.whole(one) for one in saved] == [False] * 8 + [True]
-    assert drafter.kept_from(0) == SINKS + WINDOW.dropped(45) - WINDOW.step == 36
-    assert [drafter.reusable(saved, count) for count in (45, 44, 43)] == [45, 44, 43]
-    assert [drafter.reusable(saved, count) for count in (42, 37, 20, 3)] == [SINKS, SINKS, SINKS, 3]
+    saved = [drafter.pairs.save(0, begin, begin + block) for begin in range(0, 45, block)]
+    assert [drafter.pairs.whole(one) for one in saved] == [False] * 8 + [True]
+    assert drafter.pairs.kept_from(0) == SINKS + WINDOW.dropped(45) - WINDOW.step == 36
+    assert [drafter.pairs.reusable(saved, count) for count in (45, 44, 43)] == [45, 44, 43]
+    assert [drafter.pairs.reusable(saved, count) for count in (42, 37, 20, 3)] == [SINKS, SINKS, SINKS, 3]
     for one in saved:
-        drafter.load(1, one, block)
+        drafter.pairs.load(1, one, block)
     same(*(drafter_tree(drafter, row, at) for at in range(2)))
 
 
@@ -259,20 +259,20 @@ def test_pairs_that_were_saved_unread_and_then_dropped() -> None:
     """Those read after them can't be loaded behind them."""
     drafter = windowed()
     (row,) = history(drafter, 45)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     slot_of(drafter, range(1), [part(row, 0, 10)], deferred=True)
-    saved = [drafter.save(0, 0, 5), drafter.save(0, 5, 10)]
+    saved = [drafter.pairs.save(0, 0, 5), drafter.pairs.save(0, 5, 10)]
     drafter.catch_up(range(1), [True])
     slot_of(drafter, range(1), [part(row, 10, 45)])
-    saved += [drafter.save(0, begin, begin + 5) for begin in range(10, 45, 5)]
+    saved += [drafter.pairs.save(0, begin, begin + 5) for begin in range(10, 45, 5)]
     assert [(one.unread, one.read) for one in saved[:3]] == [(5, 0), (5, 0), (0, 5)]
-    assert [drafter.reusable(saved, count) for count in (45, 11, 10, 7)] == [10, 10, 10, 7]
+    assert [drafter.pairs.reusable(saved, count) for count in (45, 11, 10, 7)] == [10, 10, 10, 7]
     for one in saved[:2]:
-        drafter.load(1, one, 5)
-    assert (drafter.length(1), drafter.unread(1)) == (10, 10)
+        drafter.pairs.load(1, one, 5)
+    assert (drafter.pairs.length(1), drafter.pairs.unread(1)) == (10, 10)
 
 
-def drafter_tree(drafter: WindowDrafter, row: Row, slot: int) -> DraftTree:
+def drafter_tree(drafter: NetworkDrafter, row: Row, slot: int) -> DraftTree:
     """What a slot drafts after one more pair."""
     drafter.observe(range(slot, slot + 1), row[0][None, :1], row[1][None, :1], [1])
     return drafter.draft(range(slot, slot + 1), TREE, coupling(1))
@@ -281,30 +281,30 @@ def drafter_tree(drafter: WindowDrafter, row: Row, slot: int) -> DraftTree:
 def test_deferred_pairs_beyond_the_window_are_forgotten() -> None:
     drafter = windowed()
     row, other = history(drafter, 200, 200)
-    drafter.resize(2)
+    drafter.pairs.resize(2)
     for begin in range(200):
         slot_of(drafter, range(2), [part(row, begin, begin + 1), part(other, begin, begin + 1)], deferred=True)
-        assert drafter.unread(0) <= 2 * WINDOW.limit
-    assert drafter.length(0) == 200
+        assert drafter.pairs.unread(0) <= 2 * WINDOW.limit
+    assert drafter.pairs.length(0) == 200
     drafted = draft(drafter, 2)
     check(drafter, drafted, 0, seen(row))
     check(drafter, drafted, 1, seen(other))
     two = windowed(num_hidden_layers=2)
-    two.resize(1)
+    two.pairs.resize(1)
     slot_of(two, range(1), [history(two, 60)[0]], deferred=True)
-    assert two.unread(0) == 60  # there, what others have seen matters
+    assert two.pairs.unread(0) == 60  # there, what others have seen matters
     draft(two, 1)
-    assert (two.length(0), two.unread(0)) == (60, 0)
+    assert (two.pairs.length(0), two.pairs.unread(0)) == (60, 0)
 
 
 def test_the_cache_is_as_large_at_sixteen_thousand_as_at_one_thousand() -> None:
     drafter, sizes, taps = windowed(pairs=256), [], torch.zeros(1, 512, 3, tiny.HIDDEN)
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     for chunk in range(1, 33):
         drafter.observe(range(1), torch.full((1, 512), 5), taps, [512])
-        drafter.reshape(1, 512 * chunk + 512)  # as the engine does when the target's cache grows
+        drafter.pairs.reshape(1, 512 * chunk + 512)  # as the engine does when the target's cache grows
         draft(drafter, 1)
-        sizes.append(drafter._cache.nbytes())
-    assert drafter.length(0) == 2**14
+        sizes.append(drafter.pairs.cache.nbytes())
+    assert drafter.pairs.length(0) == 2**14
     assert len(set(sizes[1:])) == 1
-    assert drafter._cache.capacity == drafter._cache.most
+    assert drafter.pairs.cache.capacity == drafter.pairs.cache.most

@@ -40,7 +40,7 @@ def test_every_curve_is_measured_and_the_slots_are_empty_after(monkeypatch: pyte
         assert min(curve.seconds) > 0.0
     assert "llama" in table.measured_on
     assert "float32" in table.measured_on
-    assert drafter.slots == 0
+    assert drafter.pairs.slots == 0
 
 
 @pytest.mark.parametrize(("rows", "largest"), [(1, 8), (16, 32)])

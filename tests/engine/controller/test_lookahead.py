@@ -170,5 +170,5 @@ def test_its_costs_are_measured_with_its_own_windows() -> None:
     made = make_controller(target, drafter, "auto", 2, table)
     assert isinstance(made, LookaheadController)
     assert made.plan(2, [9, 9]) in (None, WINDOW)
-    assert drafter.slots == 0
+    assert drafter.pairs.slots == 0
     assert made.snapshot().plain_tokens_per_second > 0.0

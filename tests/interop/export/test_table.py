@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eyas.drafters.block.network import Block, BlockNetwork
 from eyas.drafters.checkpoint import load_network, save_network
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS
 from eyas.errors import ExportError
 from eyas.interop.export.consumers import CONSUMERS
@@ -235,7 +235,7 @@ def build(name: str) -> DraftNetwork:
     given = {**settings, "vocab_size": vocab, "draft_vocab_size": settings.get("draft_vocab_size") or vocab}
     made = tiny.network(kind, **{"target_hidden_size": tiny.HIDDEN, **given})
     if made.config.draft_vocab_size == vocab:
-        made.set_vocabulary(torch.arange(vocab))
+        set_vocabulary(made, torch.arange(vocab))
     return made.to(torch.bfloat16).to(torch.float32)
 
 

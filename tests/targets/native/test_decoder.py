@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.decoding import BlockProposer
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.loading import drafter_of
 from eyas.drafters.network import DraftNetwork
@@ -75,7 +75,7 @@ def native_drafter(kind: str, dtype: torch.dtype) -> NetworkDrafter:
     network: DraftNetwork = tiny.network(kind, **({} if kind == "mlp" else SIZES)).to(dtype)
     prepack_linears(network, NativeLinear)
     drafter = drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
-    assert drafter._decoder is not None
+    assert drafter.proposer.decoder is not None
     return drafter
 
 
@@ -204,7 +204,7 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
     native = native_drafter(kind, dtype)
     plain = tiny.network(kind, **SIZES).to(dtype)
     modules = drafter_of(plain, native.taps)
-    assert modules._decoder is None
+    assert modules.proposer.decoder is None
     requests = [Request(tuple(prompt), SamplingParams(max_tokens=12)) for prompt in tiny.prompts(9, 4, 17)]
     nodes = []
     for drafter in (modules, native):
@@ -223,7 +223,7 @@ def test_a_search_in_one_call_is_that_of_its_levels(
     drafter, prompts = native_drafter(kind, dtype), tiny.prompts(9, 4, 17)
     sampler = Sampler(3, tiny.VOCAB, torch.device("cpu"))
     draw, rows = torch.Generator().manual_seed(0), range(3)
-    drafter.resize(3)
+    drafter.pairs.resize(3)
     for slot, prompt in enumerate(prompts):
         sampler.admit(slot, SamplingParams(temperature=temperature * (slot < 2), seed=slot), prompt, ())
     taps = torch.randn(3, 17, len(drafter.taps), tiny.HIDDEN, generator=draw).to(dtype)
@@ -269,13 +269,13 @@ def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype
     tokens = torch.randint(tiny.VOCAB, (3, 7), generator=draw)
     states = []
     for drafter in (native, modules):
-        assert isinstance(drafter, BlockDrafter)
-        drafter.resize(4)
+        assert isinstance(drafter.proposer, BlockProposer)
+        drafter.pairs.resize(4)
         for counts in ([7, 2, 4], [0, 3, 7]):
             drafter.observe(range(1, 4), tokens, taps, counts)
-        states.append(drafter._run_block(range(1, 4)).states.float())
-        drafter.truncate(1, 5)  # the columns after it hold what was read before
-        states.append(drafter._run_block(range(1, 2)).states.float())
+        states.append(drafter.proposer.run_block(drafter.pairs, range(1, 4)).states.float())
+        drafter.pairs.truncate(1, 5)  # the columns after it hold what was read before
+        states.append(drafter.proposer.run_block(drafter.pairs, range(1, 2)).states.float())
     for found, expected in zip(states[:2], states[2:], strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-1)
 
@@ -289,7 +289,7 @@ def test_a_block_pass_that_differs_is_left_out(monkeypatch: pytest.MonkeyPatch) 
     )
     network = tiny.network("dflash", **SIZES)
     prepack_linears(network, NativeLinear)
-    assert drafter_of(network, (1, 2, 4))._decoder is None
+    assert drafter_of(network, (1, 2, 4)).proposer.decoder is None
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,7 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than a tile of keys, with heads that don't fill the last of their units."""
-    sizes = {
-        "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 2048
-    }  # fmt: skip
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 6, "max_position_embeddings": 2048}
     target = loaded(built(name, dtype, **sizes), tmp_path, monkeypatch)
     assert target.native is not None
     found, tokens = [], tiny.prompts(650)[0]

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from eyas.drafters.checkpoint import load_network, save_network
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Engine, Speculation
 from eyas.errors import ConfigError, RequestError
 from eyas.train.drafter.shape import DrafterShape, drafter_config, fresh_network, shape_of
@@ -29,7 +29,7 @@ def test_every_kind_for_every_target(name: str, kind: str) -> None:
     target = tiny.target(name)
     torch.manual_seed(0)
     network = fresh_network(DrafterShape.model_validate({"kind": kind}), target, ALL).eval()
-    drafter = NetworkDrafter(network, network.config.taps or ())
+    drafter = drafter_of(network, network.config.taps or ())
     prompt = tuple(tiny.prompts(9)[0])
     done = Engine(target, None, Speculation(drafter, parse_tree("chain:2"))).generate(
         [Request(prompt, SamplingParams(max_tokens=4))]

@@ -10,6 +10,7 @@ import torch
 
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.drafters.kinds.eagle3 import Eagle3Config, Eagle3Network
+from eyas.drafters.network import set_vocabulary
 from eyas.errors import ConfigError
 from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.train.drafter.data import KNOWN, DraftVocabulary, choose_draft_vocabulary, count_answer_tokens
@@ -47,7 +48,7 @@ def test_maps_agree() -> None:
             vocab_size=9, draft_vocab_size=3, target_hidden_size=4,
         )
     )  # fmt: skip
-    module.set_vocabulary(torch.tensor([2, 5, 8]))
+    set_vocabulary(module, torch.tensor([2, 5, 8]))
     assert module.d2t.tolist() == [2, 4, 6]
     assert module.target_ids.tolist() == [2, 5, 8]
     assert module.t2d.nonzero().flatten().tolist() == [2, 5, 8]

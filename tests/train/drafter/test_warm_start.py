@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.errors import DrafterMismatchError
 from eyas.train.drafter.train import warm_start
 
@@ -19,13 +19,13 @@ TAPS = (1, 2, 4)
 def network(seed: int, ids: list[int] | None = None, **settings: Any) -> DraftNetwork:
     made = tiny.eagle3_module(seed, **settings)
     if ids is not None:
-        made.set_vocabulary(torch.tensor(ids))
+        set_vocabulary(made, torch.tensor(ids))
     return made
 
 
 def test_the_same_shape_is_copied_whole() -> None:
     source, fresh = network(1), network(2)
-    fresh.set_vocabulary(source.target_ids)
+    set_vocabulary(fresh, source.target_ids)
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     for name, tensor in source.state_dict().items():
         assert torch.equal(fresh.state_dict()[name], tensor), name
@@ -47,7 +47,7 @@ def test_another_vocabulary_is_mapped_by_target_ids() -> None:
 def test_a_window_is_no_difference() -> None:
     """It changes what is seen, not what is learnt with: a drafter gets one for longer contexts."""
     source, fresh = network(1), network(2, draft_window=16)
-    fresh.set_vocabulary(source.target_ids)
+    set_vocabulary(fresh, source.target_ids)
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     assert torch.equal(fresh.lm_head.weight, source.lm_head.weight)
 
@@ -66,7 +66,7 @@ def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
     """Its first guess is that of EAGLE-3: further layers add nothing yet."""
     source = tiny.network("eagle3", 1)
     fresh = tiny.network("peagle", 2, num_hidden_layers=3)
-    fresh.set_vocabulary(source.target_ids)
+    set_vocabulary(fresh, source.target_ids)
     mask = fresh.state_dict()["mask_hidden"].clone()
     assert warm_start(fresh, TAPS, source, "old") == source.config.draft_vocab_size
     assert torch.equal(fresh.state_dict()["mask_hidden"], mask)
@@ -89,7 +89,7 @@ def test_p_eagle_starts_as_the_eagle3_drafter_it_extends() -> None:
 
 def test_dspark_starts_from_dflash() -> None:
     source, fresh = tiny.network("dflash", 1), tiny.network("dspark", 2, sample_from_anchor=False)
-    fresh.set_vocabulary(source.target_ids)
+    set_vocabulary(fresh, source.target_ids)
     heads = {name: tensor.clone() for name, tensor in fresh.state_dict().items() if name not in source.state_dict()}
     assert warm_start(fresh, TAPS, source, "old") == tiny.VOCAB
     found = fresh.state_dict()

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.kinds.medusa import MedusaNetwork
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS
 
 VOCAB, DRAFT, HIDDEN = 40, 20, 16
@@ -54,7 +54,7 @@ def network(name: str, dtype: torch.dtype = torch.float64) -> DraftNetwork:
     made = kind.network(kind.config.model_validate({**_SIZES, **settings})).to(dtype)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, mean=0.5 if parameter.ndim == 1 else 0.0, std=0.25)
-    made.set_vocabulary(torch.randperm(VOCAB)[: made.config.draft_vocab_size].sort().values)
+    set_vocabulary(made, torch.randperm(VOCAB)[: made.config.draft_vocab_size].sort().values)
     return made
 
 

@@ -13,8 +13,10 @@ from torch.nn import functional as F
 from eyas.data.features import FeatureBatch
 from eyas.data.tokens.batches import ChatBatches, SegmentConfig
 from eyas.data.tokens.tokenize import TokenRow
-from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.decoding import BlockProposer
 from eyas.drafters.block.network import BlockNetwork
+from eyas.drafters.loading import drafter_of
+from eyas.drafters.network import set_vocabulary
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.train.loss.block import Anchors, BlockAttention, Blocks, blocks_at, read_context, run_blocks, sampled_anchors
@@ -54,7 +56,7 @@ def build(name: str) -> BlockNetwork:
     assert isinstance(made, BlockNetwork)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, 1.0 if parameter.dim() == 1 else 0.0, 0.2)
-    made.set_vocabulary(torch.randperm(tiny.VOCAB)[:60].sort().values)
+    set_vocabulary(made, torch.randperm(tiny.VOCAB)[:60].sort().values)
     return made
 
 
@@ -110,11 +112,12 @@ def test_rows_are_what_decoding_computes(name: str) -> None:
     blocks = blocks_at(network.config, given.tokens, given.loss_mask, anchors, steps)
     logits = block_logits(network, blocks, given.taps)  # [n, K, Vd]
     for block, (chat, position) in enumerate(zip(anchors.chats, anchors.positions, strict=True)):
-        drafter = BlockDrafter(network, (1, 2))
-        drafter.resize(1)
+        drafter = drafter_of(network, (1, 2))
+        drafter.pairs.resize(1)
         one = slice(chat, chat + 1)
         drafter.observe(range(1), given.tokens[one, 1:], given.taps[one], [position + 1])
-        made = network.begin(drafter._run_block(range(1)))
+        assert isinstance(drafter.proposer, BlockProposer)
+        made = network.begin(drafter.proposer.run_block(drafter.pairs, range(1)))
         memory, slots = None, network.logits(made.guesses(steps))
         for step in range(steps):
             at = position + 1 + step
@@ -330,7 +333,7 @@ TASKS: dict[str, dict[str, Any]] = {
 def test_every_kind_learns(name: str) -> None:
     """A target that counts upwards from a state that says where it is: blocks learn to go on counting."""
     network, tokens = build(name), torch.arange(40).remainder(17)[None] + 3
-    network.set_vocabulary(torch.arange(60))
+    set_vocabulary(network, torch.arange(60))
     eye = torch.eye(tiny.VOCAB)[:, : tiny.HIDDEN]
     states = eye[tokens - 3] * 4.0  # [1, 40, H]
     head = torch.zeros(tiny.HIDDEN, tiny.VOCAB)

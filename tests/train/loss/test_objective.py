@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
+from eyas.drafters.levels import HeadsNetwork
 from eyas.errors import ConfigError
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective, feature_noise
@@ -53,8 +54,9 @@ def written_out(found: DraftObjective, head: nn.Linear, given: FeatureBatch, con
         for step in range(min(config.unroll, token - 1)):
             row = slice(chat, chat + 1)
             fed, normed = chain(made, given.tokens[row], given.taps[row], token - 2 - step, step + 1)[step]
+            logits = made.logits_at(normed, step) if isinstance(made, HeadsNetwork) else made.logits(normed)
             weight = config.decay**step
-            loss = loss - weight * config.token_weight * (p * made.logits_at(normed, step).log_softmax(-1)).sum()
+            loss = loss - weight * config.token_weight * (p * logits.log_softmax(-1)).sum()
             if config.feature != "none":
                 distance = F.smooth_l1_loss if config.feature == "smooth_l1" else F.mse_loss
                 loss = loss + weight * config.feature_weight * distance(fed, given.taps[chat, token - 1, 0])

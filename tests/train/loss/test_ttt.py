@@ -94,10 +94,10 @@ def test_two_layers_in_a_window_are_trained_as_the_drafter_decodes() -> None:
     tokens, taps = torch.randint(VOCAB, (1, 40)), torch.randn(1, 40, 3, HIDDEN)
     states = next(unrolled(made, tokens, taps, chain_rows(torch.ones(1, 40, dtype=torch.bool), 1)))[1]
     drafter = drafter_of(made.eval().requires_grad_(False), (1, 2, 4))
-    drafter.resize(1)
+    drafter.pairs.resize(1)
     for row in range(39):
         drafter.observe(range(1), tokens[:, row + 1 : row + 2], taps[:, row : row + 1], [1])
-        torch.testing.assert_close(drafter._normed[0], states[row].detach(), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(drafter.pairs.normed[0], states[row].detach(), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -158,11 +158,7 @@ def measure_accuracy(
 
 
 def _compare(
-    one: MethodAccuracy,
-    base: AnswerSheet,
-    prompts: Sequence[PromptRow],
-    judge: Engine | None,
-    params: SamplingParams,
+    one: MethodAccuracy, base: AnswerSheet, prompts: Sequence[PromptRow], judge: Engine | None, params: SamplingParams
 ) -> None:
     for number, prompt in enumerate(prompts):
         if number in base.errors or number in one.sheet.errors:

@@ -19,11 +19,7 @@ from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
 Criterion = Literal["accept_length", "speedup", "tokens_per_second"]
-WORDS: dict[Criterion, str] = {
-    "accept_length": "accept length",
-    "speedup": "speedup",
-    "tokens_per_second": "tokens/s",
-}
+WORDS: dict[Criterion, str] = {"accept_length": "accept length", "speedup": "speedup", "tokens_per_second": "tokens/s"}
 """Criterion -> what reports call it."""
 WHY: dict[Criterion, str] = {
     "accept_length": (

@@ -84,11 +84,7 @@ class MethodResult:
 
 
 def measure(
-    task: Task,
-    engines: Mapping[str, Engine],
-    params: SamplingParams,
-    plan: Plan,
-    advance: Advance = lambda: None,
+    task: Task, engines: Mapping[str, Engine], params: SamplingParams, plan: Plan, advance: Advance = lambda: None
 ) -> dict[str, MethodResult]:
     """Run a task with every engine; tokens are compared with those of the one named `none`, plain decoding."""
     return measure_answerers(task, {name: answerer(engine, params) for name, engine in engines.items()}, plan, advance)
@@ -130,12 +126,7 @@ def add_group(task: Task, results: Mapping[str, MethodResult], runs: Mapping[str
 
 
 def interleaved(
-    names: Sequence[str],
-    run: Callable[[str, Group], RunT],
-    group: Group,
-    repeats: int,
-    number: int,
-    advance: Advance,
+    names: Sequence[str], run: Callable[[str, Group], RunT], group: Group, repeats: int, number: int, advance: Advance
 ) -> dict[str, list[RunT]]:
     """Run every method `repeats` times on a group, the task's `number`-th: name -> its runs."""
     runs: dict[str, list[RunT]] = {name: [] for name in names}

@@ -287,13 +287,7 @@ class Client:
     """Sends requests to one side. Use it as an async context manager; raises EndpointError if the side isn't there."""
 
     def __init__(
-        self,
-        side: Side,
-        params: SamplingParams,
-        timeout: float,
-        api_key: str | None = None,
-        *,
-        own_seeds: bool = True,
+        self, side: Side, params: SamplingParams, timeout: float, api_key: str | None = None, *, own_seeds: bool = True
     ) -> None:
         """`own_seeds`: request number i has the seed plus i; else all have the same seed."""
         self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds

@@ -246,11 +246,7 @@ class ServerProcess:
 
 
 def eyas_server(
-    name: str,
-    arguments: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    *,
-    ready_seconds: float = 300.0,
+    name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None, *, ready_seconds: float = 300.0
 ) -> ServerProcess:
     """The process of `eyas serve ARGUMENTS`, not started yet."""
     command = [sys.executable, "-m", "eyas", "serve", *arguments]

@@ -49,8 +49,7 @@ def checkpoints(
     cluster: ClusterOptions,
     model: Annotated[str | None, Option(help="The target (default: the one the run's recipe names).")] = None,
     tree: Annotated[
-        str | None,
-        Option(help="One tree for all (default: each drafter's own, then the best of a few for the pick)."),
+        str | None, Option(help="One tree for all (default: each drafter's own, then the best of a few for the pick).")
     ] = None,
     coupled: Coupled = None,
     by: Annotated[

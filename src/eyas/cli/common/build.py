@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.display import loading, note
-from eyas.cli.common.options import (
-    DraftOptions,
-    SamplingOptions,
-    TargetPanel,
-)
+from eyas.cli.common.options import DraftOptions, SamplingOptions, TargetPanel
 from eyas.drafters.options import check_source, read_method
 from eyas.drafters.weightless import NAMES as WEIGHTLESS
 from eyas.errors import UsageError

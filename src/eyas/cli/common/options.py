@@ -45,8 +45,7 @@ Trees = Annotated[
     ),
 ]
 Coupled = Annotated[
-    bool | None,
-    Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes)."),
+    bool | None, Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes).")
 ]
 EngineCommand = Annotated[
     str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")

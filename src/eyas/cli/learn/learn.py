@@ -90,8 +90,7 @@ class LearnOptions:
 def run(
     folder: Folder,
     store: Annotated[
-        Path | None,
-        Option(exists=True, file_okay=False, help="The drafter's original store: its rows are mixed in."),
+        Path | None, Option(exists=True, file_okay=False, help="The drafter's original store: its rows are mixed in.")
     ] = None,
     once: Annotated[bool, Option("--once", help="Run one cycle now, in this process, and end.")] = False,
     always: Annotated[bool, Option("--always", help="Go on while the server works, at the lowest priority.")] = False,
@@ -102,7 +101,7 @@ def run(
     confidence: Annotated[float, Option(min=0.5, max=0.9999, help="That a new drafter is better.")] = 0.99,
     tolerance: Annotated[float, Option(min=0.0, max=1.0, help="The loss that is put up with elsewhere.")] = 0.02,
     device: Device = None,
-) -> int:  # fmt: skip
+) -> int:
     """Train the drafter on the requests it serves (experimental).
 
     Each cycle copies the newest requests, trains on from the drafter in service, and compares the two on requests that
@@ -181,8 +180,7 @@ def _figure(figures: dict[str, float], name: str) -> str:
 
 
 def promote(
-    folder: Folder,
-    generation: Annotated[int | None, Argument(metavar="N", help="Default: the newest.")] = None,
+    folder: Folder, generation: Annotated[int | None, Argument(metavar="N", help="Default: the newest.")] = None
 ) -> int:
     """Have the server try a generation again.
 
@@ -198,8 +196,7 @@ def promote(
 
 
 def revert(
-    folder: Folder,
-    generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None,
+    folder: Folder, generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None
 ) -> int:
     """Have the server go back to an earlier generation at once."""
     opened = _opened(folder)

@@ -68,12 +68,7 @@ class ConnectorStates:
     """
 
     def __init__(
-        self,
-        url: str,
-        model: str,
-        final_norm: FinalNorm,
-        written: Sequence[int],
-        explain: Callable[[str], str] = str,
+        self, url: str, model: str, final_norm: FinalNorm, written: Sequence[int], explain: Callable[[str], str] = str
     ) -> None:
         """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes;
         `final_norm` is the target's.

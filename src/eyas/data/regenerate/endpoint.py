@@ -435,10 +435,5 @@ def _unused(path: Path, number: int) -> Path:
 
 
 def _request_line(question: Question, completions: CompletionSettings) -> bytes:
-    request = {
-        "custom_id": custom_id(question),
-        "method": "POST",
-        "url": URL,
-        "body": completions.body(question),
-    }
+    request = {"custom_id": custom_id(question), "method": "POST", "url": URL, "body": completions.body(question)}
     return (json.dumps(request, ensure_ascii=False) + "\n").encode()

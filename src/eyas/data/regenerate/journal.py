@@ -134,12 +134,7 @@ def unanswered(question: Question, reason: str, *, outage: bool = False, rejecte
     """The reply to a question that can't be answered."""
     return Reply(
         Unanswered(
-            id=question.id,
-            turn=question.turn,
-            asked=question.digest,
-            reason=reason,
-            outage=outage,
-            rejected=rejected,
+            id=question.id, turn=question.turn, asked=question.digest, reason=reason, outage=outage, rejected=rejected
         )
     )
 

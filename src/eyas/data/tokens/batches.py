@@ -52,12 +52,7 @@ class ChatBatches:
     """
 
     def __init__(
-        self,
-        rows: Sequence[TokenRow],
-        budget: int,
-        longest: int,
-        seed: int,
-        segments: SegmentConfig | None = None,
+        self, rows: Sequence[TokenRow], budget: int, longest: int, seed: int, segments: SegmentConfig | None = None
     ) -> None:
         self.rows, self.longest = list(rows), longest
         self.segments = [

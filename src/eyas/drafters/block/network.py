@@ -23,16 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from eyas.drafters.config import MOST_TAPS, GroupedConfig, MaskedConfig
-from eyas.drafters.network import (
-    Attend,
-    Attention,
-    DecoderLayer,
-    DraftNetwork,
-    RMSNorm,
-    Rotary,
-    native_decoder,
-    rotate,
-)
+from eyas.drafters.network import Attend, Attention, DecoderLayer, DraftNetwork, RMSNorm, Rotary, native_decoder, rotate
 from eyas.targets.native.decoder import NativeDecoder
 from eyas.targets.slots import KVShape
 from eyas.targets.taps import spread_taps

@@ -189,10 +189,7 @@ def _as_float32(value: Any) -> float | None:
     return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
 
 
-_ROTATED = {
-    ".self_attn.q_proj.weight": "num_attention_heads",
-    ".self_attn.k_proj.weight": "num_key_value_heads",
-}
+_ROTATED = {".self_attn.q_proj.weight": "num_attention_heads", ".self_attn.k_proj.weight": "num_key_value_heads"}
 
 
 def rotated_heads(name: str) -> str | None:

@@ -30,17 +30,17 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from eyas.drafters.checkpoint import check_numbers, check_tensors
-from eyas.drafters.decoding import NetworkDrafter, Stage
+from eyas.drafters.decoding import NetworkPairs, Proposer, Stage, device_lengths, staged_attention
 from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
-from eyas.drafters.network import Attend, DraftNetwork
+from eyas.drafters.network import Attend, DraftNetwork, shapes_of
 from eyas.drafters.weightless import NAMES as WITHOUT_FILES
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
 from eyas.targets.architecture import text_decoder
 from eyas.targets.attention import RaggedLayout
-from eyas.targets.slots import KVShape, Staging
+from eyas.targets.slots import KVShape, SlotCache, Staging
 from eyas.targets.transformers_names import rotation
 
 _ATTENTION = "eyas_drafter"
@@ -289,7 +289,7 @@ def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: T
     )  # fmt: skip
     with torch.device("meta"):
         network = TargetModule(config, target)
-    expected = {name: shape for name, shape in network.shapes.items() if name not in VOCABULARY_MAP}
+    expected = {name: shape for name, shape in shapes_of(network).items() if name not in VOCABULARY_MAP}
     _join_experts(tensors, expected)
     infos = {name: TensorInfo(tuple(tensor.shape), str(tensor.dtype), path) for name, tensor in tensors.items()}
     check_tensors(infos, expected, f"the MTP module {prefix}* of {path}")
@@ -380,62 +380,63 @@ class Cascade(DraftNetwork):
         return self.in_order[0].logits(normed)
 
 
-class CascadeDrafter(NetworkDrafter):
-    """A drafter that runs several modules; the state that it keeps of a token is the K outputs, side by side."""
+class CascadeProposer(Proposer):
+    """Runs several modules; the state that is kept of a token is the K outputs, side by side."""
 
     network: Cascade
 
-    def _run_pairs(
-        self, rows: range, tokens: Tensor, hidden: Tensor, width: int, layout: RaggedLayout | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def run_pairs(
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
+        layout: RaggedLayout | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        cache = pairs.cache
         if layout is not None:  # outputs move on by a token within each row
             tokens, hidden = layout.pad(tokens), layout.pad(hidden)
-        lengths = self._lengths(rows)
+        lengths = device_lengths(cache, rows, tokens.device)
         steps = torch.arange(width, device=tokens.device)
         positions = lengths.unsqueeze(1) + steps  # [R, Q]
-        before = self._before(rows, lengths)
-        self._cache.reserve(self._cache.start(rows) + width)
+        before = self._before(cache, rows, lengths)
+        cache.reserve(cache.start(rows) + width)
         causal = (steps.unsqueeze(1) >= steps).expand(len(rows), -1, -1)
         outputs: list[Tensor] = []
         for index, module in enumerate(self.network.in_order):
             # the first `index` pairs of a row have no output of the module before this one
             seen = causal & (positions >= index).unsqueeze(1) | torch.eye(width, dtype=torch.bool, device=tokens.device)
             stage = Stage(lengths, seen, layer=index, first=index)
-            out, _ = module.step(tokens, hidden, positions, self.attend(rows, stage))
+            out, _ = module.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
             outputs.append(out)
             if index < len(before):
                 hidden = torch.cat((before[index].unsqueeze(1), out[:, :-1]), dim=1)
-        self._keep(rows, outputs)
+        _stage_outputs(cache, rows, outputs)
         fed = torch.cat(outputs, dim=-1)
         if layout is not None:
             return layout.gather(fed).flatten(0, 1), layout.gather(outputs[0]).flatten(0, 1)
         return fed.flatten(0, 1), outputs[0].flatten(0, 1)
 
-    def _keep(self, rows: range, outputs: Sequence[Tensor]) -> None:
-        """Stage what the modules put out, [R, Q, H] each."""
-        stacked = torch.stack(list(outputs[:-1]), dim=1)  # [R, K - 1, Q, H]
-        first, second = stacked.chunk(2, dim=-1)
-        self._cache.write(len(outputs), first, second, self._cache.staging(rows, first.shape[2]))
-
-    def _before(self, rows: range, lengths: Tensor) -> list[Tensor]:
+    def _before(self, cache: SlotCache, rows: range, lengths: Tensor) -> list[Tensor]:
         """The K - 1 outputs [R, H] at each row's last committed pair; of an empty row rubbish that nothing sees."""
         count, size = len(self.network.steps) - 1, self.network.config.hidden_size // 2
         nothing = torch.zeros(len(rows), count, 0, size, dtype=self.network.dtype, device=lengths.device)
-        views = self._cache.write(
-            count + 1, nothing, nothing, Staging(rows, *(max(1, self._cache.start(rows)),) * 2, None)
-        )
+        views = cache.write(count + 1, nothing, nothing, Staging(rows, *(max(1, cache.start(rows)),) * 2, None))
         last = (lengths - 1).clamp(min=0).view(-1, 1, 1, 1).expand(-1, count, 1, size)
         both = torch.cat([view.gather(2, last) for view in views], dim=-1)  # [R, K - 1, 1, H]
         return list(both[:, :, 0].unbind(1))
 
     def run_level(
-        self, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
+        self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
         modules, last = self.network.in_order, len(self.network.steps) - 1
         outputs = list(fed.chunk(len(modules), dim=-1))  # [R, W, H] each
         above = [outputs[0], *outputs[:-1]] if stage.level < last else outputs
         first = min(stage.level + 1, last)
         for index in range(first, len(modules)):
-            attend = self.attend(rows, stage._replace(layer=index, first=index))
+            attend = staged_attention(cache, rows, stage._replace(layer=index, first=index))
             outputs[index], _ = modules[index].step(tokens, above[index], positions, attend)
         return torch.cat(outputs, dim=-1), modules[first].logits(outputs[first])
+
+
+def _stage_outputs(cache: SlotCache, rows: range, outputs: Sequence[Tensor]) -> None:
+    """Stage what the modules put out, [R, Q, H] each."""
+    stacked = torch.stack(list(outputs[:-1]), dim=1)  # [R, K - 1, Q, H]
+    first, second = stacked.chunk(2, dim=-1)
+    cache.write(len(outputs), first, second, cache.staging(rows, first.shape[2]))

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from eyas.drafters.block.decoding import BlockDrafter
+from eyas.drafters.block.decoding import BlockProposer
 from eyas.drafters.block.network import BlockConfig, BlockNetwork
 from eyas.drafters.formats.decoder import decoder_dict, read_decoder, read_grouped_heads
 from eyas.drafters.formats.fields import CAUSAL, NESTED, Fields, is_causal
@@ -101,7 +101,7 @@ def block_kind(
     The first of the architectures is the one that is written.
     """
     read, write = partial(read_block, config, name), partial(write_block, next(iter(architectures)), ())
-    given = {"read": read, "write": write, "drafter": BlockDrafter, **more}
+    given = {"read": read, "write": write, "proposer": BlockProposer, **more}
     return Kind(name, config, network, architectures=frozenset(architectures), **given)
 
 

@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from eyas.drafters.block.decoding import ParallelDrafter
+from eyas.drafters.block.decoding import ParallelProposer
 from eyas.drafters.config import DEEPEST, MaskedConfig
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.speculators import PEAGLE_ARCHITECTURES
@@ -88,5 +88,5 @@ KIND = Kind(
     architectures=frozenset({_LLAMA, _QWEN3, "PEagleDraftModel", "PEagleSpeculator"}),
     family=PEAGLE,
     paired_inputs=PAIRED_INPUTS,
-    drafter=ParallelDrafter,
+    proposer=ParallelProposer,
 )

@@ -18,7 +18,7 @@ from typing import cast
 
 import torch
 
-from eyas.drafters.history import HistoryDrafter
+from eyas.drafters.history import History, HistoryDrafter, TokenPairs
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
@@ -72,8 +72,20 @@ def first_guesses(prompt: Sequence[int], count: int) -> list[int]:
     return Random(str(list(prompt))).choices(prompt, k=count)
 
 
+class LookaheadHistory(History):
+    """A sequence, its prompt, and its window."""
+
+    def __init__(self, prompt: Sequence[int] = (), owner: str = "") -> None:
+        super().__init__(prompt, owner)
+        self.prompt = prompt
+        self.window: LookaheadWindow | None = None
+        """None = nothing was drafted yet."""
+
+
 class LookaheadDrafter(HistoryDrafter):
     """Proposes the n-grams that its window found, and has the target move the window on."""
+
+    pairs: TokenPairs[LookaheadHistory]
 
     def __init__(
         self, device: torch.device, vocab_size: int, window: int = 15, ngram: int = 5, guesses: int = 15
@@ -82,33 +94,7 @@ class LookaheadDrafter(HistoryDrafter):
         LookaheadTree(window, ngram, guesses)
         self.max_fanout = vocab_size
         self.default_tree = f"lookahead:{window},{ngram},{guesses}"
-        super().__init__(device)
-
-    def resize(self, slots: int) -> None:
-        super().resize(slots)
-        self._prompts: list[Sequence[int]] = [()] * slots
-        self._windows: list[LookaheadWindow | None] = [None] * slots
-        """None = nothing was drafted yet."""
-
-    def reshape(self, slots: int, columns: int) -> None:
-        super().reshape(slots, columns)
-        more = slots - len(self._prompts)
-        self._prompts = [*self._prompts[:slots], *[()] * more]
-        self._windows = [*self._windows[:slots], *[None] * more]
-
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        super().begin(slot, prompt, owner)
-        self._prompts[slot], self._windows[slot] = prompt, None
-
-    def truncate(self, slot: int, length: int) -> None:
-        super().truncate(slot, length)
-        if not length:
-            self._windows[slot] = None
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self._prompts[target], self._prompts[source] = self._prompts[source], ()
-        self._windows[target], self._windows[source] = self._windows[source], None
+        super().__init__(TokenPairs(LookaheadHistory), device)
 
     def draft(
         self,
@@ -125,24 +111,23 @@ class LookaheadDrafter(HistoryDrafter):
         return lookahead_trees(branches, self._device)
 
     def _branches(self, slot: int, spec: LookaheadTree) -> Branches:
-        window = self._windows[slot]
-        if window is None or window.spec != spec:
-            window = LookaheadWindow(spec, [first_guesses(self._prompts[slot], spec.first_guesses)])
-            self._windows[slot] = window
-        ngrams: Iterable[tuple[int, ...]] = window.pool.get(self._tokens[slot][-1], ())
-        return Branches(window.levels, ngrams)
+        history = self.pairs[slot]
+        if history.window is None or history.window.spec != spec:
+            history.window = LookaheadWindow(spec, [first_guesses(history.prompt, spec.first_guesses)])
+        ngrams: Iterable[tuple[int, ...]] = history.window.pool.get(history.tokens[-1], ())
+        return Branches(history.window.levels, ngrams)
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
         windows = [
-            (row, slot, window)
+            (row, self.pairs[slot].tokens[-1], window)
             for row, (slot, drafted) in enumerate(zip(rows, drafting, strict=True))
-            if drafted and (window := self._windows[slot]) is not None
+            if drafted and (window := self.pairs[slot].window) is not None
         ]
         at = [(row, 1 + node) for row, _, window in windows for node in window.awaited]
         row_index, nodes = torch.tensor(at, device=logits.index.device).unbind(1)
         best = iter(logits.rows[logits.index[row_index, nodes]].max(dim=1).indices.tolist())
-        for _, slot, window in windows:
-            window.advance(self._tokens[slot][-1], [next(best) for _ in window.awaited])
+        for _, last, window in windows:
+            window.advance(last, [next(best) for _ in window.awaited])
 
 
 def make(target: Target) -> LookaheadDrafter:

@@ -13,17 +13,18 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
+from typing_extensions import Self
 
-from eyas.drafters.history import LookupDrafter
+from eyas.drafters.history import History, LookupDrafter, TokenPairs
 from eyas.errors import UsageError
 from eyas.targets import Target
-from eyas.tree import TreeSpec
 from eyas.tree.proposal import Proposal
 
 _MOST_FANOUT = 64
@@ -76,10 +77,32 @@ class FinishedAnswers:
             self._tokens -= len(index)
 
 
+class SuffixHistory(History):
+    """A sequence, and the counts of its suffixes."""
+
+    def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: str = "") -> None:
+        super().__init__(prompt, owner)
+        self._index, self._prompt = SuffixIndex(limits), len(prompt)
+
+    def cut(self) -> None:
+        self._index.truncate(len(self.tokens))
+
+    def index(self) -> SuffixIndex:
+        """The tokens up to the last one."""
+        self._index.append(self.tokens[len(self._index) :])
+        return self._index
+
+    @property
+    def answer(self) -> list[int]:
+        """What follows the prompt."""
+        return self.tokens[self._prompt :]
+
+
 class SuffixDrafter(LookupDrafter):
     """Proposes what followed the longest and most telling suffix of a sequence, in itself or in finished answers."""
 
     max_fanout = _MOST_FANOUT
+    pairs: TokenPairs[SuffixHistory]
 
     def __init__(self, device: torch.device, limits: SuffixLimits | None = None) -> None:
         """For a target on `device`. Raises UsageError for limits that make no sense."""
@@ -87,59 +110,30 @@ class SuffixDrafter(LookupDrafter):
         self._limits.check()
         nodes = self._limits.nodes(self._limits.longest)
         self.default_tree = f"dynamic:{nodes},8,{nodes}"
-        super().__init__(device)
-
-    def resize(self, slots: int) -> None:
-        super().resize(slots)
         self.answers = FinishedAnswers(self._limits)
-        self._indexes = [SuffixIndex(self._limits) for _ in range(slots)]
-        """For each slot its tokens, as far as they were known at the last draft."""
-        self._owners = [("", 0)] * slots
-        """For each slot the sequence's owner and how long its prompt is."""
+        super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
 
-    def reshape(self, slots: int, columns: int) -> None:
-        super().reshape(slots, columns)
-        self._indexes = [
-            *self._indexes[:slots],
-            *(SuffixIndex(self._limits) for _ in range(slots - len(self._indexes))),
-        ]
-        self._owners = [*self._owners[:slots], *[("", 0)] * (slots - len(self._owners))]
-
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        super().begin(slot, prompt, owner)
-        self._indexes[slot] = SuffixIndex(self._limits)
-        self._owners[slot] = (owner, len(prompt))
+    def fresh(self) -> Self:
+        made = super().fresh()
+        made.answers = FinishedAnswers(self._limits)
+        return made
 
     def finish(self, slot: int) -> None:
         """Keep the answer for its owner's later sequences; one without an owner is kept for nobody."""
-        owner, prompt = self._owners[slot]
-        answer = self._tokens[slot][prompt:]
-        if owner and answer:
-            self.answers.add(owner, answer)
+        history = self.pairs[slot]
+        if history.owner and history.answer:
+            self.answers.add(history.owner, history.answer)
 
-    def truncate(self, slot: int, length: int) -> None:
-        super().truncate(slot, length)
-        self._indexes[slot].truncate(len(self._tokens[slot]))
-
-    def move(self, source: int, target: int) -> None:
-        super().move(source, target)
-        self._owners[target] = self._owners[source]
-        self._indexes[target], self._indexes[source] = self._indexes[source], SuffixIndex(self._limits)
-
-    def propose(self, slot: int, tokens: Sequence[int], depth: int, fanout: int = _MOST_FANOUT) -> Proposal:
+    def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
         """The better draft of the two texts; `fanout` 1 makes it a chain."""
-        own = self._indexes[slot]
-        own.append(tokens[len(own) :])
-        last = tokens[-self._limits.longest :]
-        draft = own.draft(last, depth, fanout)
-        answers = self.answers.index(self._owners[slot][0])
+        history, fanout = self.pairs[slot], min(fanout, _MOST_FANOUT)
+        last = history.tokens[-self._limits.longest :]
+        draft = history.index().draft(last, depth, fanout)
+        answers = self.answers.index(history.owner)
         if answers is not None:
             others = answers.draft(last, depth, fanout, draft.score)
             draft = others if others.score > draft.score else draft
         return draft.proposal
-
-    def propose_within(self, slot: int, spec: TreeSpec) -> Proposal:
-        return self.propose(slot, self._tokens[slot], spec.depth, min(spec.max_fanout, _MOST_FANOUT))
 
 
 def make(target: Target) -> SuffixDrafter:
@@ -284,9 +278,7 @@ class SuffixIndex:
         lengths[longer] = unlike[:, ::-1].argmax(axis=1)
         return stops, lengths
 
-    def _grown(
-        self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int, floor: float
-    ) -> SuffixDraft:  # fmt: skip
+    def _grown(self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int, floor: float) -> SuffixDraft:
         """The most probable continuations of occurrences that end there, up to `nodes`.
 
         They are left unfinished where they can't score more than `floor`.
@@ -336,7 +328,7 @@ class _Continuation(NamedTuple):
 
 def _children(
     rows: Array, level: int, probability: float, parent: int, fanout: int, least: float
-) -> list[_Continuation]:  # fmt: skip
+) -> list[_Continuation]:
     """What follows occurrences at a level: the most frequent tokens; of equals those that followed the last time."""
     enough = least * len(rows) / probability
     column = rows[:, level]

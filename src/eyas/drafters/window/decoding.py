@@ -1,9 +1,8 @@
-"""Decoding with a draft network that attends to a window.
+"""Decoding with a draft network that attends to a window: what a slot keeps differs.
 
-What differs from `NetworkDrafter` is what a slot keeps (`WindowCache`). Passes that would cross a step of a row's
-window are split there, so that a pair sees the same whatever else is read with it. Deferred pairs that would be dropped
-as soon as they are read are forgotten unread, where the network has one layer: there a pair's keys and values depend on
-no other pair.
+Passes that would cross a step of a row's window are split there, so that a pair sees the same whatever else is read
+with it. Deferred pairs that would be dropped as soon as they are read are forgotten unread, where the network has one
+layer: there a pair's keys and values depend on no other pair.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, Hkv heads, n columns, D head size, G
 tensors of one shape.
@@ -11,14 +10,14 @@ tensors of one shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.decoding import NetworkPairs, SavedNetworkPairs
 from eyas.drafters.network import DraftNetwork, Rotary
 from eyas.drafters.window.window import Window
 from eyas.errors import UnsupportedModelError, UsageError
@@ -76,7 +75,7 @@ class WindowCache(SlotCache):
         self.dropped = self.dropped[:slots] + [0] * (slots - len(self.dropped))
         self._last_step = self._last_step[:slots] + [None] * (slots - len(self._last_step))
 
-    def read(self, slot: int) -> int:
+    def length(self, slot: int) -> int:
         """How many of a row's pairs were read, dropped ones included."""
         return self.lengths[slot] + self.dropped[slot]
 
@@ -86,10 +85,13 @@ class WindowCache(SlotCache):
         self._last_step[target], self._last_step[source] = self._last_step[source], None
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop all columns of `slot` from `length` on, which is at the sinks' end or behind it, or all are sinks."""
-        super().truncate(slot, length)
-        if length <= self.window.sinks:
+        """Drop a row's pairs from `length` on. Raises UsageError where what would stay of the window was dropped."""
+        sinks, dropped, read = self.window.sinks, self.dropped[slot], self.length(slot)
+        if sinks < length < min(read, sinks + dropped):
+            raise UsageError(f"pairs before {sinks + dropped} are dropped: a row can't end at {length}")
+        if length <= sinks:
             self.dropped[slot], self._last_step[slot] = 0, None
+        super().truncate(slot, length if length <= sinks else length - dropped)
 
     def kept_from(self, slot: int) -> int:
         """The first pair from which on all of a row's pairs can be copied."""
@@ -147,7 +149,7 @@ class WindowCache(SlotCache):
             count = min(span.stop, stop) - first
             if count <= 0:
                 continue
-            if first >= sinks and first > self.read(slot):
+            if first >= sinks and first > self.length(slot):
                 self.skip(slot, first)
             begin, by = (first, 0) if first < sinks else (self.lengths[slot], span.dropped - self.dropped[slot])
             self.reserve(begin + count)
@@ -158,7 +160,7 @@ class WindowCache(SlotCache):
                 for keys, _ in self._layers(slot):
                     keys[:, begin : begin + count] = self._turn(keys[:, begin : begin + count], by)
             self.lengths[slot] = begin + count
-        if self.read(slot) < stop:
+        if self.length(slot) < stop:
             self.skip(slot, stop)
 
     def _layers(self, slot: int) -> list[tuple[Tensor, Tensor]]:
@@ -169,77 +171,42 @@ class WindowCache(SlotCache):
         ]
 
 
-class WindowPairs(NamedTuple):
-    """The pairs `[start, start + read + unread)` of a row, copied as far as its slot still had them."""
-
-    start: int
-    read: int
-    spans: tuple[SavedSpan, ...]
-    """Those of the pairs that were read which were kept."""
-    deferred: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
-
-    @property
-    def unread(self) -> int:
-        return 0 if self.deferred is None else self.deferred[0].shape[1]
-
-    @property
-    def missing(self) -> int:
-        """How many of the pairs were dropped before they were copied."""
-        return self.read - sum(span.stop - span.first for span in self.spans)
-
-    @property
-    def held(self) -> list[tuple[int, int]]:
-        """The pairs that are there, as ranges of a row's indexes."""
-        end = self.start + self.read
-        return [*((span.first, span.stop) for span in self.spans), (end, end + self.unread)]
-
-
-class WindowDrafter(NetworkDrafter):
-    """A drafter whose slots keep the sinks and the last pairs of their rows."""
+class WindowPairs(NetworkPairs):
+    """The sinks and the last pairs of each row."""
 
     forgets = True
-    _cache: WindowCache
+    cache: WindowCache
 
     def __init__(
-        self, network: DraftNetwork, taps: tuple[int, ...], window: Window, record: Record | None = None
+        self, network: DraftNetwork, window: Window, fed: torch.dtype | None = None, record: Record | None = None
     ) -> None:
-        """Decode with `network` in a `window`. Raises UnsupportedModelError for networks that don't rotate keys."""
+        """See `NetworkPairs`. Raises UnsupportedModelError for networks that don't rotate keys."""
         rotary = getattr(network, "rotary", None)
         if not isinstance(rotary, Rotary):
             raise UnsupportedModelError(f"{type(network).__name__} has no RoPE of its own, as a window needs")
         self.window, self._rotary = window, rotary
-        self._forgets_unread = len(network.kv_shapes) == 1
-        super().__init__(network, taps, record)
+        super().__init__(network, fed, record)
 
-    def resize(self, slots: int) -> None:
-        super().resize(slots)
-        shapes, dtype, device = self.network.kv_shapes, self.network.dtype, self._ids.device
-        cache = WindowCache(shapes, slots, dtype, device, self.window, self._rotary.turned)
-        cache.graphs, self._cache = self._cache.graphs, cache
+    def make_cache(self, slots: int) -> SlotCache:
+        return WindowCache(self.shapes, slots, self.dtype, self.device, self.window, self._rotary.turned)
 
     def reshape(self, slots: int, columns: int) -> None:
-        super().reshape(slots, min(columns, self._cache.most))
-
-    def length(self, slot: int) -> int:
-        return self._cache.read(slot) + self._deferred.lengths[slot]
+        super().reshape(slots, min(columns, self.cache.most))
 
     def kept_from(self, slot: int) -> int:
-        return self._cache.kept_from(slot) if self._cache.dropped[slot] else 0
+        return self.cache.kept_from(slot) if self.cache.dropped[slot] else 0
 
-    def whole(self, saved: WindowPairs) -> bool:
-        return not saved.missing
+    def whole(self, saved: SavedNetworkPairs) -> bool:
+        spans: Sequence[SavedSpan] = saved.columns
+        return saved.read == sum(span.stop - span.first for span in spans)
 
-    @inference
-    def save(self, slot: int, start: int, stop: int) -> WindowPairs:  # type: ignore[override]  # of its own form
-        read = self._cache.read(slot)
-        between = min(max(read, start), stop)
-        deferred = None if between == stop else self._deferred.copy_out(slot, between - read, stop - read)
-        return WindowPairs(start, between - start, self._cache.spans(slot, start, between), deferred)
+    def copy_out(self, slot: int, start: int, stop: int) -> tuple[SavedSpan, ...]:
+        return self.cache.spans(slot, start, stop)
 
-    def _load_read(self, slot: int, saved: WindowPairs, count: int) -> None:
-        self._cache.append(slot, saved.spans, saved.start + count)
+    def copy_in(self, slot: int, saved: SavedNetworkPairs, count: int) -> None:
+        self.cache.append(slot, saved.columns, saved.start + count)
 
-    def reusable(self, saved: Sequence[Any], count: int) -> int:
+    def reusable(self, saved: Sequence[SavedNetworkPairs], count: int) -> int:
         """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there.
 
         Those that were read can't follow deferred ones, which have been dropped before they were saved anew.
@@ -249,7 +216,7 @@ class WindowDrafter(NetworkDrafter):
                 count = min(count, following.start)
                 break
         ranges: list[tuple[int, int]] = []
-        for first, stop in (held for one in saved for held in one.held):
+        for first, stop in (there for one in saved for there in _ranges(one)):
             stop = min(stop, count)
             if ranges and ranges[-1][1] == first:
                 ranges[-1] = (ranges[-1][0], max(first, stop))
@@ -262,44 +229,22 @@ class WindowDrafter(NetworkDrafter):
                 return stop
         return ranges[0][1]
 
-    def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        super().defer(rows, next_tokens, taps, counts)
-        for slot in rows:
-            if self._deferred.lengths[slot] > 2 * self.window.limit:
-                self._forget_unread(slot)
-
     @inference
-    def truncate(self, slot: int, length: int) -> None:
-        """See `Drafter.truncate`. Raises UsageError where what would stay of the window was dropped."""
-        dropped, read = self._cache.dropped[slot], self._cache.read(slot)
-        if self.window.sinks < length < min(read, self.window.sinks + dropped):
-            raise UsageError(f"pairs before {self.window.sinks + dropped} are dropped: a row can't end at {length}")
-        self._deferred.truncate(slot, max(0, length - read))
-        if length < read:
-            self._cache.truncate(slot, length if length <= self.window.sinks else length - dropped)
-
-    def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:
-        for slot, want in zip(rows, wanted, strict=True):
-            if want and self._deferred.lengths[slot] > self.window.step:
-                self._forget_unread(slot)
-        super().catch_up(rows, wanted)
-
-    @inference
-    def _forget_unread(self, slot: int) -> None:
-        """Forget those of a slot's deferred pairs that a row of its length drops; its sinks are read."""
-        cache, sinks = self._cache, self.window.sinks
+    def forget(self, slot: int, read: Callable[[list[int]], None], now: bool) -> None:
+        """See `NetworkPairs.forget`. The sinks are read."""
+        sinks, before = self.window.sinks, self.cache.length(slot)
         first = sinks + self.window.dropped(self.length(slot))
-        if not self._forgets_unread or first <= max(sinks, cache.read(slot)):
+        many = self.unread(slot) > (self.window.step if now else 2 * self.window.limit)
+        if not many or len(self.shapes) != 1 or first <= max(sinks, before):
             return
-        missing = max(0, sinks - cache.read(slot))
-        if missing:
-            self._read_deferred(range(slot, slot + 1), [missing])
-        self._deferred.drop(slot, missing + first - cache.read(slot))
-        cache.skip(slot, first)
+        if before < sinks:
+            read([sinks - before])
+        self.deferred.drop(slot, first - before)
+        self.cache.skip(slot, first)
 
-    def _read(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Read the first `counts[r]` pairs of each row, in parts within which no row's window moves on."""
-        cache, begin = self._cache, 0
+    def parts(self, rows: range, counts: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """Parts within which no row's window moves on."""
+        cache, begin = self.cache, 0
         while begin < max(counts):
             left = [max(0, count - begin) for count in counts]
             reading = [slot for slot, more in zip(rows, left, strict=True) if more]
@@ -307,6 +252,11 @@ class WindowDrafter(NetworkDrafter):
                 if cache.lengths[slot] == self.window.limit:
                     cache.slide(slot, cache.dropped[slot] + self.window.step)
             part = min(STAGED, max(left), *(self.window.limit - cache.lengths[slot] for slot in reading))
-            end = begin + part
-            super()._read(rows, next_tokens[:, begin:end], taps[:, begin:end], [min(more, part) for more in left])
-            begin = end
+            yield begin, [min(more, part) for more in left]
+            begin += part
+
+
+def _ranges(saved: SavedNetworkPairs) -> list[tuple[int, int]]:
+    """The pairs of `saved` that are there, as ranges of a row's indexes."""
+    end = saved.start + saved.read
+    return [*((span.first, span.stop) for span in saved.columns), (end, end + saved.unread)]

@@ -130,10 +130,10 @@ class _Bench:
         """Make slots of at least so many columns, in which nothing is held but a pair of the drafter's."""
         self._cache = self._target.allocate(0)  # before there are two
         self._cache = self._target.allocate(slots, max(COLUMNS, columns + 64))
-        self._drafter.resize(0)
-        self._drafter.resize(slots)
+        self._drafter.pairs.resize(0)
+        self._drafter.pairs.resize(slots)
         for slot in range(slots):
-            self._drafter.begin(slot, [0], "")
+            self._drafter.pairs.begin(slot, [0], "")
         self._read(range(slots), 1)
         empty = DraftTree.empty(slots, self._target.device)
         self._pass(slots, empty, columns)  # the system gives memory when it is used first
@@ -264,7 +264,7 @@ class _Bench:
         with self._timed() as watch:
             self._drafter.observe(rows, tokens, taps, [pairs] * len(rows))
         for slot in rows:
-            self._drafter.truncate(slot, 1)
+            self._drafter.pairs.truncate(slot, 1)
         return watch.seconds
 
     def _coupling(self, rows: int) -> Coupling:

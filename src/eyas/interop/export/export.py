@@ -46,11 +46,7 @@ from eyas.targets.attention import grouped_attention
 if TYPE_CHECKING:
     from eyas.drafters.block.network import BlockNetwork
 
-LAYOUTS: dict[Family, GgufLayout] = {
-    EAGLE3: EAGLE3_LAYOUT,
-    DFLASH: DFLASH_LAYOUT,
-    DSPARK: DFLASH_LAYOUT,
-}
+LAYOUTS: dict[Family, GgufLayout] = {EAGLE3: EAGLE3_LAYOUT, DFLASH: DFLASH_LAYOUT, DSPARK: DFLASH_LAYOUT}
 """What the files of each family hold that llama.cpp reads."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5

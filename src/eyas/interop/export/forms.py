@@ -155,10 +155,11 @@ NEEDS_SHARED_HEAD = Need(
 
 
 _NO_WINDOW = only(
-    "draft_window", None,
+    "draft_window",
+    None,
     why="it attends to all pairs, and this drafter to sinks and a window: remove draft_window from config.json to "
     "export it for contexts as short as its window",
-)  # fmt: skip
+)
 
 
 def refusals(drafter: DrafterToExport, families: Families, rules: Iterable[Rule]) -> list[Refusal]:

@@ -21,6 +21,7 @@ from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.in_target.mtp import find_modules
 from eyas.drafters.loading import local_directory
+from eyas.drafters.network import shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
 from eyas.hub import find_model
@@ -338,7 +339,7 @@ def _tap_source(config: dict[str, Any]) -> str:
 
 
 def _check_tensors(report: DrafterReport, checkpoint: Checkpoint) -> None:
-    expected = checkpoint.kind.blank(checkpoint.config).shapes
+    expected = shapes_of(checkpoint.kind.blank(checkpoint.config))
     report.missing = sorted(set(expected) - set(checkpoint.tensors) - SHAREABLE - VOCABULARY_MAP)
     report.extra = sorted(set(checkpoint.tensors) - set(expected))
     try:

@@ -78,14 +78,14 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {  # the help text and th
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Tokens generated for a request.", _TOKENS),
     "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted of a draft.", _ACCEPTED),
-}  # fmt: skip
+}
 LABELLED = {  # counters: the label besides the model's name, and the help text
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this position; 0 = the first."),
     "spec_decode_num_drafts_by_context": ("context", "Drafts that were verified, by tokens before them."),
     "spec_decode_num_accepted_tokens_by_context": ("context", "Draft tokens accepted, by tokens before the draft."),
     "rounds": ("kind", "Decoding rounds by kind, speculative or plain."),
     "request_success": ("finished_reason", "Sequences by finish reason."),
-}  # fmt: skip
+}
 REFUSED = "requests_refused"
 """The counter with labels for endpoint, status and code."""
 

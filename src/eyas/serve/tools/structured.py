@@ -16,13 +16,7 @@ from eyas.verify.grammar import JSON_KINDS
 
 _UNCLEAR = frozenset("allOf oneOf not if dependentSchemas unevaluatedProperties".split())
 """Keywords under which an object can't be closed without looking at the rest of the schema."""
-_GUIDED = {
-    "json": "json_schema",
-    "json_object": "json_object",
-    "regex": "regex",
-    "choice": "choice",
-    "grammar": "lark",
-}
+_GUIDED = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "lark"}
 """Kinds of GrammarSpec by vLLM's `structured_outputs.NAME`, which is also `guided_NAME` except for `json_object`."""
 
 
@@ -40,9 +34,7 @@ def requested_grammar(body: GenerationRequest) -> GrammarSpec | None:
 
 
 def grammar_from_request(
-    response_format: Mapping[str, Any] | None = None,
-    structured_outputs: Mapping[str, Any] | None = None,
-    **guided: Any,
+    response_format: Mapping[str, Any] | None = None, structured_outputs: Mapping[str, Any] | None = None, **guided: Any
 ) -> GrammarSpec | None:
     """The grammar that these fields, as JSON, ask for; None if they leave the text free.
 

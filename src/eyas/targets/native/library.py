@@ -238,8 +238,9 @@ def kernels() -> Kernels | None:
         output = getattr(error, "stderr", b"") or b""
         _LOG.warning(
             "the native kernels can't be compiled here, so the CPU runs PyTorch's: %s %s",
-            error, output.decode(errors="replace")[-500:],
-        )  # fmt: skip
+            error,
+            output.decode(errors="replace")[-500:],
+        )
         return None
 
 

@@ -19,7 +19,7 @@ from eyas.drafters.config import (
 )
 from eyas.drafters.kind import Kind
 from eyas.drafters.loading import TargetSizes
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS
 from eyas.errors import ConfigError
 from eyas.targets.architecture import FULL
@@ -291,7 +291,7 @@ def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tens
     if len(draft_ids) != config.draft_vocab_size:
         raise ConfigError(f"{len(draft_ids)} draft tokens for a draft vocabulary of {config.draft_vocab_size}")
     network = shape.definition.network(config)
-    network.set_vocabulary(draft_ids)
+    set_vocabulary(network, draft_ids)
     if config.embedding == "own":
         _start(network.embed_tokens, target.model.get_input_embeddings().weight, same_width, shape.train_embedding)
     for head in network.heads:
@@ -324,7 +324,7 @@ def decoder_sizes(own: Any, max_length: int | None) -> dict[str, Any]:
         "num_attention_heads": own.num_attention_heads,
         "max_position_embeddings": max_length or getattr(own, "max_position_embeddings", None) or _LONG,
         "rope_parameters": rope_of(own),
-    }  # fmt: skip
+    }
 
 
 def mlp_width(own: Any) -> int:
