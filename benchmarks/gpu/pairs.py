@@ -152,12 +152,12 @@ def _pair(model: Any, network: DraftNetwork) -> Pair:
 @contextmanager
 def without_graphs(pair: Pair) -> Iterator[None]:
     """Engines that are made of a pair in the block run its passes kernel by kernel."""
-    found = pair.target.record, pair.drafter.record
-    pair.target.record = pair.drafter.record = None
+    found = pair.target.record, pair.drafter.pairs.record
+    pair.target.record = pair.drafter.pairs.record = None
     try:
         yield
     finally:
-        pair.target.record, pair.drafter.record = found
+        pair.target.record, pair.drafter.pairs.record = found
 
 
 @contextmanager

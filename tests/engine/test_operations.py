@@ -118,7 +118,7 @@ def dispatched(layers: int, tree: str | None, record: Record | None) -> int:
     """The operations of a greedy round, what is replayed not counted: the fewest of some rounds."""
     target, drafter = Target(tiny.build_model("llama", num_hidden_layers=layers)), tiny.eagle3_drafter()
     if record is not None:
-        target.record = drafter.record = record
+        target.record = drafter.pairs.record = record
     engine = Engine(target, None, Speculation(drafter, None if tree is None else parse_tree(tree)))
     engine.submit(Request(tuple(tiny.prompts(7)[0]), SamplingParams(max_tokens=80, ignore_eos=True)))
     found = []

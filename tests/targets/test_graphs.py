@@ -95,7 +95,7 @@ def test_drafts_are_the_same_with_every_kind_of_drafter(kind: str) -> None:
     found = []
     for record in (None, counted):
         drafter = tiny.drafter(kind)
-        drafter.record = record
+        drafter.pairs.record = record
         found.append(run(Engine(target, None, Speculation(drafter, parse_tree(tree)), batch_size=3), requests(0.7)))
     assert found[0][0] == found[1][0]
     same_drafts(found[0][1], found[1][1])

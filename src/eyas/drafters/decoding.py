@@ -75,7 +75,7 @@ class NetworkPairs(SlotPairs):
         """
         self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
         self._sizes = network.state_size, network.config.hidden_size
-        self._fed_dtype, self._record = fed or self.dtype, record
+        self._fed_dtype, self.record = fed or self.dtype, record
         self.resize(0)
 
     @property
@@ -84,7 +84,7 @@ class NetworkPairs(SlotPairs):
 
     def resize(self, slots: int) -> None:
         self.cache = self.make_cache(slots)
-        self.cache.graphs = None if self._record is None else PassGraphs(self._record)
+        self.cache.graphs = None if self.record is None else PassGraphs(self.record)
         self.deferred = DeferredPairs(slots)
         fed, normed = self._sizes
         self.fed = torch.zeros(slots, fed, dtype=self._fed_dtype, device=self.device)
