@@ -133,6 +133,14 @@ def test_it_follows_a_text_that_drifts() -> None:
     assert simulation.run(made, 400) > 0.97 * fast
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_trial_of_a_text_ends_once_it_is_hopeless(seed: int) -> None:
+    machine = Machine(first=0.3, level=0.2, position=0.03)
+    made = controller(machine)
+    Simulation(machine, Text([1.0], [0.05], seed)).run(made, 30)
+    assert 0 < made.snapshot().probes <= 4  # of eight
+
+
 def test_hard_answers_and_easy_ones_take_turns() -> None:
     """What was learnt of the one must not hold for the other: here levels are dear, and the drafter is always sure."""
     machine, ratios = Machine(first=0.2, level=0.12, position=0.01), []

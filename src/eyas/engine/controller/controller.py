@@ -369,7 +369,8 @@ class Controller:
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
         lost = 0.0 if self._probe.chooses else seconds - record.emitted / rate
         self._probe.allowance.spend(max(lost, self._probe.least))
-        left = self._probe.rounds - 1
+        ends = self._probe.hopeless(self._prospects.best.needed(self._prospects.plain_rate, record.rows))
+        left = 0 if ends else self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1
 
@@ -423,6 +424,9 @@ class Controller:
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
             self.gain.judge(judged.accepted, network, record.rows)
+            if self._probe is not None:
+                promised, brought = self._probe.promised + judged.accepted, self._probe.brought + network
+                self._probe = self._probe._replace(promised=promised, brought=brought)
         found = found_values(record.draft.tree, record.spec, groups)
         if found > 0.0:
             self.gain.judge_found(found, record.emitted - record.rows - network)

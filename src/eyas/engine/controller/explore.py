@@ -60,6 +60,14 @@ class Probe(NamedTuple):
     """Whether only nodes that pay are verified; each round is then charged with exactly `least`."""
     tries_text: bool = False
     """Whether it is to show what a new text yields."""
+    promised: float = 0.0
+    """The accepted tokens that the rounds of such a probe have promised so far."""
+    brought: float = 0.0
+    """Those that they brought."""
+
+    def hopeless(self, needed: float) -> bool:
+        """Whether a text has shown, but for one token, that it doesn't yield `needed` times what is promised."""
+        return self.tries_text and self.brought + 1.0 < needed * self.promised
 
 
 class Allowance:

@@ -53,6 +53,10 @@ class Prospect(NamedTuple):
         """The tokens per second if so many times the accepted tokens come true."""
         return (rows + self.accepted * factor) / self.seconds
 
+    def needed(self, rate: float, rows: int) -> float:
+        """How many times the accepted tokens must come true for so many tokens per second."""
+        return (rate * self.seconds - rows) / max(self.accepted, 1e-9)
+
 
 class Prospects:
     """The forecasts of all shapes, and of plain decoding, for one batch."""
