@@ -369,8 +369,8 @@ class Controller:
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
         lost = 0.0 if self._probe.chooses else seconds - record.emitted / rate
         self._probe.allowance.spend(max(lost, self._probe.least))
-        ends = self._probe.hopeless(self._prospects.best.needed(self._prospects.plain_rate, record.rows))
-        left = 0 if ends else self._probe.rounds - 1
+        hopeless = self._probe.hopeless(self._prospects.best.needed(self._prospects.plain_rate, record.rows))
+        left = 0 if hopeless else self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1
 
