@@ -112,7 +112,7 @@ def test_a_shift_is_learnt_tested_and_served(
 ) -> None:
     monkeypatch.setattr(trial, "ROWS", 12)
     folder = copied(shifted, tmp_path / "learn")
-    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=4.0, threads=1, gate=GATE)
+    config = CycleConfig(world.drafter.parent.parent / "store", least=20, epochs=2.0, threads=1, gate=GATE)
     assert due(folder, config)
     said: list[str] = []
     assert run_cycle(folder, config, said.append) == 1, said
