@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
-from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.decoding import NetworkDrafter, NetworkPairs, Proposer
 from eyas.drafters.kinds.medusa import MedusaNetwork
 from eyas.drafters.loading import load_drafter
 from eyas.engine import Engine, Speculation
@@ -178,7 +178,8 @@ def test_a_level_is_a_head_on_the_last_state() -> None:
             return tree
 
     network = load_network_from(tensors)
-    engine = Engine(target, None, Speculation(Spy(network, (tiny.LAYERS + 1,)), parse_tree(f"chain:{depth}")))
+    spy = Spy(Proposer(network), (tiny.LAYERS + 1,), NetworkPairs(network))
+    engine = Engine(target, None, Speculation(spy, parse_tree(f"chain:{depth}")))
     engine.generate([Request(tuple(prompt), SamplingParams(max_tokens=4))])
     emitted = tiny.continuation(target.model, prompt, 1)[0]
     states = tiny.full_forward(target.model, [*prompt, emitted]).hidden_states[-1]  # normed: transformers' last one is
