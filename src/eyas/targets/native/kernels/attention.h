@@ -127,11 +127,16 @@ constexpr int64_t QUERIES = 32;  // queries that share such a reading
 constexpr int sums_of(int queries) { return LANES == 16 && queries > 2 ? 16 : 8; }
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
+// Their values, which are mixed next, are fetched meanwhile.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are worked on at once
     for (int64_t j = first; j < stop; j += KEYS) {
+        for (int64_t i = j; i < std::min(j + KEYS, stop); i++) {
+            const T* value = context.values + context.columns[i] * entry_size<T>(context.value_size);
+            for (int64_t d = 0; d < context.value_size; d += 64 / static_cast<int64_t>(sizeof(T))) _mm_prefetch(value + d, _MM_HINT_T0);
+        }
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
             Entry<T> key[KEYS];
