@@ -123,20 +123,15 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
-// Vectors of sums that N queries have in registers at once: fewer than fit where they would wait for memory anyway.
-constexpr int sums_of(int queries) { return LANES == 16 && queries > 2 ? 16 : 8; }
+// Vectors of sums that N queries have in registers at once, eights of them for each key.
+constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
-// Their values, which are mixed next, are fetched meanwhile.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are worked on at once
     for (int64_t j = first; j < stop; j += KEYS) {
-        for (int64_t i = j; i < std::min(j + KEYS, stop); i++) {
-            const T* value = context.values + context.columns[i] * entry_size<T>(context.value_size);
-            for (int64_t d = 0; d < context.value_size; d += 64 / static_cast<int64_t>(sizeof(T))) _mm_prefetch(value + d, _MM_HINT_T0);
-        }
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
             Entry<T> key[KEYS];
@@ -248,7 +243,8 @@ class Queries {
     }
 
   private:
-    // Call `work` with the size, the first and the longest count of each group of 8 (AVX-512), 4, 2 or 1 queries.
+    // Call `work` with the size, the first and the longest count of each group of at most 4 queries: of nearly equal size
+    // (AVX-512), or of 4, 2 or 1.
     template <class Work>
     void groups(const Work& work) {
         int64_t at = 0;
@@ -258,10 +254,17 @@ class Queries {
             work(size, at, longest);
             at += size;
         };
-        while (LANES == 16 && total_ - at >= 8) next(std::integral_constant<int, 8>());
-        while (total_ - at >= 4) next(std::integral_constant<int, 4>());
-        if (total_ - at >= 2) next(std::integral_constant<int, 2>());
-        if (total_ - at) next(std::integral_constant<int, 1>());
+        while (const int64_t left = total_ - at) {
+            const int64_t groups = LANES == 16 ? (left + 3) / 4 : 1, size = (left + groups - 1) / groups;
+            if (size >= 4)
+                next(std::integral_constant<int, 4>());
+            else if (LANES == 16 && size == 3)
+                next(std::integral_constant<int, LANES == 16 ? 3 : 2>());
+            else if (size >= 2)
+                next(std::integral_constant<int, 2>());
+            else
+                next(std::integral_constant<int, 1>());
+        }
     }
 
     Context<T> context_;
