@@ -28,7 +28,9 @@ inline ivec both(ivec a, ivec b) { return _mm512_and_si512(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<unsigned>(bits)); }
 inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
-inline ivec pairs_of(ivec a, ivec b) { return _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)); }
+inline ivec add_shorts(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
+inline ivec products(ivec a, ivec b) { return _mm512_maddubs_epi16(a, b); }
+inline ivec sums_of_shorts(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm512_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 inline vec bytes(const uint8_t* at) {
@@ -48,7 +50,9 @@ inline ivec both(ivec a, ivec b) { return _mm256_and_si256(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm256_srli_epi32(a, bits); }
 inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
-inline ivec pairs_of(ivec a, ivec b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
+inline ivec add_shorts(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
+inline ivec products(ivec a, ivec b) { return _mm256_maddubs_epi16(a, b); }
+inline ivec sums_of_shorts(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm256_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline vec bytes(const uint8_t* at) {
@@ -68,18 +72,28 @@ inline __m128i half_of_codes(const float* x, vec factor) {
 }
 #endif
 
-// Add to each 32-bit sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI pairs of products
-// are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights (WIDE) go in two parts.
-template <bool WIDE>
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+constexpr bool VNNI = true;
+#else
+constexpr bool VNNI = false;
+#endif
+
+// Without VNNI a block's products of 4-bit codes are summed in 16 bits, two by two, which hold 15 * 127 * 16.
+constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
+
+// Add to each sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI two products of 8-bit
+// codes are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights go in two parts.
+template <int BITS>
 inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     return _mm512_dpbusd_epi32(sum, weights, inputs);
 #elif defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
 #else
-    if (!WIDE) return add(sum, pairs_of(weights, inputs));
-    const ivec low = pairs_of(both(weights, all(0x7f7f7f7f)), inputs);
-    return add(sum, add(low, pairs_of(both(weights, all(static_cast<int32_t>(0x80808080))), inputs)));
+    if (in_shorts(BITS)) return add_shorts(sum, products(weights, inputs));
+    const ivec low = sums_of_shorts(products(both(weights, all(0x7f7f7f7f)), inputs));
+    const ivec high = sums_of_shorts(products(both(weights, all(static_cast<int32_t>(0x80808080))), inputs));
+    return add(sum, add(low, high));
 #endif
 }
 
@@ -178,7 +192,7 @@ template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
-    constexpr bool WIDE = BITS == 8, TWO = KIND == HALVES8;  // scales of a block
+    constexpr bool TWO = KIND == HALVES8;  // scales of a block
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
@@ -192,10 +206,13 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         const int8_t* inputs = tokens.codes + b * GROUP;
         const Step* step = tokens.steps + b;
         ivec total[T][P][PARTS];
+        auto less_zeros = [&](int t, int half) {  // what the code of 0 makes of the sums
+            const int32_t(&less)[2] = step[t * blocks].less;
+            return has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+        };
         auto begin = [&](int half) {
             for (int t = 0; t < T; t++) {
-                const int32_t(&less)[2] = step[t * blocks].less;
-                const ivec start = has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+                const ivec start = in_shorts(BITS) ? all(0) : less_zeros(t, half);
                 for (int p = 0; p < P; p++)
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
             }
@@ -206,7 +223,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                 std::memcpy(&four, inputs + t * blocks * GROUP + i, 4);
                 const ivec x = all(four);
                 for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<WIDE>(total[t][p][part], w[p][part], x);
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<BITS>(total[t][p][part], w[p][part], x);
             }
         };
         auto add_codes = [&](int64_t first, int64_t stop) {  // stored as those of these inputs
@@ -252,8 +269,10 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
             for (int part = 0; part < PARTS; part++) {
                 const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
                 for (int t = 0; t < T; t++) {
+                    ivec& exact = total[t][p][part];
+                    if (in_shorts(BITS)) exact = add(less_zeros(t, 0), sums_of_shorts(exact));
                     vec& own = sum[t][p][part];
-                    own = fma(mul(floats(total[t][p][part]), all(step[t * blocks].scale)), scale, own);
+                    own = fma(mul(floats(exact), all(step[t * blocks].scale)), scale, own);
                 }
                 if constexpr (has_least(KIND)) {
                     const vec least = least_of<KIND>(panels + p * bytes, block[p], b, part);
