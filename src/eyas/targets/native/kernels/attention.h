@@ -123,7 +123,7 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
-// Vectors of sums that N queries have in registers at once, eights of them for each key.
+// Vectors of sums that N queries have in registers at once; eight are added up together.
 constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
