@@ -118,11 +118,19 @@ class _WrittenPanels:
             self._file.write(index + _END.pack(len(index), _MAGIC))
             if complete:
                 self._stack.close()
+                _forget_pages(self._path)
                 prune(self._path.parent, MOST, self._path)
                 return
         except OSError as error:
             _LOG.info("laid-out weights aren't kept: %s", error)
         _discard(self._stack)
+
+
+def _forget_pages(path: Path) -> None:
+    """Have the system read a new file from the disk: it reads larger pages than it keeps of what is written."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _discard(stack: ExitStack) -> None:
@@ -199,9 +207,8 @@ def _mapped(path: Path) -> _MappedPanels | None:
 
 def _entries(pages: mmap.mmap) -> list[_StoredPanels] | None:
     """The index of a file, if each of its parts has the hash that is written there."""
-    for advice in ("MADV_HUGEPAGE", "MADV_WILLNEED"):
-        if hasattr(mmap, advice):
-            pages.madvise(getattr(mmap, advice))
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the file is read in pages of 2 MiB: after MADV_WILLNEED it wouldn't be
+        pages.madvise(mmap.MADV_HUGEPAGE)
     try:
         size, magic = _END.unpack(pages[-_END.size :])
         index = pages[len(pages) - _END.size - size : len(pages) - _END.size]

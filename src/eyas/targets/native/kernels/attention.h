@@ -123,8 +123,8 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
 
 constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
 constexpr int64_t QUERIES = 32;  // queries that share such a reading
-// Vectors of sums that N queries have in registers at once: fewer than fit where they would wait for memory anyway.
-constexpr int sums_of(int queries) { return LANES == 16 && queries > 2 ? 16 : 8; }
+// Vectors of sums that N queries have in registers at once; eight are added up together.
+constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
 
 // Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
 template <int N, bool TAILS, class T>
@@ -243,7 +243,8 @@ class Queries {
     }
 
   private:
-    // Call `work` with the size, the first and the longest count of each group of 8 (AVX-512), 4, 2 or 1 queries.
+    // Call `work` with the size, the first and the longest count of each group of at most 4 queries: of nearly equal size
+    // (AVX-512), or of 4, 2 or 1.
     template <class Work>
     void groups(const Work& work) {
         int64_t at = 0;
@@ -253,10 +254,17 @@ class Queries {
             work(size, at, longest);
             at += size;
         };
-        while (LANES == 16 && total_ - at >= 8) next(std::integral_constant<int, 8>());
-        while (total_ - at >= 4) next(std::integral_constant<int, 4>());
-        if (total_ - at >= 2) next(std::integral_constant<int, 2>());
-        if (total_ - at) next(std::integral_constant<int, 1>());
+        while (const int64_t left = total_ - at) {
+            const int64_t groups = LANES == 16 ? (left + 3) / 4 : 1, size = (left + groups - 1) / groups;
+            if (size >= 4)
+                next(std::integral_constant<int, 4>());
+            else if (LANES == 16 && size == 3)
+                next(std::integral_constant<int, LANES == 16 ? 3 : 2>());
+            else if (size >= 2)
+                next(std::integral_constant<int, 2>());
+            else
+                next(std::integral_constant<int, 1>());
+        }
     }
 
     Context<T> context_;

@@ -80,7 +80,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
     {
         Region region(base.threads);
         Narrowed narrowed(region, d.bf16);
-        region.share(panels(d.head), piece_of(rows), [&](int64_t first, int64_t stop) {
+        region.share(panels(d.head), piece_of(d.head, rows), [&](int64_t first, int64_t stop) {
             multiply(d.head, narrowed.of(d.head, normed.data(), hidden, rows), first, stop, d.bf16,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(logits.data() + t * size, o, size, sum); });
         });

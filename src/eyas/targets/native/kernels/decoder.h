@@ -26,7 +26,7 @@ inline Tree tree_of_row(const Pass& pass, int64_t row) {
 }
 
 constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
-constexpr int64_t UNITS = 4;   // blocks of tokens for each thread, so that none waits long for the last
+constexpr int64_t UNITS = 4;   // units of attention for each thread, so that none waits long for the last
 
 // Write `size` floats as a T.
 inline void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, size * sizeof(float)); }
@@ -36,16 +36,9 @@ inline void write(uint16_t* to, const float* from, int64_t size) {
 
 // As codes from -127 to 127, rounded to nearest, ties to even, and 1 / 127 of the greatest; one that isn't a number stays so.
 inline void write(int8_t* to, const float* from, int64_t size) {
-    vec top = zero(), nothing = zero();
-    for (int64_t i = 0; i < size; i += LANES) {
-        top = larger(top, larger(load(from + i), sub(zero(), load(from + i))));
-        nothing = add(nothing, sub(load(from + i), load(from + i)));
-    }
-    const float most = highest(top);
-    const bool counts = most >= LEAST_INPUT;
-    for (int64_t i = 0; i < size; i += LANES) store_codes(to + i, mul(load(from + i), all(counts ? 127.0f / most : 0.0f)));
-    const float factor = (counts ? most * (1.0f / 127.0f) : 0.0f) + sum(nothing);
-    std::memcpy(to + size, &factor, sizeof(float));
+    const Scales scales(from, size);
+    for (int64_t i = 0; i < size; i += LANES) store_codes(to + i, mul(load(from + i), all(scales.to_codes)));
+    std::memcpy(to + size, &scales.from_codes, sizeof(float));
 }
 
 inline int64_t widest_input(const Decoder& decoder) {
@@ -73,7 +66,7 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     for (int64_t t = first; t < stop;) {
         const int64_t row = cell_of(t) / pass.columns;
         const Tree tree = tree_of_row(pass, row);
-        int64_t *held = room, *next = room + pass.most, counts[BLOCK], count = 0, length = 0;
+        int64_t *held = room, *next = room + pass.most, counts[BLOCK + 1], count = 0, length = 0;
         const int64_t* list = nullptr;
         for (; t + count < stop && cell_of(t + count) / pass.columns == row; count++) {
             const int64_t last = pass.mode == BLOCKS ? pass.columns - 1 : cell_of(t + count) % pass.columns;
@@ -165,7 +158,7 @@ class DecoderRun {
     // Put a product of x [T, ldx] in `to` [T, ld], whose rows have room for `size` outputs.
     template <class Out>
     void product(const Linear& linear, const float* x, int64_t ldx, Out* to, int64_t size, int64_t ld) {
-        region_.share(panels(linear), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+        region_.share(panels(linear), piece_of(linear, tokens_), [&](int64_t first, int64_t stop) {
             multiply(linear, narrowed_.of(linear, x, ldx, tokens_), first, stop, bf16_,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(to + t * ld, o, size, sum); });
         });
@@ -228,7 +221,7 @@ class DecoderRun {
             put(parts[o / d_.size % turns] + t * q_size_ + o / d_.size / turns * d_.size, o % d_.size, d_.size, sum);
         };
         const int64_t of_q = context_ ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
-        region_.share(of_q + of_k + of_v, piece_of(tokens_), [&](int64_t first, int64_t stop) {
+        region_.share(of_q + of_k + of_v, piece_of(layer.q, tokens_), [&](int64_t first, int64_t stop) {
             auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                 int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
                 if (a < b)
@@ -274,17 +267,25 @@ class DecoderRun {
         }
     }
 
+    // How many units the `items` of each share are attended in: as few as threads can take in equal numbers, if not many.
+    int64_t units_of(int64_t shares, int64_t items) const {
+        int64_t units = (tokens_ + BLOCK - 1) / BLOCK;
+        while (units < items && shares * units % pass_.threads && shares * units < UNITS * pass_.threads) units++;
+        return units;
+    }
+
     // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
     void attend(const Layer& layer, char* all_keys, char* all_values) {
         const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
-        const int64_t block = std::clamp<int64_t>(tokens_ * shares / (UNITS * pass_.threads), 4, BLOCK);
-        const int64_t blocks = (tokens_ + block - 1) / block;
-        region_.share(shares * blocks, 1, [&](int64_t unit, int64_t) {
-            const int64_t at_once = std::min(block, tokens_);
-            Room& room = rooms_.mine(score_room(at_once * group, pass_.most), 2 * pass_.most);
-            LatentQueries& latents = of_latents_.mine(d_, at_once, group);
-            const int64_t h = unit / blocks, first = unit % blocks * block, stop = std::min(tokens_, first + block);
-            const int64_t head = h * group, last = std::min(head + group, d_.heads);
+        const int64_t grain = d_.rank ? group : 1;  // queries that stay together
+        const int64_t items = tokens_ * group / grain, units = units_of(shares, items), most = (items + units - 1) / units * grain;
+        region_.share(shares * units, 1, [&](int64_t unit, int64_t) {
+            Room& room = rooms_.mine(score_room(most, pass_.most), 2 * pass_.most);
+            LatentQueries& latents = of_latents_.mine(d_, most / grain, group);
+            const int64_t h = unit / units, part = unit % units;
+            const int64_t from = items * part / units * grain, to = items * (part + 1) / units * grain;  // queries, by token
+            const int64_t first = from / group, stop = (to + group - 1) / group, head = h * group;
+            const int64_t last = std::min(head + group, d_.heads);
             if (d_.rank)
                 latents.absorb(layer, q_ + first * q_size_, stop - first, head, last,
                                [&](int64_t i) { return entry_of(layer, first + i); }, pass_.cosines, pass_.sines);
@@ -299,11 +300,11 @@ class DecoderRun {
                     Queries<C> queries({entries_of<C>(all_keys, row, d_.kv_heads, h, d_.size),
                                         entries_of<C>(all_values, row, d_.kv_heads, h, d_.size), list, d_.size, d_.size,
                                         d_.scale, d_.softcap, bf16_}, room.scores.get());
-                    for (int64_t i = 0; i < count; i++)
-                        for (int64_t g = head; g < last; g++) {
-                            const int64_t at = (t + i) * q_size_ + g * d_.size;
-                            queries.add(q_ + at, mixed_ + at, counts[i], layer.sinks ? layer.sinks[g] : NO_SINK);
-                        }
+                    const int64_t begin = std::max(from, t * group), end = std::min(to, (t + count) * group);
+                    for (int64_t i = begin; i < end; i++) {
+                        const int64_t g = head + i % group, at = i / group * q_size_ + g * d_.size;
+                        queries.add(q_ + at, mixed_ + at, counts[i / group - t], layer.sinks ? layer.sinks[g] : NO_SINK);
+                    }
                     queries.finish();
                 });
             };
@@ -330,7 +331,7 @@ class DecoderRun {
     // aside in `aside` [T, ld].
     void add_product(const Linear& linear, const float* x, float scale, const float* with, const float* before, float* aside,
                      int64_t ld) {
-        region_.share(panels(linear), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+        region_.share(panels(linear), piece_of(linear, tokens_), [&](int64_t first, int64_t stop) {
             multiply(linear, narrowed_.of(linear, x, linear.in, tokens_), first, stop, bf16_,
                      [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
                          for (int part = 0; part < PARTS; part++) {
@@ -381,7 +382,7 @@ class DecoderRun {
             mixture_.run(region_, narrowed_, experts, normed_, wide_, tokens_, bf16_);
         }
         if (layer.down.weight) {
-            region_.share(panels(layer.up), piece_of(tokens_), [&](int64_t first, int64_t stop) {
+            region_.share(panels(layer.up), piece_of(layer.up, tokens_), [&](int64_t first, int64_t stop) {
                 const Tokens own = narrowed_.of(layer.up, normed_, wide_, tokens_);
                 if (layer.gate.weight)
                     gated_mlp(layer.gate, layer.up, own, first, stop, bf16_, {d_.activation, 0, 0, layer.gate_scale}, gated_);

@@ -100,7 +100,7 @@ class Mixture {
     void route(Region& region, Narrowed& narrowed, const Experts& experts, const float* x, int64_t ldx,
                int64_t tokens, bool bf16) {
         const int64_t count = experts.count;
-        region.share(panels(experts.router), piece_of(tokens), [&](int64_t first, int64_t stop) {
+        region.share(panels(experts.router), piece_of(experts.router, tokens), [&](int64_t first, int64_t stop) {
             multiply(experts.router, narrowed.of(experts.router, x, ldx, tokens), first, stop, bf16 && experts.rounds_scores,
                      [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(scores_.get() + t * count, o, count, sum); });
         });

@@ -28,15 +28,20 @@ inline ivec both(ivec a, ivec b) { return _mm512_and_si512(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm512_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm512_srli_epi32(a, static_cast<unsigned>(bits)); }
 inline ivec left(ivec a, int bits) { return _mm512_slli_epi32(a, static_cast<unsigned>(bits)); }
-inline ivec pairs_of(ivec a, ivec b) { return _mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1)); }
+inline ivec add_shorts(ivec a, ivec b) { return _mm512_add_epi16(a, b); }
+inline ivec products(ivec a, ivec b) { return _mm512_maddubs_epi16(a, b); }
+inline ivec sums_of_shorts(ivec a) { return _mm512_madd_epi16(a, _mm512_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm512_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))); }
 inline vec bytes(const uint8_t* at) {
     return floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
-inline void store_codes(int8_t* to, vec a) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
-}
+inline ivec bits_of(vec a) { return _mm512_castps_si512(a); }
+inline ivec larger(ivec a, ivec b) { return _mm512_max_epi32(a, b); }
+inline __m256i half_of_larger(ivec a) { return _mm256_max_epi32(_mm512_castsi512_si256(a), _mm512_extracti64x4_epi64(a, 1)); }
+inline __m128i narrow(vec a) { return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)); }
+inline void store_codes(int8_t* to, vec a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), narrow(a)); }
+inline __m128i half_of_codes(const float* x, vec factor) { return narrow(mul(load(x), factor)); }
 #else
 using ivec = __m256i;
 inline ivec load_bits(const char* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
@@ -45,31 +50,50 @@ inline ivec both(ivec a, ivec b) { return _mm256_and_si256(a, b); }
 inline ivec add(ivec a, ivec b) { return _mm256_add_epi32(a, b); }
 inline ivec right(ivec a, int bits) { return _mm256_srli_epi32(a, bits); }
 inline ivec left(ivec a, int bits) { return _mm256_slli_epi32(a, bits); }
-inline ivec pairs_of(ivec a, ivec b) { return _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)); }
+inline ivec add_shorts(ivec a, ivec b) { return _mm256_add_epi16(a, b); }
+inline ivec products(ivec a, ivec b) { return _mm256_maddubs_epi16(a, b); }
+inline ivec sums_of_shorts(ivec a) { return _mm256_madd_epi16(a, _mm256_set1_epi16(1)); }
 inline vec floats(ivec a) { return _mm256_cvtepi32_ps(a); }
 inline vec halves(const char* at) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))); }
 inline vec bytes(const uint8_t* at) {
     return floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 }
-inline void store_codes(int8_t* to, vec a) {
+inline ivec bits_of(vec a) { return _mm256_castps_si256(a); }
+inline ivec larger(ivec a, ivec b) { return _mm256_max_epi32(a, b); }
+inline __m256i half_of_larger(ivec a) { return a; }
+inline __m128i narrow(vec a) {
     const __m256i wide = _mm256_cvtps_epi32(a);
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(half, half));
+    return _mm_packs_epi16(half, half);
+}
+inline void store_codes(int8_t* to, vec a) { _mm_storel_epi64(reinterpret_cast<__m128i*>(to), narrow(a)); }
+inline __m128i half_of_codes(const float* x, vec factor) {
+    return _mm_unpacklo_epi64(narrow(mul(load(x), factor)), narrow(mul(load(x + LANES), factor)));
 }
 #endif
 
-// Add to each 32-bit sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI pairs of products
-// are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights (WIDE) go in two parts.
-template <bool WIDE>
+#if (defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+constexpr bool VNNI = true;
+#else
+constexpr bool VNNI = false;
+#endif
+
+// Without VNNI a block's products of 4-bit codes are summed in 16 bits, two by two, which hold 15 * 127 * 16.
+constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
+
+// Add to each sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI two products of 8-bit
+// codes are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights go in two parts.
+template <int BITS>
 inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
     return _mm512_dpbusd_epi32(sum, weights, inputs);
 #elif defined(__AVXVNNI__)
     return _mm256_dpbusd_avx_epi32(sum, weights, inputs);
 #else
-    if (!WIDE) return add(sum, pairs_of(weights, inputs));
-    const ivec low = pairs_of(both(weights, all(0x7f7f7f7f)), inputs);
-    return add(sum, add(low, pairs_of(both(weights, all(static_cast<int32_t>(0x80808080))), inputs)));
+    if (in_shorts(BITS)) return add_shorts(sum, products(weights, inputs));
+    const ivec low = sums_of_shorts(products(both(weights, all(0x7f7f7f7f)), inputs));
+    const ivec high = sums_of_shorts(products(both(weights, all(static_cast<int32_t>(0x80808080))), inputs));
+    return add(sum, add(low, high));
 #endif
 }
 
@@ -79,45 +103,42 @@ struct Step {
     int32_t less[2];   // the sums of the first 16 codes and of the others, with their signs changed
 };
 
-inline float highest(vec a) {
-#ifdef __AVX512F__
-    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
-#else
-    const __m256 half = a;
-#endif
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-}
+constexpr float LEAST_INPUT = 0x1p-60f;  // of inputs that are all smaller the codes are 0
+
+// What inputs are multiplied by to become codes, and codes to become inputs: not a number if one of x [size] isn't finite.
+struct Scales {
+    float to_codes = 0, from_codes = 0;
+
+    Scales(const float* x, int64_t size) {
+        ivec top = all(0);  // of magnitudes, which as integers have the same order; those that aren't finite come last
+        for (int64_t i = 0; i < size; i += LANES) top = larger(top, both(bits_of(load(x + i)), all(0x7fffffff)));
+        __m256i half = half_of_larger(top);
+        __m128i four = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+        four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+        const float most = _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1))));
+        if (!(most < LEAST_INPUT)) to_codes = 127.0f / most, from_codes = most * (1.0f / 127.0f) + (most - most);
+    }
+};
 
 // The sums of a block's first 16 codes and of the others.
-inline void sums_of_codes(const int8_t* codes, int32_t (&sums)[2]) {
-    const __m256i all = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-    const __m256i four = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), all), _mm256_set1_epi16(1));
-    const __m256i two = _mm256_hadd_epi32(four, four), one = _mm256_hadd_epi32(two, two);
-    sums[0] = _mm256_cvtsi256_si32(one), sums[1] = _mm256_extract_epi32(one, 4);
+inline void sums_of_codes(__m256i codes, int32_t (&sums)[2]) {
+    const __m256i eight = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
+    const __m256i both = _mm256_add_epi32(eight, _mm256_shuffle_epi32(eight, 0x4e));  // of codes that are 128 greater
+    sums[0] = _mm256_cvtsi256_si32(both) - GROUP / 2 * 128, sums[1] = _mm256_extract_epi32(both, 4) - GROUP / 2 * 128;
 }
-
-constexpr float LEAST_INPUT = 0x1p-60f;  // of a block whose values are all smaller the codes are 0
 
 // The codes of inputs x [in], padded to whole blocks, and the step of each block.
 inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
     float tail[GROUP] = {};
     for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
         if (first + GROUP > in) x = static_cast<const float*>(std::memcpy(tail, x, (in - first) * sizeof(float)));
-        vec top = zero(), nothing = zero();  // or not a number, as a value is then
-        for (int64_t i = 0; i < GROUP; i += LANES) {
-            top = larger(top, larger(load(x + i), sub(zero(), load(x + i))));
-            nothing = add(nothing, sub(load(x + i), load(x + i)));
-        }
-        const float most = highest(top);
-        const bool counts = most >= LEAST_INPUT;
-        const vec factor = all(counts ? 127.0f / most : 0.0f);
-        for (int64_t i = 0; i < GROUP; i += LANES) store_codes(codes + i, mul(load(x + i), factor));
+        const Scales scales(x, GROUP);
+        const vec factor = all(scales.to_codes);
+        const __m256i made = _mm256_set_m128i(half_of_codes(x + GROUP / 2, factor), half_of_codes(x, factor));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), made);
         int32_t sums[2];
-        sums_of_codes(codes, sums);
-        const float scale = (counts ? most * (1.0f / 127.0f) : 0.0f) + sum(nothing);
-        *steps = {scale, scale * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
+        sums_of_codes(made, sums);
+        *steps = {scales.from_codes, scales.from_codes * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
     }
 }
 
@@ -142,8 +163,9 @@ class Codes {
     std::unique_ptr<Step[]> steps_;
 };
 
-constexpr int together_in_integers(int tokens) {  // panels whose sums fit into the registers
-    return LANES == 16 ? (tokens <= 2 ? 4 : tokens <= 5 ? 2 : 1) : tokens <= 1 ? 2 : 1;
+// Panels that are worked on at once: one where memory is waited for, which is fastest read in order.
+constexpr int together_in_integers(int tokens) {
+    return LANES == 16 ? (tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
 // Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.
@@ -170,7 +192,7 @@ template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
-    constexpr bool WIDE = BITS == 8, TWO = KIND == HALVES8;  // scales of a block
+    constexpr bool TWO = KIND == HALVES8;  // scales of a block
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
@@ -184,10 +206,13 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         const int8_t* inputs = tokens.codes + b * GROUP;
         const Step* step = tokens.steps + b;
         ivec total[T][P][PARTS];
+        auto less_zeros = [&](int t, int half) {  // what the code of 0 makes of the sums
+            const int32_t(&less)[2] = step[t * blocks].less;
+            return has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+        };
         auto begin = [&](int half) {
             for (int t = 0; t < T; t++) {
-                const int32_t(&less)[2] = step[t * blocks].less;
-                const ivec start = has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+                const ivec start = in_shorts(BITS) ? all(0) : less_zeros(t, half);
                 for (int p = 0; p < P; p++)
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = start;
             }
@@ -198,7 +223,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                 std::memcpy(&four, inputs + t * blocks * GROUP + i, 4);
                 const ivec x = all(four);
                 for (int p = 0; p < P; p++)
-                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<WIDE>(total[t][p][part], w[p][part], x);
+                    for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<BITS>(total[t][p][part], w[p][part], x);
             }
         };
         auto add_codes = [&](int64_t first, int64_t stop) {  // stored as those of these inputs
@@ -244,8 +269,10 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
             for (int part = 0; part < PARTS; part++) {
                 const vec scale = scale_of<KIND>(panels + p * bytes, block[p], b, part);
                 for (int t = 0; t < T; t++) {
+                    ivec& exact = total[t][p][part];
+                    if (in_shorts(BITS)) exact = add(less_zeros(t, 0), sums_of_shorts(exact));
                     vec& own = sum[t][p][part];
-                    own = fma(mul(floats(total[t][p][part]), all(step[t * blocks].scale)), scale, own);
+                    own = fma(mul(floats(exact), all(step[t * blocks].scale)), scale, own);
                 }
                 if constexpr (has_least(KIND)) {
                     const vec least = least_of<KIND>(panels + p * bytes, block[p], b, part);

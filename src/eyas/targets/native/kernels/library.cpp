@@ -75,7 +75,7 @@ void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char
 void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* out, int64_t bf16, int64_t threads) {
     Region region(threads);
     Narrowed narrowed(region, linear->ways != 0);
-    region.share(panels(*linear), piece_of(tokens), [&](int64_t first, int64_t stop) {
+    region.share(panels(*linear), piece_of(*linear, tokens), [&](int64_t first, int64_t stop) {
         multiply(*linear, narrowed.of(*linear, x, linear->in, tokens), first, stop, bf16,
                  [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) { put(out + t * linear->out, o, linear->out, sum); });
     });

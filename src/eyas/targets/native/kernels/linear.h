@@ -183,10 +183,10 @@ class Narrowed {
 };
 
 // Panels that a thread takes at once: one, where many tokens make it long enough, so that threads end together.
-inline int64_t piece_of(int64_t tokens) {
+inline int64_t piece_of(const Linear& linear, int64_t tokens) {
     const int64_t groups = groups_of(tokens);
     if (LANES == 8 && groups >= 8) return 1;
-    return together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
+    return is_packed(linear.kind) || together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
 }
 
 // While it lives, this thread takes subnormal numbers for 0, as `vdpbf16ps` always does.

@@ -181,7 +181,7 @@ class Recurrence {
     void project(Region& region, Narrowed& narrowed, const Recurrent& layer, const float* x, int64_t ld) {
         int64_t total = 0;
         for (int64_t i = 0; i < layer.count; i++) total += panels(layer.inputs[i]);
-        region.share(total, piece_of(tokens_), [&](int64_t first, int64_t stop) {
+        region.share(total, piece_of(layer.inputs[0], tokens_), [&](int64_t first, int64_t stop) {
             int64_t before = 0;
             for (int64_t i = 0; i < layer.count; before += panels(layer.inputs[i++])) {
                 const Linear& linear = layer.inputs[i];
