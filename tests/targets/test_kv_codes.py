@@ -12,6 +12,7 @@ import torch
 import eyas
 from eyas.bench.offline.certificate import own_modules
 from eyas.drafters.registry import WEIGHTLESS
+from eyas.drafters.loading import drafter_of
 from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import UnsupportedModelError, UsageError
@@ -112,9 +113,10 @@ def test_speculation_gives_the_tokens_of_plain_decoding(name: str) -> None:
 
 def test_a_network_s_trees_give_the_tokens_of_plain_decoding() -> None:
     with_codes = target("llama")
-    speculation = Speculation(tiny.drafter("eagle1"), parse_tree("dynamic:4,3,8"))
-    network: Any = speculation.drafter
-    network.network.to(torch.bfloat16)
+    network = tiny.network("eagle1").to(torch.bfloat16)
+    speculation = Speculation(
+        drafter_of(network, network.config.default_taps(tiny.LAYERS)), parse_tree("dynamic:4,3,8")
+    )
     assert answers(with_codes, speculation, Limits(max_running=4)) == answers(with_codes, None, Limits())
 
 
