@@ -11,8 +11,8 @@ import torch
 
 import eyas
 from eyas.bench.offline.certificate import own_modules
-from eyas.drafters.registry import WEIGHTLESS
 from eyas.drafters.loading import drafter_of
+from eyas.drafters.registry import WEIGHTLESS
 from eyas.engine import Engine, Limits, Speculation
 from eyas.engine.controller.calibration import describe
 from eyas.errors import UnsupportedModelError, UsageError
