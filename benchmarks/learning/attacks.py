@@ -37,7 +37,7 @@ from eyas.learn.traffic import TrafficRow, TrafficStore, write_store
 from eyas.options import TargetOptions
 from eyas.session import Session
 from eyas.targets.loading import load_embedding_and_head
-from eyas.targets.target import EmbeddingAndHead
+from eyas.targets.passes import EmbeddingAndHead
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 from eyas.train.loss.objective import DraftObjective

@@ -45,6 +45,16 @@ def cost(
         static = session.engine(session.drafter(options), settings)
         time.sleep(_STARTING)
 
+        clock = time.pthread_getcpuclockid(_thread("learn-writer"))
+        written, spent = [0.0], time.clock_gettime(clock)
+
+        def collecting() -> float:
+            nonlocal spent
+            seconds = seconds_of(lambda: server.engine.generate(made))
+            before, spent = spent, time.clock_gettime(clock)
+            written.append((spent - before) / seconds)
+            return seconds
+
         def beside(learner: _Learner) -> float:
             with learner.running():
                 return seconds_of(lambda: static.generate(made))
@@ -52,7 +62,7 @@ def cost(
         found = interleave(
             {
                 "none": lambda: seconds_of(lambda: static.generate(made)),
-                "collecting": lambda: seconds_of(lambda: server.engine.generate(made)),
+                "collecting": collecting,
                 "yielding": lambda: beside(yields),
                 "always": lambda: beside(always),
             },
@@ -64,10 +74,16 @@ def cost(
         {
             "ratios": {name: paired(found[name], found["none"]) for name in found if name != "none"},
             "seconds": {name: [round(one, 3) for one in each] for name, each in found.items()},
+            "writer_s_share_of_a_core": [round(one, 4) for one in written[-repeats:]],
             "learners_ended_early": ended,
         },
         output,
     )
+
+
+def _thread(name: str) -> int:
+    """The identifier of a thread of this process."""
+    return next(one.ident for one in threading.enumerate() if one.name == name and one.ident is not None)
 
 
 def _long(request: Request, tokens: int) -> Request:
