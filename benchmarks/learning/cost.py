@@ -46,7 +46,7 @@ def cost(
         time.sleep(_STARTING)
 
         clock = time.pthread_getcpuclockid(_thread("learn-writer"))
-        written, spent = [0.0], time.clock_gettime(clock)
+        written, spent = list[float](), time.clock_gettime(clock)
 
         def collecting() -> float:
             nonlocal spent

@@ -43,7 +43,7 @@ H = TypeVar("H", bound=History)
 
 
 class TokenPairs(SlotPairs, Generic[H]):
-    """The history of each slot."""
+    """A `History` a slot: the tokens of its sequence, which are all that drafters without weights read of pairs."""
 
     def __init__(self, history: Callable[..., H]) -> None:
         """Histories are made by `history(prompt, owner)`, empty ones by `history()`. There are no slots yet."""
@@ -101,7 +101,7 @@ class HistoryDrafter(Drafter):
     pairs: TokenPairs[Any]
 
     def __init__(self, pairs: TokenPairs[Any], device: torch.device) -> None:
-        """For a target on `device`."""
+        """Draft from the histories `pairs`; trees are made on `device`, where the target is."""
         self.pairs, self._device = pairs, device
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:  # noqa: ARG002

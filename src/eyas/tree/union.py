@@ -39,8 +39,7 @@ def unite(
     """
     if found.tokens.device.type == "cpu":
         return _united_on_host(spec, network, found, values, groups)
-    both = network is not None and network.size
-    merged = _merged(network, found) if network is not None and both else _tagged(found)
+    merged = _tagged(found) if network is None or not network.size else _merged(network, found)
     scores = path_values(merged, values, groups)  # [B, C]
     allowed = merged.valid
     if spec.max_fanout == 1:
@@ -128,7 +127,7 @@ class _Rows(NamedTuple):
         return np.array(sums, np.float64)
 
     def tree(self, max_depth: int) -> DraftTree:
-        """The trees as tensors."""
+        """The trees as tensors, of which none is deeper than `max_depth`."""
         kinds = (torch.int64, torch.int64, torch.float32, torch.bool, torch.int64)
         made = (torch.tensor(lists, dtype=kind) for lists, kind in zip(self, kinds, strict=True))
         tokens, parents, logprob, valid, sources = made

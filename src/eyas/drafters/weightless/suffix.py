@@ -94,7 +94,7 @@ class SuffixHistory(History):
 
     @property
     def answer(self) -> list[int]:
-        """What follows the prompt."""
+        """The tokens after the prompt, which others' drafts may copy once it is complete."""
         return self.tokens[self._prompt :]
 
 

@@ -202,8 +202,5 @@ def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
         return 0.0
     if tree.copies_promise is not None:
         return tree.copies_promise
-    found = tree.valid & (tree.sources == Source.LOOKUP)
-    if not found.any():
-        return 0.0
-    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device))
-    return float(values[found].exp().sum())
+    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device)).exp()
+    return float(values[tree.valid & (tree.sources == Source.LOOKUP)].sum())
