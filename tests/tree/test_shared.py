@@ -240,7 +240,8 @@ def test_drafting_stops_when_no_row_has_a_node_worth_going_on_from() -> None:
     idle = [[-0.01, -0.5]]
     assert growth.expand(torch.tensor([[[-0.6, -2.0]], idle]), tokens) is not None
     assert growth.expand(torch.tensor([[[-0.7, -2.0]] * 2, idle * 2]), tokens.expand(-1, 2, -1)) is None
-    assert growth.tree().counted == 1
+    made = growth.tree()
+    assert (made.counted, made.levels) == (1, 2)
 
 
 def test_candidates_are_kept_only_when_wanted() -> None:

@@ -124,8 +124,10 @@ def run_round(
         if spec is not None:
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
         counts = [accepted + 1 for accepted in output.accepted]
-        kept = slice(max(counts))
-        next_tokens, states = walk.tokens[:, kept].clamp(min=0), verified.taps_at(walk.path[:, kept])  # [R, K(, A, Ht)]
+        next_tokens, path = walk.tokens, walk.path  # [R, K]
+        if tree.size:
+            next_tokens, path = next_tokens[:, : max(counts)].clamp(min=0), path[:, : max(counts)]
+        states = verified.taps_at(path)  # [R, K, A, Ht]
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(
         draft=None if spec is None else VerifiedDraft(tree, paths),

@@ -68,7 +68,7 @@ class ModelRunner:
         """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
         self._prompt_pairs = 0
-        self._thinking = 0.0
+        self._planning = self._learning = 0.0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
@@ -242,7 +242,7 @@ class ModelRunner:
         lengths = [sequence.cached for sequence in decoding]
         started = time.perf_counter()
         self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-        self._thinking += time.perf_counter() - started
+        self._planning = time.perf_counter() - started
         return self.tree, reading
 
     def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> RoundOutput:
@@ -271,12 +271,13 @@ class ModelRunner:
                 emitted=sum(output.accepted) + len(decoding),
                 seconds=seconds,
                 drafting=drafting,
-                thinking=self._thinking,
+                planning=self._planning,
+                learning=self._learning,
                 prompt_pairs=self._prompt_pairs,
             )
             started = time.perf_counter()
             self.controller.learn(record)
-            self._thinking, self._prompt_pairs = time.perf_counter() - started, 0
+            self._learning, self._prompt_pairs = time.perf_counter() - started, 0
         return output
 
     @property

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -76,6 +76,8 @@ class DraftTree:
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
     """What the network's nodes were chosen from, if the tree's spec keeps it."""
+    levels: int = 0
+    """Levels that the network computed, if the host knows: fewer than planned where nothing was worth another."""
     draws: Draws | None = None
     """What the nodes were drawn from, if the rule of acceptance asks for it."""
     scratch: Tensor | None = None
@@ -87,6 +89,7 @@ class DraftTree:
     """The tokens that nodes which only copies have promise together, in all rows; None = nobody has added them up."""
 
     @staticmethod
+    @lru_cache(maxsize=64)
     def empty(batch: int, device: torch.device) -> DraftTree:
         """Trees without nodes, as plain decoding verifies them: each row is only its root."""
         index = torch.empty(batch, 0, dtype=torch.int64, device=device)

@@ -322,6 +322,7 @@ class HostGrowth:
             max_depth=deepest,
             counted=int(counts.sum()),
             candidates=self._candidates() if self._plan.keeps_candidates else None,
+            levels=len(self._scores),
         )
 
     def _add(self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices) -> None:

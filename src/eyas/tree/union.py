@@ -48,6 +48,7 @@ def unite(
     return replace(
         merged.keeping(kept, most, None),
         candidates=None if network is None else network.candidates,
+        levels=0 if network is None else network.levels,
         looked_up=network is None,
     )
 
@@ -165,6 +166,7 @@ def _united_on_host(
         made.tree(min(depth, len(made.tokens[0]))),
         counted=counted,
         candidates=None if network is None else network.candidates,
+        levels=0 if network is None else network.levels,
         looked_up=network is None,
         copies_promise=float(np.exp(worth[copied]).sum()),
     )

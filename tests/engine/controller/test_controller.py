@@ -199,7 +199,7 @@ def test_a_wrong_calibration_is_mended() -> None:
 def begins(priced: Machine, real: Machine, spread: float) -> int:
     """The round with which a controller takes up drafting, given prices that were measured with such a spread."""
     made, simulation = controller(priced), Simulation(real, mixed(1))
-    made._costs.table = made._costs.table.model_copy(update={"spread": spread})
+    made.costs.table = made.costs.table.model_copy(update={"spread": spread})
     for count in range(120):
         if decided(made, 1) is not None:
             return count
@@ -280,12 +280,33 @@ def test_drafts_of_others_teach_costs_of_nothing() -> None:
     assert made.snapshot().predicted_tokens_per_second == pytest.approx(before, rel=0.15)
 
 
-def test_a_controller_counts_the_time_that_it_takes_itself() -> None:
-    """Drafting that gains less than planning and learning take is left."""
-    for thinking, drafts in ((0.0, True), (8 * MACHINE.unit, False)):
-        made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(1))
-        for _ in range(200):
-            spec = made.plan(1, simulation.current_lengths())
-            record = simulation.round(spec)
-            made.learn(replace(record, thinking=0.0 if spec is None else thinking))
-        assert (made.snapshot().budget > 0) == drafts
+@pytest.mark.parametrize(("planning", "learning", "drafts"), [(0.0, 0.0, True), (8.0, 0.0, False), (0.0, 8.0, False)])
+def test_a_controller_counts_the_time_that_it_takes_itself(planning: float, learning: float, drafts: bool) -> None:
+    """Drafting that gains less than planning and learning take is left; learning from a round is told with the next."""
+    made, simulation, learnt = controller(MACHINE), Simulation(MACHINE, mixed(1)), 0.0
+    for _ in range(200):
+        spec = made.plan(1, simulation.current_lengths())
+        planned = planning * MACHINE.unit * (spec is not None)
+        made.learn(replace(simulation.round(spec), planning=planned, learning=learnt))
+        learnt = learning * MACHINE.unit * (spec is not None)
+    assert (made.snapshot().budget > 0) == drafts
+
+
+def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text([1.2] * 16, [0.7] * 16)  # nothing pays
+    made, simulation = controller(MACHINE), Simulation(MACHINE, text)
+    simulation.run(made, 60)
+    asked: list[int] = []
+    look = made._explorer.instead_of_plain
+    monkeypatch.setattr(made._explorer, "instead_of_plain", lambda *known: (asked.append(1), look(*known))[1])
+    simulation.run(made, 40)
+    assert 4 <= len(asked) <= 8
+    while made._resting < 2:
+        simulation.run(made, 1)
+    before, lengths = len(asked), simulation.current_lengths()
+    made.plan(16, lengths)
+    assert len(asked) == before
+    made.plan(16, [9, *lengths[1:]])
+    assert len(asked) == before + 1
+    made.plan(15, lengths[1:])
+    assert len(asked) == before + 2

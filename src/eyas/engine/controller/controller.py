@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from eyas.engine.controller.costs import CostModel, CostTable, Work
+from eyas.engine.controller.costs import CostModel, Work
 from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
@@ -39,8 +39,9 @@ _THINKING, _ANALYSING = 0.002, 0.005
 _STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
 """The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again: twice
 as late each time, as some machines are never the same, and at most so late."""
-_LOOK = 8
-"""Plain rounds after which it is asked again whether drafting has come to pay: they teach little, and each costs."""
+_STRETCH = 8
+"""Plain rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay: they teach
+little, and after each pass, whose weights fill the caches, every line of Python is slow."""
 _COLD = 8
 """Rounds of which the least seconds of planning and learning are taken, not the average."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
@@ -59,9 +60,17 @@ class PlanningTime:
 
     def __init__(self) -> None:
         self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
+        self._last: tuple[str, float] | None = None
+        """The kind of the latest round, and the seconds in which it was planned."""
 
-    def learn(self, seconds: float, kind: str) -> None:
-        """Learn from a round; the first ones find cold caches, and analyses are rare."""
+    def learn(self, planning: float, learning: float, kind: str) -> None:
+        """Account for `planning` a round of a `kind`, and for `learning` from the one before, whatever its kind was."""
+        if self._last is not None:
+            self._add(self._last[1] + learning, self._last[0])
+        self._last = kind, planning
+
+    def _add(self, seconds: float, kind: str) -> None:
+        """Average; the first rounds find cold caches, and analyses are rare."""
         known = self._seconds[kind] or seconds
         self._rounds[kind] += 1
         step = (min(seconds, 2.0 * known) - known) / 16
@@ -70,6 +79,27 @@ class PlanningTime:
     def beyond_plain(self, kind: str) -> float:
         """Seconds of planning and learning that such a round takes beyond a plain one."""
         return max(0.0, self._seconds[kind] - self._seconds["plain"])
+
+
+class PlainPrices:
+    """Whether plain rounds take another time than the last plan assumed, so that all costs must be fitted anew."""
+
+    def __init__(self) -> None:
+        self.rounds, self._error, self._after = 0, 0.0, _STALE_AFTER
+
+    @property
+    def stale(self) -> bool:
+        """Whether forecasts are wrong, enough rounds after they were last settled."""
+        return abs(self._error) > _STALE and self.rounds >= self._after
+
+    def learn(self, error: float) -> None:
+        """Account for a plain round that took exp(`error`) times what was forecast."""
+        self._error = self._error * _STALE_FADE + error * (1.0 - _STALE_FADE)
+
+    def settle(self) -> None:
+        """Begin anew: costs are fitted to the latest rounds."""
+        self._after = min(2 * self._after, _STALE_MOST) if self.stale else _STALE_AFTER
+        self.rounds, self._error = 0, 0.0
 
 
 class Controller:
@@ -93,7 +123,7 @@ class Controller:
         Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
         `looks_up`: whether it finds continuations on the host.
         """
-        self._costs, self.gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
+        self.costs, self.gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
         self._computes, self._looks_up = computes, looks_up
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
         self._counts_freely, self._clock = counts_freely, clock
@@ -108,11 +138,15 @@ class Controller:
         self._missed = 0.0
         """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
-        self._plain_error, self._since_settled, self._stale_after = 0.0, 0, _STALE_AFTER
+        self._plain_prices = PlainPrices()
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
+        self._resting = 0
+        """Plain rounds that are planned already."""
+        self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
+        """Rounds to learn from, and what was expected of the lengths before each."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._thinking = PlanningTime()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
@@ -134,6 +168,11 @@ class Controller:
         row, which a draft begins with reading; None = as many as there were rounds since the last draft. Speculation
         begins when it would have saved the time that this takes, so that a moment in which it pays costs little.
         """
+        if self._resting and rows == self._situation[0] and self._expected.issuperset(lengths):
+            self._resting -= 1
+            return None
+        self._resting = 0
+        self._learn_waiting()
         room = self._depth
         if self._max_length is not None:
             # the root's position is the row's length; a node past the context's end could never be emitted
@@ -147,14 +186,14 @@ class Controller:
             self.gain.renew(new / rows)
         if 2 * new > rows:
             self._explorer.renew()
-        due = self._planning.due() or self._stale
+        due = self._planning.due() or self._plain_prices.stale
         if situation != self._situation or due or self._overtaken(rows):
             self._situation = situation
             self._replan(rows, lengths, groups, room, settles=due)
         waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
 
         def reading() -> float:
-            return self._costs.reading_seconds(waiting, rows) if waiting else 0.0
+            return self.costs.reading_seconds(waiting, rows) if waiting else 0.0
 
         if self._wanted is not None and self._missed >= reading():
             self._choice, self._wanted = self._wanted, None
@@ -172,28 +211,43 @@ class Controller:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
+        elif self._choice is None and self._wanted is None:
+            self._resting = self._explorer.stretch(_STRETCH) - 1
         return None if prospect is None else self._spec(prospect, rows, groups)
 
     def learn(self, record: RoundRecord) -> None:
-        """Update costs, gains and accounts from a measured round."""
+        """Update costs, gains and accounts from a measured round; plain ones of a stretch are learnt from together."""
+        self._unlearnt.append((record, self._expected))
+        paths = [[0]] * record.rows if record.draft is None else record.draft.paths
+        self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
+        self._counts["rounds"] += 1
+        looked_up = record.draft is None or record.draft.tree.looked_up
+        self._counts["plain_rounds"] += looked_up and record.tokens == record.rows
+        if not self._resting or record.draft is not None:
+            self._learn_waiting()
+
+    def _learn_waiting(self) -> None:
+        rounds, self._unlearnt = self._unlearnt, []
+        for record, expected in rounds:
+            self._learn(record, expected)
+
+    def _learn(self, record: RoundRecord, expected: set[int]) -> None:
+        """Learn from a round of rows whose lengths were `expected`, unless they were new."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None and not record.draft.tree.looked_up
-        first = self._expected.isdisjoint(record.lengths)
-        self._learn_costs(record, whole)
+        first = expected.isdisjoint(record.lengths)
+        self._learn_costs(record, whole, expected)
         looked_up = record.spec is not None and not drafted
-        self._thinking.learn(record.thinking, "drafted" if drafted else "looked up" if looked_up else "plain")
+        kind = "drafted" if drafted else "looked up" if looked_up else "plain"
+        self._thinking.learn(record.planning, record.learning, kind)
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
             self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
-        paths = [[0]] * record.rows if record.draft is None else record.draft.paths
-        self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
         self._emitted = self._emitted * _FADE + record.emitted
         self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
         self._seconds = self._seconds * _FADE + whole
-        self._counts["rounds"] += 1
-        self._counts["plain_rounds"] += not drafted and record.tokens == record.rows
         self._sums["nodes"] += record.tokens - record.rows
         if drafted and record.spec is not None:
             self._sums["depth"] += record.spec.depth
@@ -203,9 +257,8 @@ class Controller:
                 rate = self._wanted.rate_if(self.gain.hope(record.rows), record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
             if record.draft is None and not first:
-                error = math.log(whole / self._prospects.plain_seconds)
-                self._plain_error = self._plain_error * _STALE_FADE + error * (1.0 - _STALE_FADE)
-        self._since_settled += 1
+                self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
+        self._plain_prices.rounds += 1
         self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects
@@ -227,18 +280,8 @@ class Controller:
         """
         if self._choice is not None:
             return _LEAVE
-        doubt = min(1.0, max(0.0, self._costs.table.spread - _USUAL_SPREAD))
+        doubt = min(1.0, max(0.0, self.costs.table.spread - _USUAL_SPREAD))
         return _ENTER + doubt * max(0.0, 1.0 - self._counts["rounds"] / _TRUSTED_AFTER)
-
-    @property
-    def _stale(self) -> bool:
-        """Whether plain rounds take another time than the last plan assumed."""
-        return abs(self._plain_error) > _STALE and self._since_settled >= self._stale_after
-
-    @property
-    def table(self) -> CostTable:
-        """The costs that were measured before the first round, without later corrections."""
-        return self._costs.table
 
     @property
     def probing(self) -> bool:
@@ -267,14 +310,13 @@ class Controller:
         began = self._clock()
         self.gain.settle()
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
-            self._stale_after = min(2 * self._stale_after, _STALE_MOST) if self._stale else _STALE_AFTER
-            self._since_settled, self._plain_error = 0, 0.0
-            self._costs.settle()
+            self._plain_prices.settle()
+            self.costs.settle()
         sampled = sum(groups)
-        self._costs.thinking = self._thinking.beyond_plain("drafted")
+        self.costs.thinking = self._thinking.beyond_plain("drafted")
         prospects = Prospects(
             self.gain.forecast((rows - sampled, sampled)),
-            self._costs,
+            self.costs,
             self._widths,
             rows,
             lengths,
@@ -300,8 +342,6 @@ class Controller:
         if self._prospects is None:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        if not wanted and self._deferred % _LOOK:
-            return False
         drift, shape = self.gain.drift, self._choice or self._prospects.best
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
@@ -374,28 +414,28 @@ class Controller:
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1
 
-    def _learn_costs(self, record: RoundRecord, whole: float) -> None:
+    def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:
         tree = None if record.draft is None else record.draft.tree
         in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
         if tree is None or in_vain or record.spec is None:
             plain = record.spec is None or in_vain
-            if plain and not self._expected.isdisjoint(record.lengths):  # a first round finds cold caches
+            if plain and not expected.isdisjoint(record.lengths):  # a first round finds cold caches
                 seconds = record.pass_seconds if in_vain else whole
-                self._costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
+                self.costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
             return
         if tree.looked_up:  # nothing was drafted, and the pairs are deferred
             padded = record.padded if self._counts_freely else 0
-            self._costs.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
+            self.costs.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
             return
-        levels = len(tree.candidates.scores) if tree.candidates is not None else 0
-        if self._deferred or not self._expected.issuperset(record.lengths):
+        levels = tree.levels
+        if self._deferred or not expected.issuperset(record.lengths):
             levels = 0  # drafting began with observing deferred pairs, or the prompts of new rows
         passing = record.pass_seconds
         if not self._counts_freely:
             # the host's clock can't separate drafting from verifying on a device
-            drafting = self._costs.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
+            drafting = self.costs.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
             passing, levels = record.draft_seconds + passing - float(drafting), 0
-        self._costs.learn(
+        self.costs.learn(
             Work(
                 record.rows,
                 record.lengths,

@@ -116,6 +116,11 @@ class Explorer:
         self._age = 0
         self._untried += 1
 
+    def stretch(self, most: int) -> int:
+        """Plain rounds, at most so many, until a trial or a second thought may be due."""
+        marks = (_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS))
+        return min((most, *(mark for mark in marks if mark > 0)))
+
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
         speculating = speedup is not None

@@ -123,7 +123,7 @@ class LookaheadController(Controller):
     def _weigh(self, rows: int, lengths: Sequence[int]) -> None:
         """Forecast a round with windows and a plain one, and decide between them."""
         began = self._clock()
-        costs = self._costs
+        costs = self.costs
         costs.settle()
         emitted, tokens = (rows * (1.0 + part / self._rows_seen) for part in (self._accepted, self._nodes))
         self._plain_seconds = costs.plain_seconds(rows, lengths)
@@ -150,9 +150,9 @@ class LookaheadController(Controller):
     def _learn_gain(self, record: RoundRecord) -> None:
         """Nothing: a window's size doesn't follow from what its nodes are worth."""
 
-    def _learn_costs(self, record: RoundRecord, whole: float) -> None:
+    def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:  # noqa: ARG002
         drafted = record.draft is not None
-        self._costs.learn(
+        self.costs.learn(
             Work(
                 record.rows,
                 record.lengths,

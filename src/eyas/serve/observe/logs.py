@@ -98,7 +98,7 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
     if engine.speculation is not None:
         fields["tree"] = tree or "the drafter's own"
     if controller is not None:
-        table = controller.table
+        table = controller.costs.table
         fields |= {
             "pass_ms": round(1000 * float(table.pass_by_tokens.at(1)), 2),
             "pass_of_8_tokens_ms": round(1000 * float(table.pass_by_tokens.at(8)), 2),
