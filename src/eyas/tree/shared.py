@@ -19,6 +19,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
@@ -164,17 +165,19 @@ class PlannedTree(TreeSpec):
         if self.prices is None:
             return self.shape.keep(scores, allowed)
         mask = None if allowed is None else allowed.numpy()
-        return torch.from_numpy(self.profitable(scores.to(torch.float32).numpy(), self.prices, mask))
+        return torch.from_numpy(self.profitable(scores.to(torch.float32).numpy(), mask))
 
-    def profitable(
-        self, scores: Floats, prices: Sequence[float], allowed: npt.NDArray[np.bool_] | None
-    ) -> npt.NDArray[np.bool_]:
-        """`keep` by the plan's own `prices`, without PyTorch."""
+    def profitable(self, scores: Floats, allowed: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
+        """`keep` by the plan's `prices`, without PyTorch."""
         value = np.exp(scores, dtype=np.float64)
         if allowed is not None:
             value *= allowed
         padding_prices = self.padding_prices if len(value) > 1 else None
-        return most_profitable(value, prices, padding_prices, self.shape.per_row).mask(value)
+        return most_profitable(value, self._node_prices, padding_prices, self.shape.per_row).mask(value)
+
+    @cached_property
+    def _node_prices(self) -> npt.NDArray[np.float64]:
+        return np.array(self.prices)
 
 
 class SharedGrowth(BeamGrowth):
@@ -349,7 +352,7 @@ class HostGrowth:
         plan, everyone = self._plan, len(self._drafting) == self._batch
         mask = None if everyone else self._mask()[:, None]
         if plan.prices is not None:
-            return plan.profitable(scores, plan.prices, mask)
+            return plan.profitable(scores, mask)
         allowed = None if mask is None else torch.from_numpy(mask)
         kept: npt.NDArray[np.bool_] = plan.keep(torch.from_numpy(scores), allowed).numpy()
         return kept

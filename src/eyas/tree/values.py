@@ -105,7 +105,7 @@ class NodeChoice(NamedTuple):
 
 
 def most_profitable(
-    values: Array, prices: Sequence[float], padding_prices: Sequence[float] | None, limit: int | None = None
+    values: Array, prices: Sequence[float] | Array, padding_prices: Sequence[float] | None, limit: int | None = None
 ) -> NodeChoice:
     """The choice of candidates whose value exceeds its price by the most; no nodes if none does.
 

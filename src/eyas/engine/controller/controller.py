@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -131,6 +132,10 @@ class Controller:
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer, self._lookups = Explorer(), LookupTrials()
         self._prospects: Prospects | None = None
+        self._least_rate = 0.0
+        """The least tokens per second at which prices count time."""
+        self._specs: dict[Hashable, PlannedTree] = {}
+        """The trees since the last plan: making one takes several percent of a small target's pass."""
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
         self._wanted: Prospect | None = None
@@ -206,7 +211,7 @@ class Controller:
                 self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
         if self._probe is None and self._choice is None and self._looks_up:
             looks = self._lookups.looking and not self._lookups.plain_due
-            return self._found_spec(rows, groups) if looks else None
+            return self._spec(None, rows, groups) if looks else None
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
@@ -334,6 +339,10 @@ class Controller:
         if self._wanted is None:
             self._missed = 0.0
         self._prospects = prospects
+        # what is looked up isn't in any forecast, so that its rounds may be faster than those
+        measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
+        self._least_rate = max(prospects.plain_rate, measured)
+        self._specs.clear()
         if settles:
             self._planning.done(self._clock() - began)
 
@@ -348,7 +357,19 @@ class Controller:
         rate = shape.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect, rows: int, groups: tuple[int, ...]) -> PlannedTree:
+    def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> PlannedTree:
+        """The tree of a shape, the same until the next plan; None = of nothing but what is looked up."""
+        chooses = self._probe is None or self._probe.chooses
+        keeps = self._probe is not None or self._analysing.due()
+        key = (None if prospect is None else prospect.shape, groups, chooses, keeps)
+        if key not in self._specs:
+            made = self._found_tree(rows) if prospect is None else self._tree(prospect, rows, chooses)
+            self._specs[key] = replace(
+                made, values=self.gain.values, groups=groups if any(groups) else None, keeps_candidates=keeps
+            )
+        return self._specs[key]
+
+    def _tree(self, prospect: Prospect, rows: int, chooses: bool) -> PlannedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
@@ -356,11 +377,10 @@ class Controller:
         prices = padding_prices = None
         if self._looks_up and self._counts_freely:
             most, nodes = _MOST_PER_ROW, nodes + _FOUND  # at its price, a passage may be as long as it is
-        chooses = self._probe is None or self._probe.chooses
         if self._counts_freely and self._prospects is not None and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
-            rate = self._rate(prospect.rate)
+            rate = max(prospect.rate, self._least_rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
         return PlannedTree(
@@ -373,34 +393,19 @@ class Controller:
             ),
             prices=prices,
             padding_prices=padding_prices,
-            values=self.gain.values,
-            groups=groups if any(groups) else None,
-            keeps_candidates=self._probe is not None or self._analysing.due(),
         )
 
-    def _found_spec(self, rows: int, groups: tuple[int, ...]) -> PlannedTree:
+    def _found_tree(self, rows: int) -> PlannedTree:
         """The tree of a round in which the drafter only looks up: of what it finds, whatever pays."""
         assert self._prospects is not None
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
-        rate = self._rate(0.0)
+        rate = self._least_rate
         return PlannedTree(
             SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
             prices=self._prospects.prices(rate, nodes),
             padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),
-            values=self.gain.values,
-            groups=groups if any(groups) else None,
-            keeps_candidates=self._analysing.due(),
             found_only=True,
         )
-
-    def _rate(self, forecast: float) -> float:
-        """The tokens per second at which time is counted in prices.
-
-        What is looked up isn't in any forecast, so that its rounds may be faster than those.
-        """
-        measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
-        plain = self._prospects.plain_rate if self._prospects is not None else 0.0
-        return max(forecast, plain, measured)
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
         """Charge a round of the current probe to its budget, and end the probe after its last round."""
