@@ -68,7 +68,7 @@ class ModelRunner:
         """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
         self._prompt_pairs = 0
-        self._planning = self._learning = 0.0
+        self._planned_at = self._overhead = 0.0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
@@ -240,9 +240,8 @@ class ModelRunner:
             return None if tree is None else tree.valued(self._values.table, tuple(map(int, sampled))), reading
         unread = [0 if self.drafter is None else self.drafter.pairs.unread(row) for row in rows]
         lengths = [sequence.cached for sequence in decoding]
-        started = time.perf_counter()
+        self._planned_at = time.perf_counter()
         self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-        self._planning = time.perf_counter() - started
         return self.tree, reading
 
     def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> RoundOutput:
@@ -271,13 +270,11 @@ class ModelRunner:
                 emitted=sum(output.accepted) + len(decoding),
                 seconds=seconds,
                 drafting=drafting,
-                planning=self._planning,
-                learning=self._learning,
+                overhead=self._overhead,
                 prompt_pairs=self._prompt_pairs,
             )
-            started = time.perf_counter()
             self.controller.learn(record)
-            self._learning, self._prompt_pairs = time.perf_counter() - started, 0
+            self._overhead, self._prompt_pairs = time.perf_counter() - self._planned_at - seconds, 0
         return output
 
     @property

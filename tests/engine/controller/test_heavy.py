@@ -43,7 +43,7 @@ def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
     machine = Machine(points=packed, unit=1e-3, first=0.8, level=0.35, position=0.05, column=2e-3)
     made, plain = controller(machine), Simulation(machine, Text([2.0], [0.4])).run(None, 120)
     hard = [Simulation(machine, Text([2.0], [0.4], seed)).run(made, 120) for seed in range(30)]
-    assert sum(plain / rate for rate in hard) <= 1.01 * len(hard)
+    assert sum(plain / rate for rate in hard) <= 1.015 * len(hard)
     easy = [Simulation(machine, Text([3.4], [0.97], seed)).run(made, 60) for seed in range(20)]
     best = Simulation(machine, Text([3.4], [0.97])).run(SharedTree(3, 1, 3), 300)
     assert plain < 0.8 * best

@@ -56,29 +56,32 @@ _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
 
 
-class PlanningTime:
-    """The seconds of planning and learning in a kind of rounds: plain ones, drafts, looking up. Running averages."""
+class Overhead:
+    """The seconds of a kind of rounds (plain ones, drafts, looking up) beyond those that are forecast: running means.
+
+    Means, not medians as of costs: what happens now and then, such as a new plan, has to be paid for too.
+    """
 
     def __init__(self) -> None:
         self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
         self._last: tuple[str, float] | None = None
-        """The kind of the latest round, and the seconds in which it was planned."""
+        """The kind of the latest round, and its seconds so far."""
 
-    def learn(self, planning: float, learning: float, kind: str) -> None:
-        """Account for `planning` a round of a `kind`, and for `learning` from the one before, whatever its kind was."""
+    def learn(self, seconds: float, kind: str, before: float) -> None:
+        """Account for a round's `seconds`; what it takes after it was measured is told with the next, as `before`."""
         if self._last is not None:
-            self._add(self._last[1] + learning, self._last[0])
-        self._last = kind, planning
+            self._add(self._last[1] + before, self._last[0])
+        self._last = kind, seconds
 
     def _add(self, seconds: float, kind: str) -> None:
-        """Average; the first rounds find cold caches, and analyses are rare."""
+        """Average; the first rounds find cold caches."""
         known = self._seconds[kind] or seconds
         self._rounds[kind] += 1
-        step = (min(seconds, 2.0 * known) - known) / 16
+        step = (min(seconds, 8.0 * abs(known)) - known) / 32
         self._seconds[kind] = known + step if self._rounds[kind] > _COLD else min(known, seconds)
 
     def beyond_plain(self, kind: str) -> float:
-        """Seconds of planning and learning that such a round takes beyond a plain one."""
+        """Seconds that such a round takes beyond a plain one, besides what is forecast."""
         return max(0.0, self._seconds[kind] - self._seconds["plain"])
 
 
@@ -138,6 +141,8 @@ class Controller:
         """The trees since the last plan: making one takes several percent of a small target's pass."""
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
+        self._best: Prospect | None = None
+        """The shape that decides whether to speculate; in use, unless that is done in hope."""
         self._wanted: Prospect | None = None
         """A shape that promises more than plain rounds, but not yet what reading the deferred pairs takes."""
         self._missed = 0.0
@@ -153,7 +158,7 @@ class Controller:
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and what was expected of the lengths before each."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
-        self._thinking = PlanningTime()
+        self._overhead = Overhead()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
@@ -185,14 +190,16 @@ class Controller:
         if not rows or room < 1:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
+        resting = self._choice is None and self._wanted is None
         situation = (rows, sum(groups), room, max(lengths).bit_length())
+        changed = situation[: 3 if resting else 4] != self._situation[: 3 if resting else 4]
         new = sum(length not in self._expected for length in lengths)
         if new:
             self.gain.renew(new / rows)
         if 2 * new > rows:
             self._explorer.renew()
         due = self._planning.due() or self._plain_prices.stale
-        if situation != self._situation or due or self._overtaken(rows):
+        if changed or due or self._overtaken(rows):
             self._situation = situation
             self._replan(rows, lengths, groups, room, settles=due)
         waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
@@ -244,7 +251,11 @@ class Controller:
         self._learn_costs(record, whole, expected)
         looked_up = record.spec is not None and not drafted
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
-        self._thinking.learn(record.planning, record.learning, kind)
+        unseen = 0.0  # of reading what was emitted, which is measured among other things
+        if drafted and record.seconds is not None:
+            unseen = whole - record.draft_seconds - record.pass_seconds
+            unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
+        self._overhead.learn(unseen, kind, record.overhead)
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
@@ -272,7 +283,7 @@ class Controller:
         self._lookups.earn(whole)
         if self._prospects is not None and record.spec is not None and record.spec.found_only:
             verified = record.tokens > record.rows
-            spent = whole + self._thinking.beyond_plain("looked up")
+            spent = whole + self._overhead.beyond_plain("looked up")
             self._lookups.learn(record.emitted / self._prospects.plain_rate - spent, spent, verified)
         if self._probe is not None:
             self._count_probe(record, whole)
@@ -318,7 +329,7 @@ class Controller:
             self._plain_prices.settle()
             self.costs.settle()
         sampled = sum(groups)
-        self.costs.thinking = self._thinking.beyond_plain("drafted")
+        self.costs.overhead = self._overhead.beyond_plain("drafted")
         prospects = Prospects(
             self.gain.forecast((rows - sampled, sampled)),
             self.costs,
@@ -329,13 +340,14 @@ class Controller:
             stops_early=self._counts_freely,
             prompt_pairs=self._prompt_pairs / (self._emitted + _ANSWER),
         )
-        best = prospects.best
-        if self._choice is not None:
-            held = prospects.of(self._choice.shape)
+        best, least = prospects.best, prospects.plain_rate * self._least
+        if self._choice is not None and self._best is not None:
+            held = prospects.of(self._best.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and best.rate_if(self.gain.hope(rows), rows) >= prospects.plain_rate * self._least
-        self._wanted = best if pays and self._choice is None else None
-        self._choice = best if pays and self._choice is not None else None
+        pays = self._computes and best.rate_if(self.gain.hope(rows), rows) >= least
+        used = (prospects.short(best.shape) if best.rate < least else best) if pays else None
+        self._wanted, self._choice = (used, None) if self._choice is None else (None, used)
+        self._best = best
         if self._wanted is None:
             self._missed = 0.0
         self._prospects = prospects
@@ -351,10 +363,10 @@ class Controller:
         if self._prospects is None:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        drift, shape = self.gain.drift, self._choice or self._prospects.best
+        drift, best = self.gain.drift, self._best or self._prospects.best
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        rate = shape.rate_if(drift * self.gain.hope(rows), rows)
+        rate = best.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> PlannedTree:

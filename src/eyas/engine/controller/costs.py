@@ -261,8 +261,8 @@ class CostModel:
 
     def __init__(self, table: CostTable) -> None:
         self.table = table
-        self.thinking = 0.0
-        """Seconds of planning and learning that a round with drafts takes beyond a plain one."""
+        self.overhead = 0.0
+        """Seconds that a round with drafts takes beyond a plain one, besides its passes."""
         self._residuals: defaultdict[int, Residuals] = defaultdict(Residuals)
         self._waiting: list[Work] = []
         """Rounds since the costs were fitted."""

@@ -32,13 +32,13 @@ _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 8, 1.0 - 1.0 / 50.0, 0.01, 256
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
-_SECOND_THOUGHTS = (8, 24)
+_SECOND_THOUGHTS, _CREDIT = (8, 24), 0.25
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
-guess and say little about the rest; unless it takes longer than a plain round."""
-_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _TRIAL_GAP = 8, 8, 3.0, 8
+guess and say little about the rest; unless it takes longer than this share of a plain round."""
+_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN = 8, 8, 3.0, 0.01, 4
 """After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
-by this share more often, of a single row: texts differ by as much. After each but the first in vain twice as many texts
-go untried."""
+by this share more often, of a single row: texts differ by as much. The share of plain rounds' time that trials may
+lose, and the rounds after which one is usually given up."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -108,13 +108,12 @@ class Explorer:
         """Plain rounds in a row beside a shape in use."""
         self._age = 0
         """Rounds since the texts being written began, as far as one can say."""
-        self._untried, self._vain = 0, 0
-        """Texts since the last trial of one, and trials in vain since drafting paid."""
+        self._trials = Allowance(_FOR_TRIALS)
+        self._trials.earn(math.inf)  # the first one is free
 
     def renew(self) -> None:
         """Account for texts that are new, all of them or nearly so."""
         self._age = 0
-        self._untried += 1
 
     def stretch(self, most: int) -> int:
         """Plain rounds, at most so many, until a trial or a second thought may be due."""
@@ -125,12 +124,12 @@ class Explorer:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
         speculating = speedup is not None
         self._age += 1
-        self._vain = 0 if speculating else self._vain
         self._speculated += speculating
         self._rested = 0 if speculating else self._rested + 1
         beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)
         for allowance in beside if speculating else instead:
             allowance.earn(seconds)
+        self._trials.earn(math.inf if speculating else seconds)  # after a text that paid the next is always tried
         if speedup is not None and speedup < _CLOSE:
             self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
@@ -169,20 +168,20 @@ class Explorer:
         only where the rest is covered: plain rounds of a small target take little longer.
         """
         best = prospects.best
-        due = self._age == _TRIAL_AT and self._untried >= min(2 ** (self._vain - 1), _TRIAL_GAP)
-        luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
-        if due and best.rate_if(luckiest, prospects.rows) > prospects.plain_rate:
-            self._untried, self._vain = 0, self._vain + 1
-            # a short chain tells what larger trees would yield, and costs little where it is refused
-            tried = prospects.of(best.shape._replace(width=0, depth=min(best.shape.depth, 1)))
-            return Probe(tried, _TRIAL_ROUNDS, 0.0, self._speculating, tries_text=True)
+        if self._age == _TRIAL_AT:
+            # of all that it offers: what is likely enough to pay is too little to tell texts apart by
+            tried = prospects.of(prospects.short(best.shape).shape._replace(threshold=0))
+            luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
+            pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
+            if pays and self._trials.affords(_IN_VAIN * (tried.seconds - prospects.plain_seconds)):
+                return Probe(tried, _TRIAL_ROUNDS, 0.0, self._trials, tries_text=True)
         deeper, larger, draft_loss, larger_loss = prospects.at_rest(_LEAST_DRAFT, _LEAST)
         draft_loss, larger_loss = draft_loss + analysis, larger_loss + 2 * analysis
         if chooses:
             on_credit = self._rested in _SECOND_THOUGHTS
             if on_credit or self._drafting.covers(draft_loss):
                 loss = draft_loss + reading()
-                if self._drafting.affords(loss) or (on_credit and loss <= prospects.plain_seconds):
+                if self._drafting.affords(loss) or (on_credit and loss <= _CREDIT * prospects.plain_seconds):
                     return Probe(deeper, 1, loss, self._drafting, chooses=True)
         if self._speculating.covers(larger_loss) and self._speculating.affords(larger_loss + reading()):
             return Probe(larger, 2, 0.0, self._speculating)

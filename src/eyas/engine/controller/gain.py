@@ -34,7 +34,7 @@ _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
 _TYPICAL = 5.0
 """The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
-_USUAL, _USUAL_FADE = 20.0, 1.0 - 1.0 / 500.0
+_USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
 """The same for forecasts of all texts, which may be a little too high or low all the time, and how that decays."""
 _HOPE = 0.25
 """The spread of what texts yield, as a share: a new one gets the benefit of the doubt."""
@@ -126,9 +126,14 @@ class GainModel:
 
     @property
     def _current_yield(self) -> float:
-        """Accepted tokens per forecast one: a Gamma prior around 1, and what these rows' rounds brought."""
+        """Accepted tokens per forecast one: a Gamma prior around what is usual, and what these rows' rounds brought."""
         ratio = (self._own_accepted + _TYPICAL) / (self._own_forecast + _TYPICAL)
-        return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
+        return self._usual * min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
+
+    @property
+    def _usual(self) -> float:
+        """The same of all texts: the shape that promises the most is often one whose forecast is too high."""
+        return (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
 
     def hope(self, rows: int) -> float:
         """By how much more the texts of `rows` rows may well yield than expected, until they have shown it."""
@@ -140,7 +145,7 @@ class GainModel:
         Texts differ, so what these rows yield is learnt within some rounds, and soon forgotten when others follow.
         """
         forecast, accepted = promised / self._yield / rows, kept / rows
-        usual = (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
+        usual = self._usual
         self._shown += forecast * usual
         self._own_forecast = self._own_forecast * _YIELD_FADE + forecast * usual
         self._own_accepted = self._own_accepted * _YIELD_FADE + accepted

@@ -93,7 +93,7 @@ class Prospects:
             + costs.padding_seconds(padded, rows)
             + self._drafting
             + costs.observe_seconds(rows + self._accepted, rows)
-            + costs.thinking
+            + costs.overhead
         )
         if prompt_pairs:  # at the speed of a prompt's many pairs
             a_pair = float(costs.observe_seconds(_MANY, rows)) / _MANY
@@ -127,6 +127,11 @@ class Prospects:
             losses = max(deeper.drafting, least_draft * self.plain_seconds), max(lost, least * larger.seconds)
             self._at_rest = deeper, larger, *losses
         return self._at_rest
+
+    def short(self, shape: Shape) -> Prospect:
+        """The forecast of a short chain in place of `shape`: it tells what larger trees would yield, and costs little
+        where it is refused."""
+        return self.of(shape._replace(width=0, depth=min(shape.depth, 1)))
 
     def of(self, shape: Shape) -> Prospect:
         """The forecast of a shape, which is cut to the greatest depth considered."""

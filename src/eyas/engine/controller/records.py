@@ -32,10 +32,8 @@ class RoundRecord:
     """Time of the whole round, including the drafter's observation; None = draft_seconds + pass_seconds."""
     drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
-    planning: float = 0.0
-    """Seconds that the controller took to plan the round; not in `seconds`."""
-    learning: float = 0.0
-    """Seconds that it took to learn from the round before; not in `seconds` of either."""
+    overhead: float = 0.0
+    """Seconds that the round before took beyond its `seconds`: to plan it, to make room for it, to learn from it."""
     prompt_pairs: int = 0
     """Pairs of prompts that the drafter was given since the round before, read or deferred."""
 
