@@ -216,15 +216,14 @@ class Controller:
                 self._probe = self._explorer.beside(known, self._choice, rows, chooses, self._analysing.cost)
             else:
                 self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
-        if self._probe is None and self._choice is None and self._looks_up:
-            looks = self._lookups.looking and not self._lookups.plain_due
-            return self._spec(None, rows, groups) if looks else None
+        if self._probe is None and self._choice is None:
+            if self._looks_up and self._lookups.looking:
+                return None if self._lookups.plain_due else self._spec(None, rows, groups)
+            self._resting = self._explorer.stretch(_STRETCH) - 1 if self._wanted is None else 0
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
-        elif self._choice is None and self._wanted is None:
-            self._resting = self._explorer.stretch(_STRETCH) - 1
         return None if prospect is None else self._spec(prospect, rows, groups)
 
     def learn(self, record: RoundRecord) -> None:

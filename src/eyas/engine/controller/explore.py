@@ -35,10 +35,10 @@ predicted to gain less than the speedup: the cost of plain decoding may have bee
 _SECOND_THOUGHTS, _CREDIT = (8, 24), 0.25
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
 guess and say little about the rest; unless it takes longer than this share of a plain round."""
-_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN = 8, 8, 3.0, 0.01, 4
+_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN, _PAID = 8, 8, 3.0, 0.01, 4, 1.15
 """After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
 by this share more often, of a single row: texts differ by as much. The share of plain rounds' time that trials may
-lose, and the rounds after which one is usually given up."""
+lose, the rounds after which one is usually given up, and the speedup after which the next text is tried in any case."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -129,7 +129,8 @@ class Explorer:
         beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)
         for allowance in beside if speculating else instead:
             allowance.earn(seconds)
-        self._trials.earn(math.inf if speculating else seconds)  # after a text that paid the next is always tried
+        paid = speedup is not None and speedup > _PAID
+        self._trials.earn(math.inf if paid else seconds)  # after a text that paid the next is always tried
         if speedup is not None and speedup < _CLOSE:
             self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
