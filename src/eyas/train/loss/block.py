@@ -145,7 +145,7 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""Slots of a part on a CPU: with more, more of a product is hidden; with fewer, products are small. Else 4 times that."""
+"""A part's slots on a CPU: with more, more of a product is hidden; with fewer, products are small. Else 4 times them."""
 
 
 class Anchors(NamedTuple):
@@ -186,7 +186,9 @@ class BlockAttention:
         if self._order is None:  # the same in all layers
             self._order = _Order.of(self._anchors, slots, q.device)
             self._parts = list(self._seen(self._order, slots, heads // kv, dtype))
-        cells = [x.to(dtype).index_select(0, self._order.cells).split(self._order.sizes) for x in (q, k, v)]
+        cells = [
+            torch.split_with_sizes(x.to(dtype).index_select(0, self._order.cells), self._order.sizes) for x in (q, k, v)
+        ]
         mixed = [v.new_empty(0, slots, heads, v.shape[-1], dtype=dtype)]
         for parts, *mine in zip(self._parts, *cells, strict=True):
             queries, *own = (x.unflatten(0, (len(parts.chats), -1)).transpose(1, 2) for x in mine)  # [P, ., c, B, .]
@@ -209,7 +211,8 @@ class BlockAttention:
         near = near.tril() if self._causal else near
         if self._window is not None:
             near = near & ((slot - slot.unsqueeze(1)).abs() < self._window)
-        for stop, count, at in zip(order.stops, order.counts, rows.split(order.sizes), strict=True):
+        in_parts = torch.split_with_sizes(rows, order.sizes)
+        for stop, count, at in zip(order.stops, order.counts, in_parts, strict=True):
             cells = at.view(-1, count)  # [P, c]
             last, column = (cells % width)[:, :, None, None], torch.arange(stop, device=device)
             context = (column <= last).expand(-1, -1, slots, -1)  # [P, c, B, stop]
@@ -222,7 +225,7 @@ class BlockAttention:
 
 
 class _Parts(NamedTuple):
-    """P parts that are computed together, each with c blocks of one chat; where it has fewer its last one is repeated."""
+    """P parts that are computed together, each with c blocks of one chat; one with fewer repeats its last."""
 
     chats: Tensor  # [P]
     stop: int  # the context's columns up to here are looked at
@@ -259,8 +262,8 @@ class _Order(NamedTuple):
             stop = max(anchors.positions[part[-1]] for part in together) + 1
             made.append((len(together) * count, count, stop))
         both = to_device([*cells, *places], device, torch.int64)  # one copy, since each takes its turn
-        sizes, counts, stops = (list(x) for x in zip(*made, strict=True)) if made else ([], [], [])
-        return cls(*both.split((len(cells), len(places))), sizes, counts, stops)
+        sizes, counts, stops = ([each[i] for each in made] for i in range(3))
+        return cls(both[: len(cells)], both[len(cells) :], sizes, counts, stops)
 
 
 def _joined(own: Tensor, context: Tensor, buffer: Tensor | None, parts: _Parts) -> Tensor:
