@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from eyas.drafters.deferred_pairs import DeferredPairs
+from eyas.drafters.decoding import DeferredPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:

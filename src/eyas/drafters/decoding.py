@@ -9,7 +9,8 @@ far, H draft hidden, Vd draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -19,12 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter, SlotPairs
-from eyas.drafters.deferred_pairs import DeferredPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
-from eyas.drafters.network import Attend, DraftNetwork
+from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.errors import UsageError
-from eyas.runtime import inference, to_device
-from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
+from eyas.runtime import inference, mapped_copy, to_device
+from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
@@ -34,27 +34,6 @@ from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
 """Most deferred pairs that one pass reads, of all rows together."""
-
-
-class Stage(NamedTuple):
-    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
-
-    lengths: Tensor  # [R] pairs that were read
-    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
-    before: int = 0  # columns of each row that passes before this one staged
-    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
-    layer: int = 0  # the slot cache's layer that is the network's first
-    first: int = 0  # the first of a row's own pairs that is seen
-    end: int | None = None  # the columns that are read, where their number is fixed
-    level: int = 0  # of a draft: 0 is that of the root's children
-    window: int | None = None  # each sees positions less than so many from its own; None = all
-
-
-class Within(NamedTuple):
-    """What a recorded draft knows of the cache: the columns that its passes read, and what of them is committed."""
-
-    end: int
-    lengths: Tensor  # [R]
 
 
 class SavedNetworkPairs(NamedTuple):
@@ -413,48 +392,6 @@ def arranged(
     return width, layout, [layout.gather(each) for each in pairs]
 
 
-def run_pass(
-    cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
-    layout: RaggedLayout | None = None, within: Within | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
-    if within is not None:
-        return compute(rows, *within, *inputs)
-    if cache.graphs is not None and layout is None:
-        done = cache.graphs.run(kind, cache, rows, staged, inputs, compute)
-        if done is not None:
-            return done
-    return compute(rows, None, device_lengths(cache, rows, inputs[0].device), *inputs)
-
-
-def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
-    """[R] how many columns of each row are committed."""
-    return to_device(cache.lengths[rows.start : rows.stop], device)
-
-
-def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
-    """Attention that stages its keys and values where `stage` says."""
-    cache.reserve(cache.start(rows) + stage.seen.shape[2], stage.before)
-    width = stage.seen.shape[2] - stage.before
-    staging = cache.staging(rows, width, stage.before, stage.lengths, stage.end)
-    columns = torch.arange(staging.end, device=stage.lengths.device)
-    seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
-    if stage.first:
-        seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
-    if stage.window is not None:
-        own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
-        seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layout is not None:
-            q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-        keys, values = cache.write(stage.layer + layer, k, v, staging)
-        out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
-        return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
-
-    return attend
-
-
 def best_children(
     logits: Tensor, fanout: int, ranking: Coupling | Warp, level: int, ids: Tensor, native: bool
 ) -> tuple[Tensor, Tensor]:
@@ -510,3 +447,124 @@ class ModuleLevels:
         )
         self._level += 1
         return logits
+
+
+_HELD = 16
+"""Appends that are held until their pairs are sorted by slot, and pairs that one may have to be held."""
+
+
+class _Piece(NamedTuple):
+    """Pairs of a slot that follow each other."""
+
+    tokens: Tensor  # [n]
+    taps: Tensor  # [n, A, Ht]
+
+    def part(self, begin: int, end: int) -> _Piece:
+        return _Piece(self.tokens[begin:end], self.taps[begin:end])
+
+
+class DeferredPairs:
+    """The pairs of every slot that are yet to be read, in the order in which they came.
+
+    Nothing is copied but the few pairs of plain rounds, some rounds at a time: many are never read, and copying each
+    would take several percent of a small target's pass.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.lengths = [0] * slots
+        self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
+        self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
+        """Appended, not sorted yet: tokens [n], taps [n, A, Ht], and each pair's slot and index into them."""
+
+    def reshape(self, slots: int) -> None:
+        """Change to `slots` slots; those that stay keep their pairs."""
+        self._sort()
+        added = max(0, slots - len(self.lengths))
+        self.lengths = self.lengths[:slots] + [0] * added
+        self._pieces = self._pieces[:slots] + [[] for _ in range(added)]
+
+    def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
+        """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot.
+
+        The tensors are kept as long as pairs of them are, and must not change.
+        """
+        given = [(row, slot, count) for row, (slot, count) in enumerate(zip(rows, counts, strict=True)) if count]
+        for _, slot, count in given:
+            self.lengths[slot] += count
+        if sum(counts) > _HELD:
+            self._sort()
+            for row, slot, count in given:
+                self._pieces[slot].append(_Piece(next_tokens[row, :count], taps[row, :count]))
+        elif given:
+            width = next_tokens.shape[1]
+            pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]
+            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), pairs))
+            if len(self._held) >= _HELD:
+                self._sort()
+
+    def _sort(self) -> None:
+        """Give what is held to its slots."""
+        if not self._held:
+            return
+        all_tokens, all_taps, all_pairs = zip(*self._held, strict=True)
+        self._held = []
+        found: dict[int, list[int]] = defaultdict(list)
+        for start, pairs in zip(accumulate(map(len, all_tokens), initial=0), all_pairs, strict=False):
+            for slot, index in pairs:
+                found[slot].append(start + index)
+        order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
+        tokens, taps = (torch.cat(parts).index_select(0, order) for parts in (all_tokens, all_taps))
+        sorted_pairs, start = _Piece(tokens, taps), 0
+        for slot, indices in found.items():
+            self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))
+            start += len(indices)
+
+    def _parts(self, slot: int, begin: int, end: int) -> Iterator[_Piece]:
+        """A slot's pairs [begin, end), in pieces."""
+        self._sort()
+        for piece in self._pieces[slot]:
+            count = len(piece.tokens)
+            if begin < count and end > 0:
+                yield piece.part(max(begin, 0), end)
+            begin, end = begin - count, end - count
+
+    def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """The tokens [R, Q] and taps [R, Q, A, Ht] of columns [begin, end); zeros past a row's length."""
+        self._sort()
+        found = [list(self._parts(slot, begin, end)) for slot in rows]
+        some = next((pieces[0] for pieces in found if pieces), None)
+        if some is None:
+            raise IndexError(f"no slot of {rows} has pairs from {begin} on")
+        tokens = some.tokens.new_zeros(len(rows), end - begin)
+        taps = some.taps.new_zeros(len(rows), end - begin, *some.taps.shape[1:])
+        for row, pieces in enumerate(found):
+            at = 0
+            for piece in pieces:
+                after = at + len(piece.tokens)
+                tokens[row, at:after], taps[row, at:after] = piece
+                at = after
+        return tokens, taps
+
+    def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
+        tokens, taps = self.part(range(slot, slot + 1), begin, end)
+        return tokens, mapped_copy(taps)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget all but the first `length` of a slot's pairs."""
+        if length < self.lengths[slot]:
+            self._keep(slot, 0, length)
+
+    def drop(self, slot: int, count: int) -> None:
+        """Forget the first `count` of a slot's pairs."""
+        self._keep(slot, count, self.lengths[slot])
+
+    def _keep(self, slot: int, begin: int, end: int) -> None:
+        self._pieces[slot] = list(self._parts(slot, begin, end))
+        self.lengths[slot] = end - begin
+
+    def move(self, source: int, target: int) -> None:
+        """Give a slot's pairs to another, whose own are forgotten."""
+        self._sort()
+        self._pieces[target], self._pieces[source] = self._pieces[source], []
+        self.lengths[target], self.lengths[source] = self.lengths[source], 0

@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockNetwork
-from eyas.drafters.decoding import NetworkPairs, Proposer, Stage, Within, arranged, run_pass, staged_attention
+from eyas.drafters.decoding import NetworkPairs, Proposer, arranged
 from eyas.drafters.levels import Levels
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout

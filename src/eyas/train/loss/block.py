@@ -145,7 +145,7 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""A part's slots on a CPU: with more, more of a product is hidden; with fewer, products are small. Else 4 times them."""
+"""A part's slots on a CPU: with more, more of a product is hidden; with fewer products are small. Else 4 times them."""
 
 
 class Anchors(NamedTuple):
@@ -200,7 +200,7 @@ class BlockAttention:
             out = F.scaled_dot_product_attention(folded, keys, values, parts.seen)
             out = out.reshape(*queries.shape[:4], -1)  # CUDA's rows lie apart
             mixed.append(out.permute(0, 2, 3, 1, 4).flatten(0, 1))  # [P * c, B, heads, Dv]
-        return torch.cat(mixed).index_select(0, self._order.places).transpose(1, 2)
+        return torch.cat(mixed).index_select(0, self._order.cell_of).transpose(1, 2)
 
     def _seen(self, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
         """What is computed together, with its masks."""
@@ -236,7 +236,7 @@ class _Order(NamedTuple):
     """In which order blocks are computed, and which of them together; a cell is a block's place in that order."""
 
     cells: Tensor  # the block in each cell
-    places: Tensor  # [n] the cell of each block
+    cell_of: Tensor  # [n] the cell of each block
     sizes: list[int]  # P * c of those that are computed together
     counts: list[int]  # c
     stops: list[int]
@@ -251,17 +251,17 @@ class _Order(NamedTuple):
             parts.append(range(start, end))
             start = end
         cells: list[int] = []
-        places: list[int] = []
+        cell_of: list[int] = []
         made = []
         for first in range(0, len(parts), at_once(1, device)):
             together = parts[first : first + at_once(1, device)]
             count = max(map(len, together))
             for part in together:
-                places += range(len(cells), len(cells) + len(part))
+                cell_of += range(len(cells), len(cells) + len(part))
                 cells += [*part, *[part[-1]] * (count - len(part))]
             stop = max(anchors.positions[part[-1]] for part in together) + 1
             made.append((len(together) * count, count, stop))
-        both = to_device([*cells, *places], device, torch.int64)  # one copy, since each takes its turn
+        both = to_device([*cells, *cell_of], device, torch.int64)  # one copy, since each takes its turn
         sizes, counts, stops = ([each[i] for each in made] for i in range(3))
         return cls(both[: len(cells)], both[len(cells) :], sizes, counts, stops)
 
