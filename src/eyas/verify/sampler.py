@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -201,8 +202,9 @@ class Coupling:
 
     def warp(self) -> Warp | None:
         """All that `rank` does before it takes log-probabilities; None where it does more."""
-        return self._warp() if self.legal is None else None
+        return self._warp if self.legal is None else None
 
+    @cached_property
     def _warp(self) -> Warp:
         state, here = self.state, self.rows
         divisors = state.divisor[here] if self.needs.temperature else None
@@ -216,11 +218,11 @@ class Coupling:
         the draft vocabulary, None if it is the target's own.
         """
         ids = self.state.token_ids if target_ids is None else target_ids
-        return self._warp().ranked(self.warped(logits, steps_ahead, target_ids), steps_ahead, ids)
+        return self._warp.ranked(self.warped(logits, steps_ahead, target_ids), steps_ahead, ids)
 
     def warped(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """Drafter `logits` [B, W, Vd] in float32, with the temperature applied; illegal tokens get a hopeless one."""
-        logits = self._warp().divided(logits)
+        logits = self._warp.divided(logits)
         if self.legal is not None and steps_ahead == 0:
             legal = self.legal.at(torch.zeros_like(self.state.position[self.rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]
