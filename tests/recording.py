@@ -52,11 +52,12 @@ class RecordedOperations(TorchDispatchMode):
 
 
 def record(compute: Callable[[], Outputs]) -> Recording:
-    """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU, without attention of native kernels.
+    """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU, without native attention and noise.
 
     Those aren't PyTorch's operations, so they would be run once and never again.
     """
-    with patch("eyas.targets.attention.native_attention", return_value=None), RecordedOperations() as operations:
+    names = ("eyas.targets.attention.native_attention", "eyas.verify.path.native_gumbel")
+    with patch(names[0], return_value=None), patch(names[1], return_value=None), RecordedOperations() as operations:
         outputs = compute()
     return Recording(operations.replay, outputs)
 

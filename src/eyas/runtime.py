@@ -212,6 +212,19 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
     return run
 
 
+@contextmanager
+def attention_of_any_shape() -> Iterator[None]:
+    """Within, attention on CUDA isn't cuDNN's, which makes a plan for every new shape.
+
+    On Hopper and Blackwell PyTorch prefers it. A plan takes 25 to 500 ms, which pays for itself where shapes recur:
+    batches of chats hardly ever do.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        yield
+
+
 def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of `values`, numbers or nested lists of them, on `device`, without waiting for what runs there.
 

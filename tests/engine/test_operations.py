@@ -129,7 +129,7 @@ def dispatched(layers: int, tree: str | None, record: Record | None) -> int:
     return min(found)
 
 
-@pytest.mark.parametrize(("tree", "most"), [(None, 57), ("chain:3", 137), ("dynamic:5,4,15", 255)])
+@pytest.mark.parametrize(("tree", "most"), [(None, 51), ("chain:3", 84), ("dynamic:5,4,15", 97)])
 def test_recorded_rounds_dispatch_few_operations_however_many_layers(tree: str | None, most: int) -> None:
     def started_at_once(compute: Callable[[], Outputs]) -> Recording:
         return Recording(lambda: None, recording.record(compute).outputs)

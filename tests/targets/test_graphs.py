@@ -18,6 +18,7 @@ from eyas.targets.graphs import Outputs, PassGraphs, Recording, filled_up, recur
 from eyas.targets.slots import KVShape, SlotCache
 from eyas.tree import parse_tree
 from eyas.types import Completion, DraftRound, Request, SamplingParams
+from eyas.verify import Sampler
 
 from .. import recording, tiny
 from ..toy.pair import TOY_TARGET
@@ -100,6 +101,23 @@ def test_drafts_are_the_same_with_every_kind_of_drafter(kind: str) -> None:
     assert found[0][0] == found[1][0]
     same_drafts(found[0][1], found[1][1])
     assert counted.replays > 50
+
+
+def test_a_recorded_draft_reads_states_where_they_are() -> None:
+    counted, found, tree = Counted(), [], parse_tree("chain:4")
+    for record in (None, counted):
+        drafter, draw = tiny.drafter("eagle3"), torch.Generator().manual_seed(0)
+        drafter.pairs.record = record
+        drafter.pairs.resize(2)
+        coupling = Sampler(2, tiny.VOCAB, CPU).coupling(range(2), False)
+        for step in range(6):
+            if step == 4:  # of the same size, but elsewhere
+                drafter.pairs.reshape(2, drafter.pairs.cache.capacity)
+            taps = torch.randn(2, 3, len(drafter.taps), tiny.HIDDEN, generator=draw)
+            drafter.observe(range(2), torch.randint(tiny.VOCAB, (2, 3), generator=draw), taps, [3, 2])
+            found.append(drafter.draft(range(2), tree, coupling).tokens.tolist())
+    assert found[:6] == found[6:]
+    assert len(drafter.pairs.cache.drafts) == 1
 
 
 def test_drafts_of_a_language_model_are_the_same() -> None:

@@ -10,7 +10,7 @@ far, H draft hidden, Vd draft vocabulary.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -21,33 +21,19 @@ from torch.nn import functional as F
 
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
-from eyas.drafters.network import Attend, DraftNetwork
+from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.errors import UsageError
 from eyas.runtime import inference, mapped_copy, to_device
-from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
+from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import SlotCache
-from eyas.tree import DraftTree, Frontier, TreeSpec
-from eyas.verify import Coupling
+from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
+from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
 """Most deferred pairs that one pass reads, of all rows together."""
-
-
-class Stage(NamedTuple):
-    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
-
-    lengths: Tensor  # [R] pairs that were read
-    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
-    before: int = 0  # columns of each row that passes before this one staged
-    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
-    layer: int = 0  # the slot cache's layer that is the network's first
-    first: int = 0  # the first of a row's own pairs that is seen
-    end: int | None = None  # the columns that are read, where their number is fixed
-    level: int = 0  # of a draft: 0 is that of the root's children
-    window: int | None = None  # each sees positions less than so many from its own; None = all
 
 
 class SavedNetworkPairs(NamedTuple):
@@ -84,7 +70,8 @@ class NetworkPairs(SlotPairs):
 
     def resize(self, slots: int) -> None:
         self.cache = self.make_cache(slots)
-        self.cache.graphs = None if self.record is None else PassGraphs(self.record)
+        if self.record is not None:
+            self.cache.graphs, self.cache.drafts = PassGraphs(self.record), PassGraphs(self.record)
         self.deferred = DeferredPairs(slots)
         fed, normed = self._sizes
         self.fed = torch.zeros(slots, fed, dtype=self._fed_dtype, device=self.device)
@@ -105,6 +92,8 @@ class NetworkPairs(SlotPairs):
         more = max(0, slots - self.fed.shape[0])
         kept = (self.fed, self.normed, self.last)
         self.fed, self.normed, self.last = (F.pad(state[:slots], (0, 0, 0, more)) for state in kept)
+        if self.cache.drafts is not None:  # they read these
+            self.cache.drafts.clear()
 
     @inference
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
@@ -180,14 +169,14 @@ class Proposer:
         self.decoder = network.decoder()
         """Its layers as one native pass, in place of the modules; None = there is none."""
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int) -> Levels:
-        """What runs the levels of a draft `depth` deep."""
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+        """What runs the levels of a draft `depth` deep, which may be one that is recorded."""
         network, normed = self.network, pairs.normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
             return HeadLevels(network, normed, depth)
         fed = pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, 1, H]
         if self.decoder is None:
-            return ModuleLevels(self, pairs, rows)
+            return ModuleLevels(self, pairs, rows, within)
         return NativeLevels(self.decoder, pairs.cache, rows, (fed, normed), network.logits)
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -212,14 +201,7 @@ class Proposer:
         """
         cache = pairs.cache
         if self.decoder is None:
-
-            def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-                (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
-                positions = lengths.unsqueeze(1) + steps
-                stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
-                positions = positions if layout is None else layout.gather(positions)
-                return self.network.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
-
+            compute = self.pairs_pass(cache, width, layout)
             fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)
         cache.reserve(cache.start(rows) + width)
@@ -228,6 +210,18 @@ class Proposer:
         done = self.decoder.run(cache, staged, tokens, hidden.flatten(0, 1), final=True)
         assert done.final is not None
         return done.states, done.final
+
+    def pairs_pass(self, cache: SlotCache, width: int, layout: RaggedLayout | None = None) -> Compute:
+        """What `run_pairs` computes where it runs modules, of tokens and states."""
+
+        def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
+            positions = lengths.unsqueeze(1) + steps
+            stage = Stage(lengths, (steps.unsqueeze(1) >= steps).unsqueeze(0), 0, layout, end=end)
+            positions = positions if layout is None else layout.gather(positions)
+            return self.network.step(tokens, hidden, positions, staged_attention(cache, rows, stage))
+
+        return compute
 
     def run_level(
         self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
@@ -254,6 +248,8 @@ class NetworkDrafter(Drafter):
             config.guesses,
         )
         self._ids = self.network.target_ids
+        self._shapes: dict[TreeSpec, tuple[int, Tensor | None]] = {}
+        """Depth and common ancestors of the trees whose growth is recorded."""
 
     @inference
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -273,18 +269,56 @@ class NetworkDrafter(Drafter):
         grown = self._ready(rows, drafting)
         if not any(grown):
             return DraftTree.empty(len(rows), self._ids.device)
-        # beside copied passages, a tree may be deeper than a network with few heads can guess
-        depth, width = min(spec.depth, self.max_depth or spec.depth), 1
+        replayed = self._replayed(rows, spec, coupling)
+        if replayed is not None:
+            return replayed.only(grown)
         growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
-        levels = self.proposer.levels(self.pairs, rows, depth)
+        levels = self.proposer.levels(self.pairs, rows, self._depth(spec))
         if isinstance(levels, NativeLevels) and levels.can_search:
             search, warp = growth.search, coupling.warp()
             if search is not None and warp is not None:
                 return search.finish(levels.search(search, self._ids, warp))
-        logits = levels.first()
+        return self._grow(levels, growth, self._depth(spec), coupling)
+
+    def _depth(self, spec: TreeSpec) -> int:
+        """The levels of a draft: beside copied passages, a tree may be deeper than few heads can guess."""
+        return min(spec.depth, self.max_depth or spec.depth)
+
+    def _replayed(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree | None:
+        """The trees of all rows by one recorded computation of passes and growth; None where there can't be one."""
+        cache, warp = self.pairs.cache, coupling.warp()
+        if cache.drafts is None or warp is None or not spec.recurs or self.proposer.decoder is not None:
+            return None
+        tokens = max(spec.columns, self.network.config.guesses or 0) + 1
+        cache.reserve(cache.start(rows) + tokens)
+        missing = tuple(part is None for part in warp)
+
+        def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+            parts = iter(given)
+            its = Warp._make(None if absent else next(parts) for absent in missing)
+            within = None if end is None else Within(end, lengths)
+            growth = spec.start(len(rows), self._ids.device)
+            tree = self._grow(
+                self.proposer.levels(self.pairs, rows, self._depth(spec), within), growth, self._depth(spec), its
+            )
+            self._shapes[spec] = tree.max_depth, tree.shared_ancestors
+            return tree.tokens, tree.parents, tree.logprob
+
+        given = [part for part in warp if part is not None]
+        done = cache.drafts.run((spec, missing), cache, rows, tokens, given, compute, len(rows) * tokens)
+        if done is None:
+            return None
+        found, parents, logprob = done
+        depth, ancestors = self._shapes[spec]
+        valid = torch.ones_like(found, dtype=torch.bool)
+        return DraftTree(found, parents, logprob, valid, depth, ancestors, counted=found.numel())
+
+    def _grow(self, levels: Levels, growth: Growth, depth: int, ranking: Coupling | Warp) -> DraftTree:
+        """Grow trees level by level, their children ranked by `ranking`."""
+        logits, width = levels.first(), 1
         for level in range(depth):
             native = self.proposer.decoder is not None
-            score, tokens = best_children(logits, growth.fanout, coupling, level, self._ids, native)
+            score, tokens = best_children(logits, growth.fanout, ranking, level, self._ids, native)
             if growth.calibrates and levels.sure is not None:
                 score = score + levels.sure.unsqueeze(2)
             if score.shape[1] < width:  # the same for all nodes of a level
@@ -358,48 +392,8 @@ def arranged(
     return width, layout, [layout.gather(each) for each in pairs]
 
 
-def run_pass(
-    cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
-    layout: RaggedLayout | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
-    if cache.graphs is not None and layout is None:
-        done = cache.graphs.run(kind, cache, rows, staged, inputs, compute)
-        if done is not None:
-            return done
-    return compute(rows, None, device_lengths(cache, rows, inputs[0].device), *inputs)
-
-
-def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
-    """[R] how many columns of each row are committed."""
-    return to_device(cache.lengths[rows.start : rows.stop], device)
-
-
-def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
-    """Attention that stages its keys and values where `stage` says."""
-    cache.reserve(cache.start(rows) + stage.seen.shape[2], stage.before)
-    width = stage.seen.shape[2] - stage.before
-    staging = cache.staging(rows, width, stage.before, stage.lengths, stage.end)
-    columns = torch.arange(staging.end, device=stage.lengths.device)
-    seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
-    if stage.first:
-        seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
-    if stage.window is not None:
-        own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
-        seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layout is not None:
-            q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
-        keys, values = cache.write(stage.layer + layer, k, v, staging)
-        out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
-        return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
-
-    return attend
-
-
 def best_children(
-    logits: Tensor, fanout: int, coupling: Coupling, level: int, ids: Tensor, native: bool
+    logits: Tensor, fanout: int, ranking: Coupling | Warp, level: int, ids: Tensor, native: bool
 ) -> tuple[Tensor, Tensor]:
     """The best guesses that follow each of W nodes of a `level`: scores and target tokens [R, W, K].
 
@@ -407,9 +401,9 @@ def best_children(
     native pass.
     """
     count = min(fanout, logits.shape[2])
-    if native and coupling.ranks_by_logits(level):
+    if native and isinstance(ranking, Coupling) and ranking.ranks_by_logits(level):
         return native_guesses(logits, count, ids)
-    score, best = coupling.rank(logits, level, ids).topk(count, dim=2)
+    score, best = ranking.rank(logits, level, ids).topk(count, dim=2)
     return score, ids[best]
 
 
@@ -418,8 +412,8 @@ class ModuleLevels:
 
     sure: Tensor | None = None
 
-    def __init__(self, proposer: Proposer, pairs: NetworkPairs, rows: range) -> None:
-        self._proposer, self._cache, self._rows = proposer, pairs.cache, rows
+    def __init__(self, proposer: Proposer, pairs: NetworkPairs, rows: range, within: Within | None = None) -> None:
+        self._proposer, self._cache, self._rows, self._within = proposer, pairs.cache, rows, within
         self._normed = pairs.normed[rows.start : rows.stop]
         self._level, self._fed = 0, pairs.fed[rows.start : rows.stop].unsqueeze(1)  # [R, W, H]
         self._seen = torch.zeros(len(rows), 1, 0, dtype=torch.bool, device=self._fed.device)  # [R, W, F]
@@ -448,7 +442,9 @@ class ModuleLevels:
             return self._proposer.run_level(self._cache, rows, tokens, fed, positions, stage)
 
         inputs = (frontier.tokens, fed, self._seen)
-        self._fed, logits = run_pass(self._cache, ("level", level), self._rows, inputs, compute, before + width)
+        self._fed, logits = run_pass(
+            self._cache, ("level", level), self._rows, inputs, compute, before + width, within=self._within
+        )
         self._level += 1
         return logits
 

@@ -2,16 +2,17 @@
 
 Decoding and training use a network in the same way: `fuse`, `step`, `logits`. What each position sees is the caller's
 choice: its `attend` gets rotated queries and keys and returns the mixed values. Decoding passes one that uses the slot
-cache, training one for training-time test. Parameter names are those of the `layers.{i}.*` checkpoint layout.
+cache (`staged_attention`), training one for training-time test. Parameter names are those of the `layers.{i}.*`
+checkpoint layout.
 
-Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, D / Dv head size of keys / values, V / Vd full /
-draft vocabulary.
+Shapes: B batch, R rows (a contiguous range of slots), S positions, F staged guesses so far, A taps, Ht target hidden, H
+draft hidden, D / Dv head size of keys / values, V / Vd full / draft vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,11 +28,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from eyas.drafters.config import DrafterConfig, GroupedConfig, TransformerConfig
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.errors import CheckpointError, UnsupportedModelError
+from eyas.runtime import to_device
+from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
+from eyas.targets.graphs import Compute
 from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear, PackedLinear, matrix_of
 from eyas.targets.passes import EmbeddingAndHead
-from eyas.targets.slots import KVShape
+from eyas.targets.slots import KVShape, SlotCache
 
 _LOG = logging.getLogger("eyas")
 
@@ -362,3 +366,66 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
     cos, sin = (table.unsqueeze(1) for table in rope)
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-right, left), dim=-1) * sin
+
+
+class Stage(NamedTuple):
+    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
+
+    lengths: Tensor  # [R] pairs that were read
+    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
+    before: int = 0  # columns of each row that passes before this one staged
+    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
+    layer: int = 0  # the slot cache's layer that is the network's first
+    first: int = 0  # the first of a row's own pairs that is seen
+    end: int | None = None  # the columns that are read, where their number is fixed
+    level: int = 0  # of a draft: 0 is that of the root's children
+    window: int | None = None  # each sees positions less than so many from its own; None = all
+
+
+class Within(NamedTuple):
+    """What a recorded draft knows of the cache: the columns that its passes read, and what of them is committed."""
+
+    end: int
+    lengths: Tensor  # [R]
+
+
+def run_pass(
+    cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
+    layout: RaggedLayout | None = None, within: Within | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
+    if within is not None:
+        return compute(rows, *within, *inputs)
+    if cache.graphs is not None and layout is None:
+        done = cache.graphs.run(kind, cache, rows, staged, inputs, compute)
+        if done is not None:
+            return done
+    return compute(rows, None, device_lengths(cache, rows, inputs[0].device), *inputs)
+
+
+def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
+    """[R] how many columns of each row are committed."""
+    return to_device(cache.lengths[rows.start : rows.stop], device)
+
+
+def staged_attention(cache: SlotCache, rows: range, stage: Stage) -> Attend:
+    """Attention that stages its keys and values where `stage` says."""
+    cache.reserve(cache.start(rows) + stage.seen.shape[2], stage.before)
+    width = stage.seen.shape[2] - stage.before
+    staging = cache.staging(rows, width, stage.before, stage.lengths, stage.end)
+    columns = torch.arange(staging.end, device=stage.lengths.device)
+    seen, layout = columns_seen(stage.lengths, stage.seen, columns).unsqueeze(1), stage.layout
+    if stage.first:
+        seen = seen & ((columns >= stage.first) | (columns >= stage.lengths.unsqueeze(1))).view(len(rows), 1, 1, -1)
+    if stage.window is not None:
+        own = stage.lengths.unsqueeze(1) + torch.arange(width, device=columns.device)  # [R, S]
+        seen = seen & ((columns - own.unsqueeze(2)).abs() < stage.window).unsqueeze(1)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layout is not None:
+            q, k, v = layout.pad_heads(q), layout.pad_heads(k), layout.pad_heads(v)
+        keys, values = cache.write(stage.layer + layer, k, v, staging)
+        out = grouped_attention(q, keys, values, seen)  # [R, heads, S, Dv]
+        return out if layout is None else layout.gather(out.transpose(1, 2)).transpose(1, 2)
+
+    return attend

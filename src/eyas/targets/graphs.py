@@ -132,14 +132,16 @@ class PassGraphs:
         self._buffers.clear()
 
     def run(
-        self, kind: Hashable, cache: CacheColumns, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute
-    ) -> Outputs | None:
+        self, kind: Hashable, cache: CacheColumns, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute,
+        tokens: int | None = None,
+    ) -> Outputs | None:  # fmt: skip
         """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it as it is.
 
-        `inputs` are [R, ...], the first [R, Q, ...]; the outputs are copies. `kind` stands for all else that
-        `compute` depends on.
+        `inputs` are [R, ...], the first [R, Q, ...] unless `tokens`, of the whole pass, are given; the outputs are
+        copies. `kind` stands for all else that `compute` depends on.
         """
-        shape = recurring_rows(cache, rows, staged) if self.takes(inputs[0].shape[:2].numel()) else None
+        taken = self.takes(inputs[0].shape[:2].numel() if tokens is None else tokens)
+        shape = recurring_rows(cache, rows, staged) if taken else None
         if shape is None:
             return None
         lengths = to_device(cache.lengths[shape.rows.start : shape.rows.stop], inputs[0].device)

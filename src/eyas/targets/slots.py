@@ -100,6 +100,8 @@ class SlotCache:
         self.in_codes = in_codes
         self.graphs: PassGraphs | None = None
         """The passes recorded over this cache; None = none are to be recorded."""
+        self.drafts: PassGraphs | None = None
+        """Whole drafts that were recorded over it, which may be impossible where passes aren't."""
         self._dtype, self._device = dtype, device
         self._dense = dense_columns(device)
         self.capacity = capacity
@@ -162,8 +164,9 @@ class SlotCache:
             self.states.reshape(slots)
         self._groups, self.capacity, self._addresses = made, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
-        if self.graphs is not None:  # they know the addresses
-            self.graphs.clear()
+        for graphs in (self.graphs, self.drafts):  # they know the addresses
+            if graphs is not None:
+                graphs.clear()
 
     def staging(
         self, rows: range, width: int, before: int = 0, lengths: Tensor | None = None, end: int | None = None

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
+from eyas.runtime import attention_of_any_shape
 from eyas.targets.architecture import refused_where_it_fails
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.passes import EmbeddingAndHead, Passes
@@ -63,7 +64,7 @@ class Target(Passes):
 @torch.no_grad()
 def traced(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
     """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
-    with lone_torch() if target.alone else nullcontext():
+    with lone_torch() if target.alone else nullcontext(), attention_of_any_shape():
         return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
 
 

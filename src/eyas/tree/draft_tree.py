@@ -222,6 +222,11 @@ class TreeSpec(ABC):
         return False
 
     @property
+    def recurs(self) -> bool:
+        """Whether rows' trees grow by themselves, all to one size, and without a question to the device."""
+        return False
+
+    @property
     def beam(self) -> int:
         """The most nodes of a level that growing by beams comes upon all of; 0 = it isn't grown by beams."""
         return 0

@@ -144,6 +144,10 @@ class DynamicTree(TreeSpec):
         return self.nodes
 
     @property
+    def recurs(self) -> bool:
+        return self.threshold == 0.0
+
+    @property
     def beam(self) -> int:
         return self.top_k
 

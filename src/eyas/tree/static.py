@@ -47,6 +47,10 @@ class StaticTree(TreeSpec):
         return StaticTree((0,) * depth for depth in range(1, length + 1))
 
     @property
+    def recurs(self) -> bool:
+        return True
+
+    @property
     def is_chain(self) -> bool:
         return self.max_fanout == 1
 

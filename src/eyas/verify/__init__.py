@@ -4,7 +4,7 @@ from eyas.verify.constraint import LegalTree, grammar_of
 from eyas.verify.grammar import WHITESPACE, Grammar, compile_grammar, lark_literal, lark_marker
 from eyas.verify.logprobs import EmittedLogprobs, prompt_logprobs
 from eyas.verify.path import PathState, gumbel
-from eyas.verify.sampler import Coupling, Sampler, check_request
+from eyas.verify.sampler import Coupling, Sampler, Warp, check_request
 from eyas.verify.walk import IndependentDraws, RejectionWalk, SeededWalk, TypicalWalk, Walk, WalkRule
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "TypicalWalk",
     "Walk",
     "WalkRule",
+    "Warp",
     "check_request",
     "compile_grammar",
     "grammar_of",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
@@ -162,6 +163,22 @@ class Warp(NamedTuple):
     seeds: Tensor  # [B] int64, of the noise
     positions: Tensor  # [B] int64, of the tokens after the root
 
+    def divided(self, logits: Tensor) -> Tensor:
+        """`logits` [B, W, Vd] in float32, with the temperature applied."""
+        logits = logits.to(torch.float32)
+        return logits if self.divisors is None else logits / self.divisors[:, None, None]
+
+    def ranked(self, logits: Tensor, steps_ahead: int, ids: Tensor) -> Tensor:
+        """Log-probabilities of divided `logits` [B, W, Vd] of the target's `ids` [Vd], with noise."""
+        if self.scales is not None:
+            noise = gumbel(self.seeds, self.positions.unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
+            logits = torch.addcmul(logits, noise, self.scales[:, None, None])
+        return logits.log_softmax(dim=-1)
+
+    def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor) -> Tensor:
+        """`Coupling.rank` where nothing else is done."""
+        return self.ranked(self.divided(logits), steps_ahead, target_ids)
+
 
 class Coupling:
     """Turns drafter logits into log-probabilities to rank children by, for the slots `rows`.
@@ -185,8 +202,10 @@ class Coupling:
 
     def warp(self) -> Warp | None:
         """All that `rank` does before it takes log-probabilities; None where it does more."""
-        if self.legal is not None:
-            return None
+        return self._warp if self.legal is None else None
+
+    @cached_property
+    def _warp(self) -> Warp:
         state, here = self.state, self.rows
         divisors = state.divisor[here] if self.needs.temperature else None
         scales = state.noise_scale[here] if self._noisy else None
@@ -198,18 +217,12 @@ class Coupling:
         `steps_ahead` is 0 for the root's children, 1 for theirs, and so on. `target_ids` [Vd] are the target's ids of
         the draft vocabulary, None if it is the target's own.
         """
-        logits, state, rows = self.warped(logits, steps_ahead, target_ids), self.state, self.rows
-        if self._noisy:
-            ids = state.token_ids if target_ids is None else target_ids
-            noise = gumbel(state.seed[rows], state.position[rows].unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
-            logits = torch.addcmul(logits, noise, state.noise_scale[rows, None, None])
-        return logits.log_softmax(dim=-1)
+        ids = self.state.token_ids if target_ids is None else target_ids
+        return self._warp.ranked(self.warped(logits, steps_ahead, target_ids), steps_ahead, ids)
 
     def warped(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """Drafter `logits` [B, W, Vd] in float32, with the temperature applied; illegal tokens get a hopeless one."""
-        logits = logits.to(torch.float32)
-        if self.needs.temperature:
-            logits = logits / self.state.divisor[self.rows, None, None]
+        logits = self._warp.divided(logits)
         if self.legal is not None and steps_ahead == 0:
             legal = self.legal.at(torch.zeros_like(self.state.position[self.rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]

@@ -28,11 +28,14 @@ ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 class Regression:
     """A little network with dropout, so that the random state matters; batches differ in size."""
 
+    plans = False  # whether attention may be cuDNN's, in the last batch
+
     def __init__(self, dropout: float = 0.1) -> None:
         torch.manual_seed(5)
         self.model: nn.Module = nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.LayerNorm(8), nn.Linear(8, 3))
 
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
+        self.plans = torch.backends.cuda.cudnn_sdp_enabled()
         x = torch.randn(4 + number % 3, 6, generator=torch.Generator().manual_seed(number))
         loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
         return MicroBatchLoss(loss, len(x), {"size": (float(len(x)), 1.0)})
@@ -218,7 +221,9 @@ def test_it_learns(tmp_path: Path) -> None:
     run = Regression(dropout=0.0)
     before = run.micro_batch_loss(0).loss.item()
     train(run, config(150), tmp_path, ALONE, {})
+    assert not run.plans, "a plan for every batch"
     assert run.micro_batch_loss(0).loss.item() < before / 3
+    assert run.plans
 
 
 def test_schedules() -> None:

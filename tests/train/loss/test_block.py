@@ -70,9 +70,10 @@ def batch(seed: int = 0) -> FeatureBatch:
     return FeatureBatch(tokens, mask, taps, torch.randn(2, 14, tiny.HIDDEN, generator=draw))
 
 
-@pytest.mark.parametrize("rows", [4, 256])
-def test_attention_is_a_masked_softmax(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "together"), [(4, 1), (256, 1), (6, 2), (6, 64)])
+def test_attention_is_a_masked_softmax(rows: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eyas.train.loss.block.ROWS", rows)
+    monkeypatch.setattr("eyas.train.loss.block.at_once", lambda size, _: size * together)  # as on an accelerator
     chats, positions, width = [0, 0, 0, 2, 2], [0, 3, 6, 1, 5], 7
     anchors = Anchors(torch.tensor(chats) * width + torch.tensor(positions), chats, positions)
     torch.manual_seed(0)

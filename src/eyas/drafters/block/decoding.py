@@ -27,9 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockNetwork
-from eyas.drafters.decoding import NetworkPairs, Proposer, Stage, arranged, run_pass, staged_attention
+from eyas.drafters.decoding import NetworkPairs, Proposer, arranged
 from eyas.drafters.levels import Levels
-from eyas.drafters.network import DraftNetwork
+from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.runtime import inference, to_device
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import RaggedLayout
@@ -77,10 +77,10 @@ class BlockProposer(Proposer):
         self.read(pairs, rows, self.network.target_ids[:1].expand(2, count), taps, [count, count - 1])
         return self.run_block(pairs, rows).states
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int) -> Levels:
-        return BlockLevels(self.network, self.run_block(pairs, rows), depth)
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+        return BlockLevels(self.network, self.run_block(pairs, rows, within), depth)
 
-    def run_block(self, pairs: NetworkPairs, rows: range) -> Block:
+    def run_block(self, pairs: NetworkPairs, rows: range, within: Within | None = None) -> Block:
         """Run each row's next block: its last token, then masked slots."""
         config, cache, chosen = self.network.config, pairs.cache, slice(rows.start, rows.stop)
         last = pairs.last[chosen] - 1
@@ -95,7 +95,7 @@ class BlockProposer(Proposer):
             states = run.final.view(*tokens.shape, -1)
         else:
             compute = partial(self._run_modules, cache)
-            (states,) = run_pass(cache, "block", rows, (tokens,), compute, config.block_size)
+            (states,) = run_pass(cache, "block", rows, (tokens,), compute, config.block_size, within=within)
         return Block(states, torch.cat((before, anchors), dim=1), pairs.normed[chosen], config.first)
 
     def _run_modules(
@@ -192,17 +192,21 @@ class ParallelProposer(Proposer):
         assert pair is not None
         self._masked = pair._replace(state=pair.state.to(network.dtype))  # the same in every draft
 
-    def levels(self, pairs: NetworkPairs, rows: range, depth: int) -> Levels:
-        return _SlotLevels(self.network.logits(self.masked_states(pairs, rows, depth)))
+    def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
+        return _SlotLevels(self.network.logits(self.masked_states(pairs, rows, depth, within)))
 
-    def masked_states(self, pairs: NetworkPairs, rows: range, depth: int) -> Tensor:
+    def masked_states(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Tensor:
         """The states [R, D, H] that the head reads in each row's next `depth` slots."""
         known = pairs.normed[rows.start : rows.stop].unsqueeze(1)
         count, more = len(rows), depth - 1
         if not more:
             return known
         tokens = torch.full((count, more), self._masked.token, device=known.device)
-        _, normed = self.run_pairs(pairs, rows, tokens, self._masked.state.expand(count, more, -1), more)
+        given = tokens, self._masked.state.expand(count, more, -1)
+        if within is None:
+            _, normed = self.run_pairs(pairs, rows, *given, more)
+        else:
+            _, normed = self.pairs_pass(pairs.cache, more)(rows, *within, *given)
         return torch.cat((known, normed.view(count, more, -1)), dim=1)
 
 

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from eyas.drafters.checkpoint import check_numbers, check_tensors
-from eyas.drafters.decoding import NetworkPairs, Proposer, Stage, device_lengths, staged_attention
+from eyas.drafters.decoding import NetworkPairs, Proposer
 from eyas.drafters.files import Headers, TensorInfo, read_headers
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP
 from eyas.drafters.kinds.mtp import MtpModule, MtpModuleConfig
-from eyas.drafters.network import Attend, DraftNetwork, shapes_of
+from eyas.drafters.network import Attend, DraftNetwork, Stage, device_lengths, shapes_of, staged_attention
 from eyas.drafters.weightless import NAMES as WITHOUT_FILES
 from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target

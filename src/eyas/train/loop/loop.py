@@ -27,7 +27,7 @@ from torch.distributed import is_torchelastic_launched
 
 from eyas.config import StrictModel
 from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingError
-from eyas.runtime import SpareCores, keep_freed_memory
+from eyas.runtime import SpareCores, attention_of_any_shape, keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
 from eyas.train.loop.log import Means, MicroBatchLoss, RunLog, check_trackers, writers
@@ -158,7 +158,13 @@ def train(
     identity = {**own, **identity}
     trains = [p for p in model.parameters() if p.requires_grad]
     threads = SpareCores("training", processes.device, config.threads)
-    with explaining_full_disk(folder), _run_log(folder, config, done, processes) as log, _stopping() as stop, threads:
+    with (
+        explaining_full_disk(folder),
+        _run_log(folder, config, done, processes) as log,
+        _stopping() as stop,
+        threads,
+        attention_of_any_shape(),
+    ):
         window, clock, saved = Means(), done.seconds, time.monotonic()
         end = min(config.steps, config.until or config.steps)
         for step in range(done.step, end):

@@ -107,14 +107,14 @@ class Muon(torch.optim.Muon):
 
 
 _BATCHED = 2**18
-"""Elements up to which matrices of one shape are orthogonalised as a batch; a larger one uses all cores by itself."""
+"""Elements up to which a CPU orthogonalises matrices of one shape as a batch; a larger one uses all cores by itself."""
 
 
 def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:
     """Group small weights by shape, dtype and device; large weights are groups of their own."""
     small = defaultdict(list)
     for weight in weights:
-        if weight.numel() > _BATCHED:
+        if weight.device.type == "cpu" and weight.numel() > _BATCHED:
             yield [weight]
         else:
             small[weight.shape, weight.dtype, weight.device].append(weight)
@@ -131,11 +131,11 @@ def orthogonalised(
     a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = (matrices.mT if tall else matrices).to(dtype)  # [..., small, large]
-    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # no singular value exceeds 1
+    x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)).view(-1, *x.shape[-2:])  # no singular value exceeds 1
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if tall else x).contiguous()
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(matrices.shape)
 
 
 def computes_in_bf16(device: torch.device) -> bool:

@@ -5,11 +5,11 @@ i + 1, the anchor, and sees the states up to i. Guess j of the block predicts to
 all tokens from the anchor's successor up to its own are answer tokens, as DSpark's trainer has it. Corrections follow
 the true tokens.
 
-Attention: each block sees the target's states before its anchor, and its own slots. Neighbouring blocks of a chat are
-computed together, as many as `ROWS` queries hold: one product with the context that the last of them sees and with all
-of their own slots, under a mask of that size. So there is no mask of all blocks, no copy of the context for each of
-them, and few products are made of what is hidden. The context's gradients are added to one buffer a layer, since slices
-of it that autograd adds up would cost a whole context each.
+Attention: each block sees the target's states before its anchor, and its own slots. Neighbouring blocks of a chat are a
+part, as many as `ROWS` queries hold: one product with the context that the last of them sees and with all of their own
+slots, under a mask of that size. So there is no mask of all blocks, no copy of the context for each of them, and few
+products are made of what is hidden. An accelerator computes many parts at once. The context's gradients are added to
+one buffer a layer, since slices of it that autograd adds up would cost a whole context each.
 
 Loss: blocks depend on each other only through the context's keys and values. These are made once; then groups of blocks
 run through layers, head and loss, and back, before the next group begins. So the memory of states and logits doesn't
@@ -23,6 +23,7 @@ guesses, g of them a group, c of them computed together up to position `stop`; D
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ from torch.nn import functional as F
 
 from eyas.data.features import FeatureBatch
 from eyas.drafters.block.network import Block, BlockConfig, BlockNetwork, Store
+from eyas.runtime import to_device
+from eyas.targets.attention import additive
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.draft_loss import Teacher, TokenLoss, TokenScores, at_once, head_parameters, teacher_of
 from eyas.train.loss.ttt import ChainRows
@@ -142,7 +145,7 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""Slots computed together on a CPU: with more, more of a product is hidden; with fewer, products are small."""
+"""A part's slots on a CPU: with more, more of a product is hidden; with fewer products are small. Else 4 times them."""
 
 
 class Anchors(NamedTuple):
@@ -164,7 +167,8 @@ class BlockAttention:
     def __init__(self, anchors: Anchors, causal: bool = False, window: int | None = None) -> None:
         self._anchors, self._causal, self._window = anchors, causal, window
         self._context: dict[int, tuple[tuple[Tensor, Tensor | None], ...]] = {}
-        self._parts: list[_Part] | None = None
+        self._order: _Order | None = None
+        self._parts: list[_Parts] = []
 
     def store(
         self, layer: int, keys: Tensor, values: Tensor, buffers: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -177,82 +181,114 @@ class BlockAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [n, heads, B, D], k [n, kv, B, D], v [n, kv, B, Dv] -> [n, heads, B, Dv]."""
-        kind, count = q.device.type, q.shape[2]
+        kind, (_, heads, slots, _), kv = q.device.type, q.shape, k.shape[1]
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
-        if self._parts is None:  # the same in all layers
-            parts = _parts(self._anchors, count, self._causal, self._window, q.device)
-            groups = q.shape[1] // k.shape[1]
-            self._parts = [part._replace(seen=part.seen.repeat(groups, 1)) for part in parts]
-        mixed = [v.new_empty(0, count, q.shape[1], v.shape[-1], dtype=dtype)]  # [., B, heads, Dv]
-        for part in self._parts:
+        if self._order is None:  # the same in all layers
+            self._order = _Order.of(self._anchors, slots, q.device)
+            self._parts = list(self._seen(self._order, slots, heads // kv, dtype))
+        cells = [
+            torch.split_with_sizes(x.to(dtype).index_select(0, self._order.cells), self._order.sizes) for x in (q, k, v)
+        ]
+        mixed = [v.new_empty(0, slots, heads, v.shape[-1], dtype=dtype)]
+        for parts, *mine in zip(self._parts, *cells, strict=True):
+            queries, *own = (x.unflatten(0, (len(parts.chats), -1)).transpose(1, 2) for x in mine)  # [P, ., c, B, .]
             keys, values = (
-                _joined(own[part.blocks].to(dtype), context, buffer, part)
-                for own, (context, buffer) in zip((k, v), self._context[layer], strict=True)
+                _joined(x.flatten(2, 3), context, buffer, parts)
+                for x, (context, buffer) in zip(own, self._context[layer], strict=True)
             )
-            queries = q[part.blocks].to(dtype).transpose(0, 1)  # [heads, c, B, D]
-            folded = queries.reshape(1, k.shape[1], -1, q.shape[-1])  # [1, kv, G * c * B, D]
-            out = F.scaled_dot_product_attention(folded, keys, values, part.seen)
-            mixed.append(out.reshape(*queries.shape[:3], -1).permute(1, 2, 0, 3))  # CUDA's rows lie apart
-        return torch.cat(mixed).transpose(1, 2)
+            folded = queries.reshape(len(parts.chats), kv, -1, q.shape[-1])  # [P, kv, G * c * B, D]
+            out = F.scaled_dot_product_attention(folded, keys, values, parts.seen)
+            out = out.reshape(*queries.shape[:4], -1)  # CUDA's rows lie apart
+            mixed.append(out.permute(0, 2, 3, 1, 4).flatten(0, 1))  # [P * c, B, heads, Dv]
+        return torch.cat(mixed).index_select(0, self._order.cell_of).transpose(1, 2)
+
+    def _seen(self, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
+        """What is computed together, with its masks."""
+        device, rows = order.cells.device, self._anchors.rows.index_select(0, order.cells)
+        width = next(iter(self._context.values()))[0][0].shape[2]
+        slot = torch.arange(slots, device=device)
+        near = torch.ones(slots, slots, dtype=torch.bool, device=device)
+        near = near.tril() if self._causal else near
+        if self._window is not None:
+            near = near & ((slot - slot.unsqueeze(1)).abs() < self._window)
+        in_parts = torch.split_with_sizes(rows, order.sizes)
+        for stop, count, at in zip(order.stops, order.counts, in_parts, strict=True):
+            cells = at.view(-1, count)  # [P, c]
+            last, column = (cells % width)[:, :, None, None], torch.arange(stop, device=device)
+            context = (column <= last).expand(-1, -1, slots, -1)  # [P, c, B, stop]
+            if self._window is not None:
+                context = context & (column > last + 1 + slot.unsqueeze(1) - self._window)
+            same = torch.eye(count, dtype=torch.bool, device=device)[:, None, :, None]
+            own = (same & near[:, None]).flatten(2)  # [c, B, c * B]
+            seen = torch.cat((context, own.expand(len(cells), -1, -1, -1)), dim=3).flatten(1, 2)
+            yield _Parts(cells[:, 0] // width, stop, additive(seen.repeat(1, groups, 1).unsqueeze(1), dtype))
 
 
-class _Part(NamedTuple):
-    """Blocks that are computed together: c blocks of one chat."""
+class _Parts(NamedTuple):
+    """P parts that are computed together, each with c blocks of one chat; one with fewer repeats its last."""
 
-    blocks: slice
-    chat: int
-    stop: int
-    seen: Tensor  # [G * c * B, stop + c * B] bool; as `_parts` makes it, of one head
-
-
-def _parts(anchors: Anchors, slots: int, causal: bool, window: int | None, device: torch.device) -> Iterator[_Part]:
-    most, start, count = max(1, at_once(ROWS, device) // slots), 0, len(anchors.chats)
-    last_seen = torch.tensor(anchors.positions, device=device)  # of all parts at once: every copy waits for the device
-    while start < count:
-        chat, end = anchors.chats[start], start
-        while end < count and anchors.chats[end] == chat and end - start < most:
-            end += 1
-        stop = anchors.positions[end - 1] + 1
-        last = last_seen[start:end].repeat_interleave(slots, output_size=(end - start) * slots)
-        index = torch.arange((end - start) * slots, device=device)
-        block, slot = index // slots, index % slots
-        at, own = torch.arange(stop, device=device), block.unsqueeze(1) == block
-        context = at <= last.unsqueeze(1)
-        if causal:
-            own = own & (slot <= slot.unsqueeze(1))
-        if window is not None:
-            context = context & (at > (last + 1 + slot).unsqueeze(1) - window)
-            own = own & ((slot - slot.unsqueeze(1)).abs() < window)
-        yield _Part(slice(start, end), chat, stop, torch.cat((context, own), dim=1))
-        start = end
+    chats: Tensor  # [P]
+    stop: int  # the context's columns up to here are looked at
+    seen: Tensor  # [P, 1, G * c * B, stop + c * B] additive
 
 
-def _joined(own: Tensor, context: Tensor, buffer: Tensor | None, part: _Part) -> Tensor:
-    made: Tensor = _Joined.apply(own, context, buffer, part)  # type: ignore[no-untyped-call]
+class _Order(NamedTuple):
+    """In which order blocks are computed, and which of them together; a cell is a block's place in that order."""
+
+    cells: Tensor  # the block in each cell
+    cell_of: Tensor  # [n] the cell of each block
+    sizes: list[int]  # P * c of those that are computed together
+    counts: list[int]  # c
+    stops: list[int]
+
+    @classmethod
+    def of(cls, anchors: Anchors, slots: int, device: torch.device) -> _Order:
+        """On a CPU one part after the other, of as many blocks as there are; elsewhere many of more blocks at once."""
+        chats, start, parts = anchors.chats, 0, []
+        most = max(1, (ROWS if device.type == "cpu" else 4 * ROWS) // slots)
+        while start < len(chats):
+            end = bisect_right(chats, chats[start], start, min(start + most, len(chats)))
+            parts.append(range(start, end))
+            start = end
+        cells: list[int] = []
+        cell_of: list[int] = []
+        made = []
+        for first in range(0, len(parts), at_once(1, device)):
+            together = parts[first : first + at_once(1, device)]
+            count = max(map(len, together))
+            for part in together:
+                cell_of += range(len(cells), len(cells) + len(part))
+                cells += [*part, *[part[-1]] * (count - len(part))]
+            stop = max(anchors.positions[part[-1]] for part in together) + 1
+            made.append((len(together) * count, count, stop))
+        both = to_device([*cells, *cell_of], device, torch.int64)  # one copy, since each takes its turn
+        sizes, counts, stops = ([each[i] for each in made] for i in range(3))
+        return cls(both[: len(cells)], both[len(cells) :], sizes, counts, stops)
+
+
+def _joined(own: Tensor, context: Tensor, buffer: Tensor | None, parts: _Parts) -> Tensor:
+    made: Tensor = _Joined.apply(own, context, buffer, parts)  # type: ignore[no-untyped-call]
     return made
 
 
 class _Joined(torch.autograd.Function):
-    """Keys or values of the context [C, kv, S, .] that a part sees, then its own [c, kv, B, .] -> [1, kv, ., .]."""
+    """Keys or values of the context [C, kv, S, .] that parts see, then their own [P, kv, c * B, .] -> [P, kv, ., .]."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, context: Tensor, buffer: Tensor | None, part: _Part) -> Tensor:
-        ctx.shape, ctx.own, ctx.buffer, ctx.part = context.shape, own.shape, buffer, part
-        seen = context[part.chat, :, : part.stop].to(own.dtype)
-        return torch.cat((seen, own.transpose(0, 1).flatten(1, 2)), dim=1).unsqueeze(0)
+    def forward(ctx: Any, own: Tensor, context: Tensor, buffer: Tensor | None, parts: _Parts) -> Tensor:
+        ctx.shape, ctx.buffer, ctx.parts = context.shape, buffer, parts
+        seen = context[:, :, : parts.stop].index_select(0, parts.chats).to(own.dtype)
+        return torch.cat((seen, own), dim=2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        part, grad = ctx.part, grad[0]
-        count, kv, slots, size = ctx.own
-        total = ctx.buffer
+        stop, total = ctx.parts.stop, ctx.buffer
         if total is None and ctx.needs_input_grad[1]:
             total = grad.new_zeros(ctx.shape)
         if total is not None:
-            total[part.chat, :, : part.stop] += grad[:, : part.stop]
-        own = grad[:, part.stop :].reshape(kv, count, slots, size).transpose(0, 1)
-        return own, total if ctx.buffer is None else None, None, None
+            total[:, :, :stop].index_add_(0, ctx.parts.chats, grad[:, :, :stop].to(total.dtype))
+        return grad[:, :, stop:], total if ctx.buffer is None else None, None, None
 
 
 SLOTS = 256
