@@ -49,7 +49,7 @@ class Restless(Controller):
         return self.planned[-1]
 
     def learn(self, record):  # type: ignore[no-untyped-def]
-        table = self._costs.table
+        table = self.costs.table
         seconds = float(table.pass_by_tokens.at(record.tokens)) + 0.002 * (record.spec is not None)
         changed = {"draft_seconds": 0.001, "pass_seconds": seconds - 0.001, "seconds": seconds}
         super().learn(record.__class__(**{**vars(record), **changed}))
