@@ -251,7 +251,7 @@ def fitting(name: str) -> dict[str, int]:
 
 
 def build_model(name: str, scale: float | None = None, seed: int = 0, **changes: Any) -> Any:
-    """A random float32 model of an architecture of these."""
+    """A random float32 model of an architecture of these, on `DEVICE`."""
     scale = (14.0 if name != "zamba2" else 5.0) if scale is None else scale  # with 14 its own steps and scans differ
     class_name, settings = {**ARCHITECTURES, **NATIVE_ONLY, **RECURRENT, **SELDOM_RECURRENT}[name]
     torch.manual_seed(seed)
@@ -264,7 +264,7 @@ def build_model(name: str, scale: float | None = None, seed: int = 0, **changes:
             parameter.mul_(scale)
         else:  # norms, biases, sinks: off their initial ones and zeros
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    return model
+    return model.to(DEVICE)
 
 
 def sample(*axes: Sequence[Any]) -> list[Any]:
@@ -298,7 +298,7 @@ def every_other(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
 def target(name: str = "llama") -> Target:
     """A shared target. On a GPU its passes are recorded."""
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else None
-    return Target(build_model(name).to(DEVICE), record=record)
+    return Target(build_model(name), record=record)
 
 
 _FITTING_RECURRENT: dict[str, dict[str, int]] = {

@@ -90,7 +90,7 @@ class MindReader(tiny.OracleDrafter):
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
         assert drafting is None or all(drafting)
-        growth = spec.start(1, torch.device("cpu"))
+        growth = spec.start(1, tiny.DEVICE)
         tokens = [self._first, *self._tokens[rows.start]]
         for level in range(spec.depth):
             logits = tiny.full_forward(tiny.target("qwen3").model, tokens).logits[:, -1:]

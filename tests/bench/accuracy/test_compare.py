@@ -70,7 +70,7 @@ class OneBeside:
 
 @cache
 def target() -> Target:
-    return Target(tiny.build_model("llama", vocab_size=len(tokenizer())).to(tiny.DEVICE))
+    return Target(tiny.build_model("llama", vocab_size=len(tokenizer())))
 
 
 def engine(speculates: bool, rule: WalkRule | None = None, batch_size: int = 1) -> Engine:

@@ -26,7 +26,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def made(folder: Path, settings: CaptureSettings, seed: int = 0) -> CaptureWorker:
-    target = Target(tiny.build_model("llama", seed=seed).to(tiny.DEVICE))
+    target = Target(tiny.build_model("llama", seed=seed))
     return CaptureWorker(target, folder, settings, captured_target(target, settings.target.name))
 
 
