@@ -242,10 +242,11 @@ class Scheduler:
 
     def begin(self, staging: int, now: float) -> None:
         """Begin a step at time `now`: choose whom it is for; `staging` as for `admit`."""
-        held = self.running.held()
-        requests = held + Counter({client: self.waiting.count(client) for client in self.waiting.clients})
+        requests = self.running.held()
+        for client in self.waiting.clients:
+            requests[client] += self.waiting.count(client)
         self.budget.begin(requests, now)
-        if self.budget.alone and not self.budget.alone & held.keys():
+        if self.budget.alone and not self.budget.alone & self.running.held().keys():
             sequence, _ = self._next()
             if sequence is None or not (self.running.has_room(sequence, staging) or self.crowding(staging)):
                 self.budget.open()  # else nobody would go on
