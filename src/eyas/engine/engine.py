@@ -127,11 +127,33 @@ class Engine:
 
     def state(self) -> EngineState:
         """What runs and waits, what is cached, what was counted."""
-        return self._core.state()
+        core, scheduler, running = self._core, self._core.scheduler, self._core.scheduler.running
+        prefixes = core.runner.slots.prefixes
+        return EngineState(
+            running=len(running.decoding),
+            prefilling=len(running.prefilling),
+            waiting=len(scheduler.waiting),
+            cached_tokens=sum(sequence.cached for sequence in running.sequences),
+            allocated_tokens=scheduler.room.tokens,
+            cache_limit=scheduler.room.limit,
+            prefix_tokens=0 if prefixes is None else prefixes.store.size,
+            prefix_limit=0 if prefixes is None else prefixes.store.limit,
+            preempted_total=scheduler.preempted_total,
+            prompt_tokens_total=core.prompt_tokens,
+            prefix_hit_tokens_total=core.prefix_hits,
+            generated_tokens_total=self._outputs.generated,
+            rounds_total=core.rounds,
+            finished_total=dict(self._outputs.finished),
+        )
 
     def check_invariants(self) -> None:
         """InvariantError if requests, scheduler, slots and caches disagree. Cheap; between steps only."""
-        self._core.check()
+        scheduler, in_slots = self._core.scheduler, self._core.scheduler.running.sequences
+        everyone = [*in_slots, *scheduler.waiting]
+        if set(everyone) != set(self._outputs.unfinished.values()) or len(everyone) != len(set(everyone)):
+            raise InvariantError("the unfinished requests are not those in slots and those waiting")
+        scheduler.check()
+        self._core.runner.slots.check(in_slots, scheduler.room)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run all requests, `batch_size` at a time; completions in the order of the requests."""
@@ -187,7 +209,8 @@ class EngineCore:
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
         self.scheduler.room.beside = state_columns(runner.slots.cache)
         self.outcome: RoundOutput | None = None
-        self._rounds = self._prompt_tokens = self._prefix_hits = 0
+        self.rounds = self.prompt_tokens = self.prefix_hits = 0
+        """Counts since the start; of prompts' tokens, those that were reused."""
 
     def cache_prefixes(self, tokens: int) -> None:
         """As `Engine.cache_prefixes`."""
@@ -261,8 +284,8 @@ class EngineCore:
                 continue
             scheduler.budget.copied += sequence.cached
             if not sequence.tokens:  # else it ran before and was preempted
-                self._prompt_tokens += len(sequence.request.prompt)
-                self._prefix_hits += sequence.cached
+                self.prompt_tokens += len(sequence.request.prompt)
+                self.prefix_hits += sequence.cached
                 sequence.admitted(now)
 
     def _prefill(self) -> bool:
@@ -304,7 +327,7 @@ class EngineCore:
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
         self.outcome = runner.round(decoding, tree)
-        self._rounds += 1
+        self.rounds += 1
         seconds = time.perf_counter() - started
         scheduler.budget.charge_round(decoding, seconds)
         self._collect(decoding, self.outcome, seconds - reading)
@@ -347,35 +370,6 @@ class EngineCore:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""
         if self.scheduler.cover(staging):
             self.runner.slots.reshape(self.scheduler.room)
-
-    def state(self) -> EngineState:
-        """What runs and waits, what is cached, what was counted."""
-        scheduler, running, prefixes = self.scheduler, self.scheduler.running, self.runner.slots.prefixes
-        return EngineState(
-            running=len(running.decoding),
-            prefilling=len(running.prefilling),
-            waiting=len(scheduler.waiting),
-            cached_tokens=sum(sequence.cached for sequence in running.sequences),
-            allocated_tokens=scheduler.room.tokens,
-            cache_limit=scheduler.room.limit,
-            prefix_tokens=0 if prefixes is None else prefixes.store.size,
-            prefix_limit=0 if prefixes is None else prefixes.store.limit,
-            preempted_total=scheduler.preempted_total,
-            prompt_tokens_total=self._prompt_tokens,
-            prefix_hit_tokens_total=self._prefix_hits,
-            generated_tokens_total=self._outputs.generated,
-            rounds_total=self._rounds,
-            finished_total=dict(self._outputs.finished),
-        )
-
-    def check(self) -> None:
-        """InvariantError if requests, scheduler, slots and caches disagree. Cheap; between steps only."""
-        scheduler, in_slots = self.scheduler, self.scheduler.running.sequences
-        everyone = [*in_slots, *scheduler.waiting]
-        if set(everyone) != set(self._outputs.unfinished.values()) or len(everyone) != len(set(everyone)):
-            raise InvariantError("the unfinished requests are not those in slots and those waiting")
-        scheduler.check()
-        self.runner.slots.check(in_slots, scheduler.room)
 
 
 class OutputProcessor:
