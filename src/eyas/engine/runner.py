@@ -305,14 +305,11 @@ class ModelRunner:
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
-        if not sequence.request.speculate or (sequence.grammar is not None and self._is_slow(sequence)):
+        constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
+        # where a grammar takes long, there is nothing to gain by drafting
+        if not sequence.request.speculate or (constraint is not None and constraint.slow):
             return False
         return self.controller is None or bool(sequence.tokens)
-
-    def _is_slow(self, sequence: SequenceState) -> bool:
-        """Whether a sequence's grammar takes so long that there is nothing to gain by drafting."""
-        constraint = self.slots.constraint(sequence)
-        return constraint is not None and constraint.slow
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
