@@ -152,8 +152,8 @@ def test_a_prompt_s_are_complete_where_the_beginning_is_cached_and_where_it_is_r
     requests = scored([long, long[:40], long[:50]], max_tokens=110)
     running = engine.stream(requests)
     done = [next(running).completion]
-    engine._runner.intact = False  # as after an interrupted step, while prompts are half read
-    engine._scheduler.preempt(engine._scheduler.in_slots)
+    engine._core.runner.slots.intact = False  # as after an interrupted step, while prompts are half read
+    engine._core.scheduler.preempt(engine._core.scheduler.running.sequences)
     done += [chunk.completion for chunk in running]
     assert engine.state().preempted_total > 1
     for each, request in itertools.product(done, requests):

@@ -263,7 +263,7 @@ def test_preempted_sequences_go_on_from_copied_states(monkeypatch: pytest.Monkey
 def test_kept_states_are_bounded() -> None:
     """Of many prefixes the states of those used last are kept; what has lost its states is read again."""
     engine = Engine(tiny.target("lfm2"), limits=Limits(prefix_tokens=100_000))
-    shelf = engine._runner.prefixes.shelf
+    shelf = engine._core.runner.slots.prefixes.shelf
     assert shelf.most > 100  # tiny states, a large limit
     shelf.most = 3
     prompts = tiny.prompts(*[40] * 5, seed=8)

@@ -59,40 +59,39 @@ class Machine:
             for one, count in zip(piece.sequences, piece.counts, strict=True):
                 one.cached += count
         self.longest_read = max(self.longest_read, read)
-        if pieces:
-            scheduler.charge_prompts(pieces, 0.001 * read)
+        scheduler.budget.charge_prompts(pieces, 0.001 * read)
         assert scheduler.limits.prefill_chunk is None or read <= scheduler.limits.prefill_chunk
-        scheduler.read(pieces)
-        if victims := scheduler.overflow():
-            assert len(victims) < len(scheduler.in_slots)
+        scheduler.running.promote()
+        if victims := scheduler.running.overflow():
+            assert len(victims) < len(scheduler.running.sequences)
             assert min(one.index for one in victims) > max(
-                one.index for one in scheduler.in_slots if one not in victims
+                one.index for one in scheduler.running.sequences if one not in victims
             )
             self.drop(victims, preempt=True)
-        if not scheduler.fits(staging):
+        if not scheduler.room.fits(scheduler.columns(staging)):
             staging = 1
-            assert scheduler.fits(1)
+            assert scheduler.room.fits(scheduler.columns(1))
         self.cover(staging)
-        turn = scheduler.turn(lambda _: True)
-        assert [one.slot for one in turn] == list(slots_of(turn)) if turn else not scheduler.decoding or read
-        scheduler.charge_round(turn, 0.01 * len(turn))
+        turn = scheduler.budget.turn(scheduler.running.decoding, lambda _: True)
+        assert [one.slot for one in turn] == list(slots_of(turn)) if turn else not scheduler.running.decoding or read
+        scheduler.budget.charge_round(turn, 0.01 * len(turn))
         for one in turn:
             assert one.known + staging <= scheduler.room.columns
             taken = min(emit, staging, one.limit - len(one.tokens))
             one.tokens += [1] * taken
             one.cached += taken
-        self.drop([one for one in scheduler.decoding if len(one.tokens) == one.limit])
+        self.drop([one for one in scheduler.running.decoding if len(one.tokens) == one.limit])
         self.check()
 
     def cover(self, staging: int) -> None:
         room = self.scheduler.room
-        if room.cover(self.scheduler.columns(staging)):
+        if self.scheduler.cover(staging):
             assert room.tokens <= room.most(room.slots)
             self.owners = self.owners[: room.slots] + [None] * (room.slots - len(self.owners))
 
     def drop(self, gone: list[SequenceState], preempt: bool = False) -> None:
         slots = [one.slot for one in gone]
-        moves = self.scheduler.preempt(gone) if preempt else self.scheduler.drop(gone)
+        moves = self.scheduler.preempt(gone) if preempt else self.scheduler.running.remove(gone)
         for slot in slots:
             assert slot is not None
             self.owners[slot] = None
@@ -107,7 +106,7 @@ class Machine:
 
     def check(self) -> None:
         self.scheduler.check()
-        in_slots = [one.index for one in self.scheduler.in_slots]
+        in_slots = [one.index for one in self.scheduler.running.sequences]
         assert self.owners == in_slots + [None] * (len(self.owners) - len(in_slots))
 
 
@@ -214,14 +213,14 @@ def test_decoding_goes_on_while_a_long_prompt_is_read() -> None:
     machine.step(1, 1)
     machine.scheduler.submit(sequence(1, 80, 5))
     machine.scheduler.submit(sequence(2, 5, 5))
-    first = machine.scheduler.decoding[0]
+    first = machine.scheduler.running.decoding[0]
     for step in range(9):
         machine.step(1, 1)
         assert len(first.tokens) == 2 + step
-        assert [one.index for one in machine.scheduler.prefilling] == [1]
+        assert [one.index for one in machine.scheduler.running.prefilling] == [1]
     machine.step(1, 1)
     assert machine.longest_read == 8
-    assert [one.index for one in machine.scheduler.decoding] == [0, 1]
+    assert [one.index for one in machine.scheduler.running.decoding] == [0, 1]
 
 
 def test_the_youngest_is_preempted_and_comes_back_first() -> None:
@@ -229,8 +228,8 @@ def test_the_youngest_is_preempted_and_comes_back_first() -> None:
     for index in range(4):
         machine.scheduler.submit(sequence(index, 10, 100))
     machine.step(1, 1)
-    assert [one.index for one in machine.scheduler.decoding] == [0, 1, 2]
-    while len(machine.scheduler.decoding) == 3:
+    assert [one.index for one in machine.scheduler.running.decoding] == [0, 1, 2]
+    while len(machine.scheduler.running.decoding) == 3:
         machine.step(1, 1)
     gone = machine.scheduler.waiting.peek()
     assert gone is not None
@@ -276,10 +275,10 @@ def test_a_client_without_slots_gets_some_at_once_up_to_an_equal_number(slots: i
     for index in range(100, 100 + asked):
         machine.scheduler.submit(sequence(index, 5, 1000, key="polite"))
     machine.step(1, 1)
-    held = Counter(one.client for one in machine.scheduler.in_slots)
+    held = Counter(one.client for one in machine.scheduler.running.sequences)
     assert held["polite"] == min(asked, slots // 2)
     assert held["greedy"] == slots - held["polite"]
-    kept = [one.index for one in machine.scheduler.in_slots if one.client == "greedy"]
+    kept = [one.index for one in machine.scheduler.running.sequences if one.client == "greedy"]
     assert sorted(kept) == list(range(len(kept))), "the youngest make room"
     before = machine.scheduler.preempted_total
     for _ in range(5):
@@ -292,7 +291,7 @@ def test_room_in_the_cache_is_made_for_a_client_that_has_none() -> None:
     for index in range(8):
         machine.scheduler.submit(sequence(index, 150, 300, key="greedy"))
     machine.step(1, 1)
-    assert 2 <= len(machine.scheduler.decoding) < 8
+    assert 2 <= len(machine.scheduler.running.decoding) < 8
     machine.scheduler.submit(sequence(8, 150, 10, key="polite"))
     machine.step(1, 1)
     assert 8 in machine.admitted
@@ -305,8 +304,8 @@ def test_how_long_to_wait_follows_the_pace() -> None:
     for round_ in range(21):
         one, _ = scheduler.admit(1, 2.0 * round_)
         assert one is not None
-        scheduler.drop([one])
-    assert scheduler.retry_after() == pytest.approx(2.0 * 20 / 4)
+        scheduler.running.remove([one])
+    assert scheduler.waiting.retry_after() == pytest.approx(2.0 * 20 / 4)
 
 
 def test_deadlines_wherever_a_sequence_is() -> None:

@@ -154,7 +154,7 @@ def test_a_request_that_could_never_fit_is_refused() -> None:
 
 def test_a_request_that_fails_to_start_leaves_the_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     run = engine(max_running=3)
-    sampler = run._runner.sampler
+    sampler = run._core.runner.slots.sampler
     admit = type(sampler).admit
 
     def refusing(self: Any, slot: int, params: SamplingParams, *args: Any, **named: Any) -> None:
@@ -257,7 +257,7 @@ def test_engines_that_take_turns_on_a_target_and_a_drafter_do_not_disturb_each_o
 def test_memory_follows_the_load() -> None:
     target = Target(tiny.build_model("llama", max_position_embeddings=1200))
     run = engine(target=target, max_running=16)
-    cache = run._runner.cache
+    cache = run._core.runner.slots.cache
     assert cache.slots == 0
     run.generate([request(0)])
     assert (cache.slots, cache.capacity) == (1, 256)

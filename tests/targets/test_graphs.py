@@ -173,7 +173,7 @@ def test_failing_later_goes_on_without_graphs(caplog: pytest.LogCaptureFixture) 
     target.record, wanted = recording.refuse, requests(0.0)
     engine = Engine(target, batch_size=4)
     assert run(engine, wanted)[0] == run(Engine(tiny.target("llama"), batch_size=4), wanted)[0]
-    assert engine._runner.cache.graphs.failure == "nothing is recorded here"
+    assert engine._core.runner.slots.cache.graphs.failure == "nothing is recorded here"
     assert "nothing is recorded here" in caplog.text
 
 

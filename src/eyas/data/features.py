@@ -24,7 +24,7 @@ CHUNK_ELEMENTS = 2**24
 class TopTokens(NamedTuple):
     """The teacher's most probable tokens at each position, kept instead of its final states."""
 
-    ids: Tensor  # [B, S, k] int64
+    ids: Tensor  # [B, S, k] int64; without a batch [F, k]
     logprobs: Tensor  # [B, S, k] float32, of the full vocabulary's softmax, in descending order
     tail: Tensor  # [B, S] float32, total probability of all other tokens
 
@@ -92,16 +92,8 @@ class OnlineSource:
         return trace_members(self._target, self._batches, self._batches.members(number), self._taps)
 
 
-class TopRows(NamedTuple):
-    """The fields of `TopTokens` for F positions without batch dimensions."""
-
-    ids: Tensor  # [F, k] int64
-    logprobs: Tensor  # [F, k] float32
-    tail: Tensor  # [F] float32
-
-
 @torch.no_grad()
-def top_rows(head: Callable[[Tensor], Tensor], final: Tensor, vocab: int, count: int) -> TopRows:
+def top_rows(head: Callable[[Tensor], Tensor], final: Tensor, vocab: int, count: int) -> TopTokens:
     """Final states [F, Ht] -> the `count` most probable of `vocab` tokens at each, and the rest's probability."""
     count = min(count, vocab)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -112,4 +104,4 @@ def top_rows(head: Callable[[Tensor], Tensor], final: Tensor, vocab: int, count:
         logprobs = best.values - every
         found.append((best.indices, logprobs, (1 - logprobs.exp().sum(-1)).clamp_min(0)))
     ids, logprobs, tail = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return TopRows(ids, logprobs, tail)
+    return TopTokens(ids, logprobs, tail)

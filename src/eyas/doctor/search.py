@@ -242,7 +242,11 @@ def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: 
     if reading.config.embedding == "none" or not names:
         return
     repair = f"swap the two halves of the columns of {', '.join(names)}"
-    yield Change("input order", "state first, then embedding", repair, _each(names, _halves_swapped))
+
+    def swapped(weight: Tensor) -> Tensor:  # [., 2H]
+        return weight.roll(weight.shape[1] // 2, dims=1)
+
+    yield Change("input order", "state first, then embedding", repair, _each(names, swapped))
 
 
 def swapped_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
@@ -261,9 +265,8 @@ def centred_norms(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
     """Norm weights are stored minus 1, as in Gemma's models."""
     names = [name for name in reading.tensors if name.endswith("norm.weight")]
     if names:
-        yield Change(
-            "norm weights", "stored minus 1, as in Gemma", "add 1 to the weights of all norms", _each(names, _plus_one)
-        )
+        repair = "add 1 to the weights of all norms"
+        yield Change("norm weights", "stored minus 1, as in Gemma", repair, _each(names, lambda weight: weight + 1))
 
 
 def _mapped(ids: Tensor) -> Callable[[Reading], Reading]:
@@ -292,15 +295,6 @@ def _rows(heads: Mapping[str, int], order: Callable[[Tensor, int], Tensor]) -> C
 
 def _each(names: list[str], function: Callable[[Tensor], Tensor]) -> Callable[[Reading], Reading]:
     return lambda reading: reading.changed(tensors={name: function(reading.tensors[name]) for name in names})
-
-
-def _halves_swapped(weight: Tensor) -> Tensor:
-    """The weight [., 2H] with the two halves of its columns swapped."""
-    return weight.roll(weight.shape[1] // 2, dims=1)
-
-
-def _plus_one(weight: Tensor) -> Tensor:
-    return weight + 1
 
 
 PART = 4

@@ -11,7 +11,7 @@ d2t); some exporters write the ids themselves. Shapes: V / Vd full / draft vocab
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafters.config import DrafterConfig, TransformerConfig
-from eyas.drafters.files import CONFIG, RawCheckpoint, TensorInfo
+from eyas.drafters.files import CONFIG, KeyReport, RawCheckpoint, TensorInfo
 from eyas.drafters.formats.fields import Fields
 from eyas.drafters.formats.opening import open_raw
 from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD, VOCABULARY_MAP, is_computed, name_in_file, native_name
@@ -145,22 +145,14 @@ class Checkpoint:
 
 
 @dataclass
-class LoadReport:
+class LoadReport(KeyReport):
     """How a checkpoint was read: what became of every key, and how its layer numbers were understood."""
 
     format: str
     used: list[str]
     """The keys that change the computation."""
-    defaulted: dict[str, Any]
-    """What the file leaves out, with the value that was taken."""
-    ignored: dict[str, str]
-    """Keys and tensors that change nothing, with the reason."""
     convention: str
     """How layer numbers were read; empty where none are written."""
-    notes: list[str] = field(default_factory=list)
-    """What the user should know about how the file was read."""
-    doubts: list[str] = field(default_factory=list)
-    """Where the file can be read in two ways: a sentence for each, which names both."""
 
 
 def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], where: str) -> None:

@@ -26,8 +26,22 @@ JSON_LIMIT = 2**24
 """Largest JSON file that is read, in bytes; a config.json has a few thousand, an index a few hundred thousand."""
 
 
+@dataclass(kw_only=True)
+class KeyReport:
+    """What became of the keys of a file."""
+
+    ignored: dict[str, str] = field(default_factory=dict)
+    """Keys and tensors that change nothing, with the reason."""
+    defaulted: dict[str, Any] = field(default_factory=dict)
+    """What the file leaves out, with the value that was taken."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about how the file was read."""
+    doubts: list[str] = field(default_factory=list)
+    """Where the file can be read in two ways: a sentence for each, which names both."""
+
+
 @dataclass
-class RawCheckpoint:
+class RawCheckpoint(KeyReport):
     """An opened checkpoint of any format, its configuration in native keys; no weight is read yet."""
 
     path: Path
@@ -44,13 +58,6 @@ class RawCheckpoint:
     """Reads the tensors of some of these names."""
     used: list[str] | None = None
     """The keys of the file that were read; None = those of `config`."""
-    ignored: dict[str, str] = field(default_factory=dict)
-    """Keys and tensors that change nothing, with the reason."""
-    defaulted: dict[str, Any] = field(default_factory=dict)
-    """What the file leaves out, with the value that was taken."""
-    notes: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
-    """Where the file can be read in two ways: a sentence for each."""
     training_only: tuple[str, ...] = ()
     """Tensors that only training needs: they are left out."""
 

@@ -23,15 +23,14 @@ from eyas.engine.controller import Controller
 from eyas.engine.round import RoundOutput, Speculation
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
-from eyas.engine.sequence import SequenceState
-from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError, UsageError
+from eyas.engine.sequence import InputProcessor, SequenceState
+from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, UsageError
 from eyas.runtime import inference
 from eyas.targets import Target
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.slots import dense_columns
-from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Chunk, Completion, EngineState, Limits, Request
-from eyas.verify import Grammar, SeededWalk, WalkRule, check_request, grammar_of
+from eyas.verify import SeededWalk, WalkRule
 
 
 class Engine:
@@ -66,39 +65,33 @@ class Engine:
         self.target, self.tokenizer, self.speculation = target, tokenizer, speculation
         self.limits = limits or Limits(max_running=batch_size or 1)
         self.rule, self.controller, self.batch_size = rule or SeededWalk(), controller, self.limits.max_running
-        self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
-        self.outcome: RoundOutput | None = None
-        """The output of the last step's round; None if it had none."""
-        enough = target.dense_pass if target.head_is_exact else None
-        self._scheduler = Scheduler(self.limits, dense_columns(target.device), enough)
-        self._runner = ModelRunner(
+        self._inputs = InputProcessor(target, tokenizer)
+        self.eos_ids = self._inputs.eos_ids
+        self._outputs = OutputProcessor(tokenizer, SeededWalk() if speculation is None else self.rule)
+        runner = ModelRunner(
             target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
         )
-        self._scheduler.room.beside = state_columns(self._runner.cache)
+        self._core = EngineCore(self.limits, runner, self._inputs, self._outputs)
+        self._submitted = 0
         if self.limits.prefix_tokens:
             self.cache_prefixes(self.limits.prefix_tokens)
-        self._unfinished: dict[int, SequenceState] = {}
-        self._outbox: list[Chunk] = []  # for the next `step`
-        self._inboxes: dict[int, deque[Chunk | Exception]] = {}  # of streams, which take their chunks here
-        self._submitted = self._rounds = self._prompt_tokens = self._prefix_hits = self._generated = 0
-        self._finished: Counter[str] = Counter()
 
     def cache_prefixes(self, tokens: int) -> None:
         """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
-        self._runner.cache_prefixes(tokens)
-        self._scheduler.room.beside = state_columns(self._runner.cache)
+        self._core.cache_prefixes(tokens)
 
     def check(self, request: Request) -> None:
         """Raise RequestError when a request can't run."""
-        check_request(request.params, request.prompt, self._stop_ids(request), self.target.vocab_size)
-        room = self.target.max_length
-        if room is not None and len(request.prompt) >= room + (request.params.max_tokens == 0):
-            raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens, the model's context holds {room}: shorten the prompt"
-            )
-        if request.params.prompt_logprobs is not None and not self.target.head_is_exact:
-            raise RequestError(f"{self.target.config.model_type}: prompt_logprobs can't be computed for this model")
-        self._grammar(request)
+        self._inputs.check(request)
+
+    def end_ids(self, request: Request) -> tuple[int, ...]:
+        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        return self._inputs.end_ids(request)
+
+    @property
+    def outcome(self) -> RoundOutput | None:
+        """The output of the last step's round; None if it had none."""
+        return self._core.outcome
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
         """Queue a request; returns its index, which its chunks carry.
@@ -107,250 +100,60 @@ class Engine:
         share the slots fairly, and users what their client gets. RequestError if it can't run, QueueFullError if too
         many wait.
         """
-        self.check(request)
-        limit = request.params.max_tokens
-        if self.target.max_length is not None:
-            limit = min(limit, self.target.max_length - len(request.prompt))
-        expires = None if deadline is None else time.monotonic() + deadline
-        stops = frozenset(self._stop_ids(request))
-        sequence = SequenceState(self._submitted, request, limit, stops, queue_key, expires, self._grammar(request))
-        self._scheduler.submit(sequence)
+        sequence = self._inputs.sequence(self._submitted, request, deadline, queue_key)
+        self._core.submit(sequence)
         self._submitted += 1
-        self._unfinished[sequence.index] = sequence
         return sequence.index
 
     def cancel(self, index: int) -> None:
         """End a request now; its last chunk comes with the next step. Nothing happens if it has ended already."""
-        if index in self._unfinished:
-            self._end([self._unfinished[index]], "cancelled")
-
-    def _stop_ids(self, request: Request) -> tuple[int, ...]:
-        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.end_ids(request))
-
-    def end_ids(self, request: Request) -> tuple[int, ...]:
-        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
-        ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
-        if not ids and request.grammar is not None and self.tokenizer is not None:
-            return tuple(token for token in (self.tokenizer.eos_token_id,) if token is not None)  # it has to end
-        return ids
-
-    def _grammar(self, request: Request) -> Grammar | None:
-        if request.grammar is None:
-            return None
-        return grammar_of(request, self.tokenizer, self.end_ids(request), self.target.vocab_size)
+        if index in self._outputs.unfinished:
+            self._core.end([self._outputs.unfinished[index]], "cancelled")
 
     def step(self) -> list[Chunk]:
         """Advance everything by one step; returns what was added and what ended, by `submit`'s index."""
         self._advance()
-        chunks, self._outbox = self._outbox, []
-        return chunks
+        return self._outputs.take()
 
     @inference  # all of it: tensors that a pass allocates can't be changed outside
     def _advance(self) -> None:
         with lone_torch() if self.target.alone else nullcontext():
-            self._run_step()
-
-    def _run_step(self) -> None:
-        """Admit, read a piece of the prompts, run one round. First tokens leave at once: they end the step."""
-        scheduler, runner = self._scheduler, self._runner
-        now = time.monotonic()
-        self.outcome = None
-        self._end(scheduler.expired(now), "deadline")
-        if not scheduler.busy:
-            return
-        scheduler.begin(staging_columns(runner.tree), now)
-        if not scheduler.in_slots:
-            runner.reset_sampler()
-        if not runner.intact:
-            runner.empty(scheduler.room)
-        intact = False
-        try:
-            ended = False
-            if not scheduler.round_due():
-                self._admit(now)
-                ended = self._prefill()
-            if not ended:
-                self._decode()
-            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
-                runner.reshape(scheduler.room)
-            if not scheduler.busy and self.controller is not None:
-                self.controller.gain.keep()
-            scheduler.passes.succeeded()
-            intact = True
-        except (CacheMemoryError, PassMemoryError) as error:
-            runner.intact = False
-            if not scheduler.run_less(error):
-                self._end(scheduler.in_slots, "error", error)
-            runner.free_memory()
-        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
-            runner.intact = False
-            self._end(scheduler.in_slots, "error", error)
-        finally:
-            if not intact:
-                runner.intact = False
-                scheduler.preempt(scheduler.in_slots)
-
-    def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room, and no more known prompts to copy than may be read."""
-        scheduler, chunk = self._scheduler, self.limits.prefill_chunk
-        staging = staging_columns(self._runner.tree)
-        while chunk is None or scheduler.copied < (1 if scheduler.crowded else chunk):
-            sequence, moves = scheduler.admit(staging, now)
-            if sequence is None:
-                if not (crowding := scheduler.crowding(staging)):
-                    return
-                self._leave(crowding, scheduler.preempt)
-                continue
-            try:
-                self._cover(0)
-                self._runner.move((), moves)
-                self._runner.start(sequence, self.end_ids(sequence.request))
-            except CacheMemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
-                self._end([sequence], "error", error)
-                continue
-            scheduler.copied += sequence.cached
-            if not sequence.tokens:  # else it ran before and was preempted
-                self._prompt_tokens += len(sequence.request.prompt)
-                self._prefix_hits += sequence.cached
-                sequence.admitted(now)
-
-    def _prefill(self) -> bool:
-        """Read a piece of the prompts; returns whether that ends the step: first tokens came, or steps are short."""
-        scheduler, runner = self._scheduler, self._runner
-        self._cover(0)
-        started = time.perf_counter()
-        waiting, batches, first_rounds = list(scheduler.prefilling), scheduler.prefill_batches(), []
-        for batch in batches:
-            scored = any(one.unscored or not one.limit for one in batch.sequences)
-            if batch.whole and self.target.head_is_exact and not scored:
-                first_rounds.append((batch.sequences, runner.first_round(batch)))
-            else:
-                runner.prefill(batch)
-        seconds = time.perf_counter() - started
-        if batches:
-            scheduler.charge_prompts(batches, seconds)
-        for sequence in waiting:
-            sequence.stats.prefill_seconds += seconds
-        runner.cache_prefix([sequence for sequence in waiting if not sequence.unread], tail=False)
-        scheduler.read(batches)
-        for sequences, output in first_rounds:
-            self._collect(sequences, output, None)
-        self._end([one for one in scheduler.decoding if not one.limit], "length")
-        return bool(first_rounds) or (scheduler.crowded and bool(batches) and bool(scheduler.decoding))
-
-    def _decode(self) -> None:
-        """Advance those that decode by a round, whoever must make room or wait for others left out."""
-        scheduler, runner = self._scheduler, self._runner
-        if victims := scheduler.overflow():
-            self._leave(victims, scheduler.preempt)
-        decoding = scheduler.turn(runner.ready)
-        if not decoding:
-            runner.await_grammars(scheduler.decoding)
-            return
-        started = time.perf_counter()
-        tree, reading = runner.plan(decoding)
-        if not scheduler.fits(staging_columns(tree)) or not scheduler.passes.fits(pass_tokens(len(decoding), tree)):
-            tree = None  # a plain round costs less than reading a preempted sequence again
-        self._cover(staging_columns(tree))
-        self.outcome = runner.round(decoding, tree)
-        self._rounds += 1
-        seconds = time.perf_counter() - started
-        scheduler.charge_round(decoding, seconds)
-        self._collect(decoding, self.outcome, seconds - reading)
-
-    def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
-        """Append a round's tokens to its sequences and hand them out; free the slots of the finished.
-
-        `seconds` is what the round took; None if it came with prefill, whose time is counted already.
-        """
-        traced = [row for row, sequence in enumerate(sequences) if sequence.request.trace]
-        drafts = draft_rounds(output.draft, [sequence.root for sequence in sequences], traced)
-        for row, sequence in enumerate(sequences):
-            taken, logprobs = sequence.take(output, row, seconds)
-            self._generated += len(taken)
-            if sequence.finish_reason is not None:
-                self._finished[sequence.finish_reason] += 1
-            accepted = min(output.accepted[row], len(taken))
-            chunk = Chunk(sequence.index, tuple(taken), accepted, draft=drafts.get(row), logprobs=logprobs)
-            self._hand_out(sequence, chunk)
-        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
-        self._leave(finished, self._scheduler.drop)
-
-    @inference
-    def _end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
-        """End sequences wherever they are; not while a round runs."""
-        sequences = list(sequences)
-        for sequence in sequences:
-            sequence.finish_reason = reason
-            self._finished[reason] += 1
-            self._hand_out(sequence, Chunk(sequence.index, (), 0), error)
-            if sequence in self._scheduler.waiting:
-                self._scheduler.waiting.remove(sequence)
-        self._leave([sequence for sequence in sequences if sequence.slot is not None], self._scheduler.drop)
-
-    def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
-        """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps what they hold."""
-        if gone:
-            self._runner.keep(gone)
-            slots = [sequence.slot for sequence in gone if sequence.slot is not None]
-            self._runner.move(slots, drop(gone))
-
-    def _hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:
-        """Put a chunk where it is waited for: in a stream's inbox, or in the outbox of `step`."""
-        inbox = self._inboxes.get(sequence.index)
-        if len(chunk.token_ids) == len(sequence.tokens):  # its first
-            chunk = replace(chunk, prompt_logprobs=sequence.known_prompt_logprobs)
-        if sequence.finish_reason is not None:
-            rule = SeededWalk() if self.speculation is None else self.rule
-            chunk = replace(chunk, completion=sequence.completion(self.tokenizer, rule, error))
-            del self._unfinished[sequence.index]
-            self._inboxes.pop(sequence.index, None)
-        if inbox is None:
-            self._outbox.append(chunk)
-        else:
-            inbox.append(chunk if error is None else error)
-
-    def _cover(self, staging: int) -> None:
-        """Let the caches grow to what those in slots need, `staging` columns of a round included."""
-        scheduler = self._scheduler
-        if scheduler.room.cover(scheduler.columns(staging), scheduler.expected):
-            self._runner.reshape(scheduler.room)
+            self._core.step()
 
     @property
     def idle(self) -> bool:
         """Whether nothing is left to run or to hand out."""
-        return not self._scheduler.busy and not self._outbox
+        return not self._core.scheduler.busy and not self._outputs.outbox
 
     def state(self) -> EngineState:
         """What runs and waits, what is cached, what was counted."""
-        scheduler, prefixes = self._scheduler, self._runner.prefixes
+        core, scheduler, running = self._core, self._core.scheduler, self._core.scheduler.running
+        prefixes = core.runner.slots.prefixes
         return EngineState(
-            running=len(scheduler.decoding),
-            prefilling=len(scheduler.prefilling),
+            running=len(running.decoding),
+            prefilling=len(running.prefilling),
             waiting=len(scheduler.waiting),
-            cached_tokens=sum(sequence.cached for sequence in scheduler.in_slots),
+            cached_tokens=sum(sequence.cached for sequence in running.sequences),
             allocated_tokens=scheduler.room.tokens,
             cache_limit=scheduler.room.limit,
             prefix_tokens=0 if prefixes is None else prefixes.store.size,
             prefix_limit=0 if prefixes is None else prefixes.store.limit,
             preempted_total=scheduler.preempted_total,
-            prompt_tokens_total=self._prompt_tokens,
-            prefix_hit_tokens_total=self._prefix_hits,
-            generated_tokens_total=self._generated,
-            rounds_total=self._rounds,
-            finished_total=dict(self._finished),
+            prompt_tokens_total=core.prompt_tokens,
+            prefix_hit_tokens_total=core.prefix_hits,
+            generated_tokens_total=self._outputs.generated,
+            rounds_total=core.rounds,
+            finished_total=dict(self._outputs.finished),
         )
 
     def check_invariants(self) -> None:
         """InvariantError if requests, scheduler, slots and caches disagree. Cheap; between steps only."""
-        scheduler, unfinished = self._scheduler, self._unfinished.values()
-        everyone = {*scheduler.in_slots, *scheduler.waiting}
-        if everyone != set(unfinished) or len(everyone) != len(scheduler.in_slots) + len(scheduler.waiting):
+        scheduler, in_slots = self._core.scheduler, self._core.scheduler.running.sequences
+        everyone = [*in_slots, *scheduler.waiting]
+        if set(everyone) != set(self._outputs.unfinished.values()) or len(everyone) != len(set(everyone)):
             raise InvariantError("the unfinished requests are not those in slots and those waiting")
         scheduler.check()
-        self._runner.check(scheduler.in_slots, scheduler.room)
+        self._core.runner.slots.check(in_slots, scheduler.room)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run all requests, `batch_size` at a time; completions in the order of the requests."""
@@ -380,7 +183,7 @@ class Engine:
                 room = 0 if stop() else self.limits.max_running - len(mine)
                 for request in take(room) if room else ():
                     index = self.submit(request)
-                    self._inboxes[index], mine[index] = inbox, submitted
+                    self._outputs.inboxes[index], mine[index] = inbox, submitted
                     submitted += 1
                 if not mine:
                     return
@@ -395,3 +198,210 @@ class Engine:
         finally:
             for index in mine:
                 self.cancel(index)
+
+
+class EngineCore:
+    """The step: the scheduler decides, the runner runs, and what came of it goes to the outputs."""
+
+    def __init__(self, limits: Limits, runner: ModelRunner, inputs: InputProcessor, outputs: OutputProcessor) -> None:
+        self.runner, self._inputs, self._outputs = runner, inputs, outputs
+        enough = runner.target.dense_pass if runner.target.head_is_exact else None
+        self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
+        self.scheduler.room.beside = state_columns(runner.slots.cache)
+        self.outcome: RoundOutput | None = None
+        self.rounds = self.prompt_tokens = self.prefix_hits = 0
+        """Counts since the start; of prompts' tokens, those that were reused."""
+
+    def cache_prefixes(self, tokens: int) -> None:
+        """As `Engine.cache_prefixes`."""
+        self.runner.slots.cache_prefixes(tokens)
+        self.scheduler.room.beside = state_columns(self.runner.slots.cache)
+
+    def submit(self, sequence: SequenceState) -> None:
+        """Queue a sequence; RequestError and QueueFullError as `Engine.submit`."""
+        self.scheduler.submit(sequence)
+        self._outputs.unfinished[sequence.index] = sequence
+
+    def step(self) -> None:
+        """Admit, read a piece of the prompts, run one round. First tokens leave at once: they end the step."""
+        scheduler, runner = self.scheduler, self.runner
+        slots, now = runner.slots, time.monotonic()
+        self.outcome = None
+        self.end(scheduler.expired(now), "deadline")
+        if not scheduler.busy:
+            return
+        scheduler.begin(staging_columns(runner.tree), now)
+        if not scheduler.running:
+            slots.reset_sampler()
+        if not slots.intact:
+            slots.empty(scheduler.room)
+        intact = False
+        try:
+            ended = False
+            if not scheduler.budget.round_due(scheduler.running, scheduler.waiting):
+                self._admit(now)
+                ended = self._prefill()
+            if not ended:
+                self._decode()
+            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
+                slots.reshape(scheduler.room)
+            if not scheduler.busy and runner.controller is not None:
+                runner.controller.gain.keep()
+            scheduler.passes.succeeded()
+            intact = True
+        except (CacheMemoryError, PassMemoryError) as error:
+            slots.intact = False
+            if not scheduler.run_less(error):
+                self.end(scheduler.running.sequences, "error", error)
+            slots.free_memory()
+        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+            slots.intact = False
+            self.end(scheduler.running.sequences, "error", error)
+        finally:
+            if not intact:
+                slots.intact = False
+                scheduler.preempt(scheduler.running.sequences)
+
+    def _admit(self, now: float) -> None:
+        """Start waiting sequences as long as there is room, and no more known prompts to copy than may be read."""
+        scheduler, slots, chunk = self.scheduler, self.runner.slots, self.scheduler.limits.prefill_chunk
+        staging = staging_columns(self.runner.tree)
+        while chunk is None or scheduler.budget.copied < (1 if scheduler.budget.crowded else chunk):
+            sequence, moves = scheduler.admit(staging, now)
+            if sequence is None:
+                if not (crowding := scheduler.crowding(staging)):
+                    return
+                self._leave(crowding, scheduler.preempt)
+                continue
+            try:
+                self._cover(0)
+                slots.move((), moves)
+                slots.start(sequence, self._inputs.end_ids(sequence.request))
+            except CacheMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
+                self.end([sequence], "error", error)
+                continue
+            scheduler.budget.copied += sequence.cached
+            if not sequence.tokens:  # else it ran before and was preempted
+                self.prompt_tokens += len(sequence.request.prompt)
+                self.prefix_hits += sequence.cached
+                sequence.admitted(now)
+
+    def _prefill(self) -> bool:
+        """Read a piece of the prompts; returns whether that ends the step: first tokens came, or steps are short."""
+        scheduler, runner = self.scheduler, self.runner
+        self._cover(0)
+        started = time.perf_counter()
+        waiting, batches, first_rounds = list(scheduler.running.prefilling), scheduler.prefill_batches(), []
+        for batch in batches:
+            scored = any(one.unscored or not one.limit for one in batch.sequences)
+            if batch.whole and runner.target.head_is_exact and not scored:
+                first_rounds.append((batch.sequences, runner.first_round(batch)))
+            else:
+                runner.prefill(batch)
+        seconds = time.perf_counter() - started
+        scheduler.budget.charge_prompts(batches, seconds)
+        for sequence in waiting:
+            sequence.stats.prefill_seconds += seconds
+        runner.slots.cache_prefix([sequence for sequence in waiting if not sequence.unread], tail=False)
+        scheduler.running.promote()
+        for sequences, output in first_rounds:
+            self._collect(sequences, output, None)
+        self.end([one for one in scheduler.running.decoding if not one.limit], "length")
+        return bool(first_rounds) or (scheduler.budget.crowded and bool(batches) and bool(scheduler.running.decoding))
+
+    def _decode(self) -> None:
+        """Advance those that decode by a round, whoever must make room or wait for others left out."""
+        scheduler, runner = self.scheduler, self.runner
+        if victims := scheduler.running.overflow():
+            self._leave(victims, scheduler.preempt)
+        decoding = scheduler.budget.turn(scheduler.running.decoding, runner.ready)
+        if not decoding:
+            runner.await_grammars(scheduler.running.decoding)
+            return
+        started = time.perf_counter()
+        tree, reading = runner.plan(decoding)
+        columns, tokens = scheduler.columns(staging_columns(tree)), pass_tokens(len(decoding), tree)
+        if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
+            tree = None  # a plain round costs less than reading a preempted sequence again
+        self._cover(staging_columns(tree))
+        self.outcome = runner.round(decoding, tree)
+        self.rounds += 1
+        seconds = time.perf_counter() - started
+        scheduler.budget.charge_round(decoding, seconds)
+        self._collect(decoding, self.outcome, seconds - reading)
+
+    def _collect(self, sequences: Sequence[SequenceState], output: RoundOutput, seconds: float | None) -> None:
+        """Append a round's tokens to its sequences and hand them out; free the slots of the finished.
+
+        `seconds` is what the round took; None if it came with prefill, whose time is counted already.
+        """
+        traced = [row for row, sequence in enumerate(sequences) if sequence.request.trace]
+        drafts = draft_rounds(output.draft, [sequence.root for sequence in sequences], traced)
+        for row, sequence in enumerate(sequences):
+            taken, logprobs = sequence.take(output, row, seconds)
+            accepted = min(output.accepted[row], len(taken))
+            chunk = Chunk(sequence.index, tuple(taken), accepted, draft=drafts.get(row), logprobs=logprobs)
+            self._outputs.hand_out(sequence, chunk)
+        finished = [sequence for sequence in sequences if sequence.finish_reason is not None]
+        self._leave(finished, self.scheduler.running.remove)
+
+    @inference
+    def end(self, sequences: Collection[SequenceState], reason: str, error: Exception | None = None) -> None:
+        """End sequences wherever they are; not while a round runs."""
+        sequences = list(sequences)
+        for sequence in sequences:
+            sequence.finish_reason = reason
+            self._outputs.hand_out(sequence, Chunk(sequence.index, (), 0), error)
+            if sequence in self.scheduler.waiting:
+                self.scheduler.waiting.remove(sequence)
+        self._leave([sequence for sequence in sequences if sequence.slot is not None], self.scheduler.running.remove)
+
+    def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
+        """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps what they hold."""
+        if gone:
+            slots = self.runner.slots
+            slots.keep(gone)
+            freed = [sequence.slot for sequence in gone if sequence.slot is not None]
+            slots.move(freed, drop(gone))
+
+    def _cover(self, staging: int) -> None:
+        """Let the caches grow to what those in slots need, `staging` columns of a round included."""
+        if self.scheduler.cover(staging):
+            self.runner.slots.reshape(self.scheduler.room)
+
+
+class OutputProcessor:
+    """What comes of requests: their chunks, put where they are waited for, and counts."""
+
+    def __init__(self, tokenizer: Any, rule: WalkRule) -> None:
+        self.unfinished: dict[int, SequenceState] = {}
+        self.outbox: list[Chunk] = []
+        """For the next `Engine.step`."""
+        self.inboxes: dict[int, deque[Chunk | Exception]] = {}
+        """Of streams, which take their chunks here."""
+        self.generated = 0
+        self.finished: Counter[str] = Counter()
+        self._tokenizer, self._rule = tokenizer, rule
+
+    def take(self) -> list[Chunk]:
+        """Empty the outbox."""
+        chunks, self.outbox = self.outbox, []
+        return chunks
+
+    def hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:
+        """Put a chunk where it is waited for: in a stream's inbox, or in the outbox of `step`."""
+        self.generated += len(chunk.token_ids)
+        inbox = self.inboxes.get(sequence.index)
+        if len(chunk.token_ids) == len(sequence.tokens):  # its first
+            chunk = replace(chunk, prompt_logprobs=sequence.known_prompt_logprobs)
+        if sequence.finish_reason is not None:
+            self.finished[sequence.finish_reason] += 1
+            chunk = replace(chunk, completion=sequence.completion(self._tokenizer, self._rule, error))
+            del self.unfinished[sequence.index]
+            self.inboxes.pop(sequence.index, None)
+        if inbox is None:
+            self.outbox.append(chunk)
+        else:
+            inbox.append(chunk if error is None else error)

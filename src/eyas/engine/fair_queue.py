@@ -14,6 +14,8 @@ from bisect import insort
 from collections.abc import Collection, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from eyas.errors import QueueFullError
+
 
 class Queued(Protocol):
     """What can wait in a `FairQueue`."""
@@ -136,6 +138,38 @@ class FairQueue(Generic[T]):
     def _enter(self, one: T, paid: bool) -> None:
         self._waiting[one.index] = one
         self._clients.setdefault(client_of(one.key), _Client()).add(one, paid)
+
+
+class WaitingQueue(FairQueue[T]):
+    """What waits to be admitted; new ones are refused when too many wait."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self._most = most
+        self._pace: float | None = None  # seconds between admissions while some wait
+        self._admitted_at: float | None = None
+
+    def submit(self, one: T, free: int) -> None:
+        """Queue something new where `free` of those that wait find room at once; QueueFullError if too many wait."""
+        most, waiting, client = self._most, len(self), client_of(one.key)
+        if most is not None:
+            most += free
+            share = most // len({*self.clients, client})  # of a full queue
+            if waiting >= most and (0 < share <= self.count(client) or waiting >= 2 * most):
+                raise QueueFullError(f"{waiting} requests are waiting already: try again later", self.retry_after())
+        self.push(one)
+
+    def retry_after(self) -> float:
+        """Seconds after which about a quarter of the queue should have been admitted, between 1 and 60."""
+        return min(60.0, max(1.0, (self._pace or 0.0) * len(self) / 4))
+
+    def admit(self, one: T, now: float) -> None:
+        """`take` something at time `now`."""
+        self.take(one)
+        if self._admitted_at is not None and self:
+            gap = now - self._admitted_at
+            self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
+        self._admitted_at = now
 
 
 class _Client(Generic[T]):

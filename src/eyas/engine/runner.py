@@ -1,8 +1,6 @@
 """The model runner: the slots that sequences run in, and the passes over them.
 
-It owns all that has slots and moves together (the target's cache, the drafter's, the sampler's state) and the prefix
-cache that copies from and to them, and runs what the scheduler has decided: prompts a chunk further, and rounds. Other
-engines may use the same weights.
+It runs what the scheduler has decided: prompts a chunk further, and rounds. Other engines may use the same weights.
 """
 
 from __future__ import annotations
@@ -36,52 +34,27 @@ _WAIT = 0.005
 """Seconds between two looks for new requests while all sequences wait for their grammars."""
 
 
-class ModelRunner:
-    """A target, perhaps a drafter, and the slots of one engine's sequences."""
+class SlotManager:
+    """What has slots, and moves together: caches of target and drafter, the sampler's state, copies of prefixes."""
 
-    def __init__(
-        self,
-        target: Target,
-        speculation: Speculation | None,
-        rule: WalkRule,
-        controller: Controller | None,
-        *,
-        max_running: int,
-        prefill_chunk: int,
-    ) -> None:
-        self.target, self.speculation, self.rule, self.controller = target, speculation, rule, controller
-        self.drafter: Drafter | None = None if speculation is None else speculation.drafter
-        if self.drafter is not None:
-            target.check_taps(self.drafter.taps)
-            _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
-        self._forgets = self.drafter is not None and self.drafter.pairs.forgets
+    def __init__(self, target: Target, drafter: Drafter | None, rule: WalkRule, max_running: int) -> None:
+        self._target, self._drafter, self._rule, self._max_running = target, drafter, rule, max_running
         self.prefixes: PrefixCache | None = None
-        self.tree = None if speculation is None else speculation.tree
-        """The shape of the last round's draft trees; None = it drafted nothing."""
-        self._values = LearntValues()
         self.cache = target.allocate(0)
-        self._caches: list[SlotCache | SlotPairs] = [
-            self.cache,
-            *(() if self.drafter is None else (self.drafter.pairs,)),
-        ]
+        self._caches: list[SlotCache | SlotPairs] = [self.cache, *(() if drafter is None else (drafter.pairs,))]
         self.intact = False
         """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
-        self._max_running, self._prefill_chunk = max_running, prefill_chunk
-        self._prompt_pairs = 0
-        self._planned_at = self._overhead = 0.0
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
         """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
         if self.prefixes is None:
-            self.prefixes = PrefixCache(self.cache, self.drafter, tokens)
+            self.prefixes = PrefixCache(self.cache, self._drafter, tokens)
 
     def reset_sampler(self) -> None:
         """Forget all sampling state; no sequence may be in a slot."""
-        self.sampler = Sampler(self._max_running, self.target.vocab_size, self.target.device)
-        self._slots = Slots(self.target, self.cache, self.sampler, self.rule)
-
-    # Slots
+        self.sampler = Sampler(self._max_running, self._target.vocab_size, self._target.device)
+        self.view = Slots(self._target, self.cache, self.sampler, self._rule)
 
     def empty(self, room: CacheRoom) -> None:
         """Empty all slots, whatever a pass that broke off has left of them; `room` becomes what is allocated."""
@@ -103,11 +76,11 @@ class ModelRunner:
     def free_memory(self) -> None:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""
         self.cache.reshape(0, COLUMNS)
-        if self.drafter is not None:
-            self.drafter.pairs.resize(0)
+        if self._drafter is not None:
+            self._drafter.pairs.resize(0)
         if self.prefixes is not None:
             self.prefixes.clear()
-        if self.target.device.type == "cuda":
+        if self._target.device.type == "cuda":
             torch.cuda.empty_cache()  # what is free may be in pieces that are too small
 
     def start(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
@@ -115,8 +88,8 @@ class ModelRunner:
         assert sequence.slot is not None
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
-        if self.drafter is not None and request.speculate:
-            self.drafter.pairs.begin(sequence.slot, request.prompt, sequence.key)
+        if self._drafter is not None and request.speculate:
+            self._drafter.pairs.begin(sequence.slot, request.prompt, sequence.key)
         if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
             sequence.cached = self.prefixes.load(sequence)
 
@@ -137,7 +110,7 @@ class ModelRunner:
     def keep(self, leaving: Collection[SequenceState]) -> None:
         """Keep what may be of use to others of sequences whose slots are about to be freed."""
         self.cache_prefix([one for one in leaving if one.finish_reason != "error"], tail=True)
-        if self.drafter is None or not self.intact:
+        if self._drafter is None or not self.intact:
             return
         for sequence in leaving:
             if (
@@ -145,7 +118,7 @@ class ModelRunner:
                 and sequence.request.speculate
                 and sequence.slot is not None
             ):
-                self.drafter.finish(sequence.slot)
+                self._drafter.finish(sequence.slot)
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
         """Empty the freed slots, then move sequences to close the gaps."""
@@ -159,18 +132,64 @@ class ModelRunner:
             for cache in self._caches:
                 cache.move(source, destination)
 
-    # Passes
+    def constraint(self, sequence: SequenceState) -> Constraint | None:
+        """What a sequence's grammar allows next; None if it has no slot, or may write anything."""
+        return None if sequence.slot is None else self.sampler.constraint(sequence.slot)
+
+    def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
+        """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""
+        if self.prefixes is not None:
+            self.prefixes.store.check()
+        if not self.intact:
+            return
+        columns = self.cache.capacity
+        if columns != room.columns and self.cache.slots:
+            raise InvariantError(f"the target's cache has {columns} columns, the scheduler counts {room.columns}")
+        for cache in self._caches:
+            name = type(cache).__name__
+            if cache.slots != room.slots:
+                raise InvariantError(f"{name} has {cache.slots} slots, the scheduler counts {room.slots}")
+            for slot in range(cache.slots):
+                used = slot < len(running) and (cache is self.cache or running[slot].request.speculate)
+                expected = running[slot].cached if used else 0
+                if cache.length(slot) != expected:
+                    raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
+
+
+class ModelRunner:
+    """The passes of a target, and perhaps a drafter, over the slots of one engine's sequences."""
+
+    def __init__(
+        self,
+        target: Target,
+        speculation: Speculation | None,
+        rule: WalkRule,
+        controller: Controller | None,
+        *,
+        max_running: int,
+        prefill_chunk: int,
+    ) -> None:
+        self.target, self.speculation, self.controller = target, speculation, controller
+        self.drafter: Drafter | None = None if speculation is None else speculation.drafter
+        if self.drafter is not None:
+            target.check_taps(self.drafter.taps)
+            _check_rule(rule, self.drafter, None if speculation is None else speculation.tree)
+        self._forgets = self.drafter is not None and self.drafter.pairs.forgets
+        self.tree = None if speculation is None else speculation.tree
+        """The shape of the last round's draft trees; None = it drafted nothing."""
+        self.slots = SlotManager(target, self.drafter, rule, max_running)
+        self._prefill_chunk = prefill_chunk
+        self._values = LearntValues()
+        self._prompt_pairs = 0
+        self._planned_at = self._overhead = 0.0
 
     def ready(self, sequence: SequenceState) -> bool:
         """Whether a round with a sequence needn't wait for its grammar."""
-        return sequence.grammar is None or (constraint := self._constraint(sequence)) is None or constraint.ready
+        return sequence.grammar is None or (constraint := self.slots.constraint(sequence)) is None or constraint.ready
 
     def await_grammars(self, sequences: Sequence[SequenceState]) -> None:
         """Wait for one of the sequences to be ready, as long as a short round takes."""
-        await_any([self._constraint(sequence) for sequence in sequences], _WAIT)
-
-    def _constraint(self, sequence: SequenceState) -> Constraint | None:
-        return None if sequence.slot is None else self.sampler.constraint(sequence.slot)
+        await_any([self.slots.constraint(sequence) for sequence in sequences], _WAIT)
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""
@@ -179,7 +198,7 @@ class ModelRunner:
         taps = () if drafter is None else drafter.taps
         starts = [sequence.cached for sequence in batch.sequences]
         with _pass_of(sum(min(count, self._prefill_chunk) for count in batch.counts)):
-            for chunk in self.target.prefill(self.cache, batch.rows, batch.windows(), taps, self._prefill_chunk):
+            for chunk in self.target.prefill(self.slots.cache, batch.rows, batch.windows(), taps, self._prefill_chunk):
                 for row, sequence in enumerate(batch.sequences):
                     self._score(sequence, starts[row], chunk, row)
                     starts[row] += chunk.counts[row]
@@ -190,7 +209,7 @@ class ModelRunner:
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
                     sequence.cached += count
                 if drafter is not None and self._forgets:  # before the next chunk's pairs take the place of these
-                    self.cache_prefix(batch.sequences, tail=False)
+                    self.slots.cache_prefix(batch.sequences, tail=False)
 
     def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
         """Add the log-probabilities of the prompt tokens that a chunk has read, from position `start` on."""
@@ -210,7 +229,7 @@ class ModelRunner:
         # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
         reading = [speculates and self._drafts and self._forgets for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
-            output = run_first_round(self._slots, self.drafter, rest.rows, rest.windows(), reading, observed)
+            output = run_first_round(self.slots.view, self.drafter, rest.rows, rest.windows(), reading, observed)
         self._prompt_pairs += sum(rest.counts) * any(observed)
         for sequence in rest.sequences:
             sequence.cached = sequence.known
@@ -254,7 +273,7 @@ class ModelRunner:
         rows = slots_of(decoding)
         observed = [sequence.request.speculate for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
-            output = run_round(self._slots, speculation, rows, roots, drafting, observed)
+            output = run_round(self.slots.view, speculation, rows, roots, drafting, observed)
         seconds = time.perf_counter() - started
         if self.controller is None:
             _learn(self._values, tree, output.draft)
@@ -284,33 +303,11 @@ class ModelRunner:
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
-        if not sequence.request.speculate or (sequence.grammar is not None and self._is_slow(sequence)):
+        constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
+        # where a grammar takes long, there is nothing to gain by drafting
+        if not sequence.request.speculate or (constraint is not None and constraint.slow):
             return False
         return self.controller is None or bool(sequence.tokens)
-
-    def _is_slow(self, sequence: SequenceState) -> bool:
-        """Whether a sequence's grammar takes so long that there is nothing to gain by drafting."""
-        constraint = self._constraint(sequence)
-        return constraint is not None and constraint.slow
-
-    def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
-        """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""
-        if self.prefixes is not None:
-            self.prefixes.store.check()
-        if not self.intact:
-            return
-        columns = self.cache.capacity
-        if columns != room.columns and self.cache.slots:
-            raise InvariantError(f"the target's cache has {columns} columns, the scheduler counts {room.columns}")
-        for cache in self._caches:
-            name = type(cache).__name__
-            if cache.slots != room.slots:
-                raise InvariantError(f"{name} has {cache.slots} slots, the scheduler counts {room.slots}")
-            for slot in range(cache.slots):
-                used = slot < len(running) and (cache is self.cache or running[slot].request.speculate)
-                expected = running[slot].cached if used else 0
-                if cache.length(slot) != expected:
-                    raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:

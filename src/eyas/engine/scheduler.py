@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from eyas.engine.fair_queue import FairQueue, StepPlan, TimeShares
+from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
 from eyas.engine.sequence import PrefillBatch, SequenceState
-from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, QueueFullError, RequestError
+from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError
 from eyas.types import Limits
 
 _HEADROOM = 64
@@ -36,6 +36,176 @@ Move = tuple[int, int]
 """A move of a sequence: from slot, to slot."""
 
 
+class RunningSlots:
+    """The sequences in slots: those that decode, then those whose prompt isn't read yet."""
+
+    def __init__(self, room: CacheRoom, passes: PassSize) -> None:
+        self._room, self._passes = room, passes
+        self.decoding: list[SequenceState] = []
+        self.prefilling: list[SequenceState] = []
+
+    def __len__(self) -> int:
+        return len(self.decoding) + len(self.prefilling)
+
+    @property
+    def sequences(self) -> list[SequenceState]:
+        """Every sequence; the index in this list is the slot."""
+        return self.decoding + self.prefilling
+
+    def held(self) -> Counter[str]:
+        """How many slots each client holds."""
+        return Counter(one.client for one in self.sequences)
+
+    def insert(self, sequence: SequenceState, position: int) -> list[Move]:
+        """Give a sequence a slot, before those `position` and later that prefill; the moves make way for it."""
+        sequence.cached = 0
+        self.prefilling.insert(position, sequence)
+        first = len(self.decoding) + position
+        moves = [(slot - 1, slot) for slot in reversed(range(first + 1, len(self)))]
+        for slot, one in enumerate(self.prefilling[position:], first):
+            one.slot = slot
+        return moves
+
+    def promote(self) -> None:
+        """Let the sequences that know their whole prompt decode."""
+        while self.prefilling and not self.prefilling[0].unread:
+            self.decoding.append(self.prefilling.pop(0))
+
+    def remove(self, gone: Collection[SequenceState]) -> list[Move]:
+        """Take sequences out of their slots; the moves close the gaps, each into a slot that is free by then.
+
+        The last decoding sequence takes over a gap among its kind; the prefilling ones move up in their order.
+        """
+        for slot in reversed(range(len(self.decoding))):
+            if self.decoding[slot] in gone:
+                last = self.decoding.pop()
+                if slot < len(self.decoding):
+                    self.decoding[slot] = last
+        self.prefilling = [one for one in self.prefilling if one not in gone]
+        for sequence in gone:
+            sequence.slot, sequence.cached = None, 0
+        moves = []
+        for slot, sequence in enumerate(self.sequences):
+            assert sequence.slot is not None
+            if sequence.slot != slot:
+                moves.append((sequence.slot, slot))
+                sequence.slot = slot
+        return moves
+
+    def has_room(self, sequence: SequenceState, staging: int) -> bool:
+        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
+        if not self:
+            return True
+        rows = (*self.sequences, sequence)
+        grown = [min(one.known + _HEADROOM, one.longest) + staging for one in rows]
+        # also as they are: long rows may take less memory, since short ones beside them need not be as long
+        now = [one.known + staging for one in rows]
+        return len(self) < self._passes.rows and self._room.fits(grown) and self._room.fits(now)
+
+    def overflow(self) -> list[SequenceState]:
+        """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
+        left, gone = sorted(self.sequences, key=lambda one: one.index), []
+        while len(left) > 1 and not self._room.fits([one.known + 1 for one in left]):
+            gone.append(left.pop())
+        return gone
+
+    def check(self) -> None:
+        """InvariantError unless each sequence has its slot, and those that decode stand first."""
+        for slot, sequence in enumerate(self.sequences):
+            if sequence.slot != slot:
+                raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
+            if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
+                raise InvariantError(f"slot {slot}: {sequence.cached} of {sequence.known} tokens cached, out of order")
+
+
+class StepBudget:
+    """Whom a step is for, and how much goes into it: prompt tokens until the next round, and rows of that."""
+
+    def __init__(self, passes: PassSize) -> None:
+        self.copied = 0
+        """Prompt tokens that were copied in since the last round."""
+        self._read = 0  # and those that were read
+        self._passes, self._time, self._plan = passes, TimeShares(), StepPlan()
+        self._turn = 0  # the slot of the row that decodes next where rows take turns
+
+    def begin(self, requests: Mapping[str, int], now: float) -> None:
+        """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""
+        self._plan = self._time.plan(requests, now)
+
+    @property
+    def alone(self) -> frozenset[str]:
+        """The step is for these clients alone; empty = for all."""
+        return self._plan.alone
+
+    def open(self) -> None:
+        """Let the step be for all."""
+        self._plan = self._plan._replace(alone=frozenset())
+
+    @property
+    def crowded(self) -> bool:
+        """Whether this step is to be short, as others wait for its end or may come: prompts or a round, not both."""
+        return self._plan.crowded
+
+    def allows(self, client: str, held: int) -> bool:
+        """Whether a client that holds so many slots may have one more."""
+        many = self._plan.crowded and client == self._plan.greedy
+        return not many or held < max(_LEAST_HELD, 2 * self._time.rows.most)
+
+    @property
+    def left(self) -> int | None:
+        """The prompt tokens that may still be read before the next round; None = all."""
+        chunk, step = self._passes.prefill_chunk, self._plan
+        if chunk is None:
+            return None
+        if step.crowded and not step.alone:
+            chunk = min(chunk, self._time.tokens.most)
+        return max(0, chunk - self._read)
+
+    def turn(self, decoding: list[SequenceState], ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
+        """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
+        self._read = self.copied = 0
+        able = [ready(one) for one in decoding]
+        if not self._plan.crowded and all(able):
+            return list(decoding)
+        alone, count = self._plan.alone, len(able)
+        slots = [at for at, one in enumerate(decoding) if able[at] and (not alone or one.client in alone)]
+        if not slots:
+            return []
+        first = next((at for at in slots if at >= self._turn), slots[0])
+        most = first + self._time.rows.most if self._plan.crowded else count
+        until = next((at for at in range(first, count) if not able[at]), count)
+        end = 1 + max(at for at in slots if first <= at < min(most, until))
+        self._turn = end if end < count else 0
+        return decoding[first:end]
+
+    def round_due(self, running: RunningSlots, waiting: WaitingQueue[SequenceState]) -> bool:
+        """Whether no more prompts are read before the next round: enough were, or other clients have had less time."""
+        if not running.decoding:
+            return False
+        if self._read and not self.left:
+            return True
+        if self._plan.alone:
+            return False
+        with_prompts = {*waiting.clients, *(one.client for one in running.prefilling)}
+        return self._time.before({one.client for one in running.decoding}, with_prompts)
+
+    def charge_prompts(self, batches: Sequence[PrefillBatch], seconds: float) -> None:
+        """Reading these pieces of prompts has taken so many seconds."""
+        parts = Counter[str]()
+        for batch in batches:
+            for one, count in zip(batch.sequences, batch.counts, strict=True):
+                parts[one.client] += count
+        if parts:
+            self._read += parts.total()
+            self._time.charge(parts, seconds)
+            self._time.learn(self._plan, 0, parts.total(), seconds)
+
+    def charge_round(self, sequences: Sequence[SequenceState], seconds: float) -> None:
+        """A round of these sequences has taken so many seconds."""
+        self._time.charge(Counter(one.client for one in sequences), seconds)
+        self._time.learn(self._plan, len(sequences), 0, seconds)
+
+
 class Scheduler:
     """The sequences that wait, prefill and decode, and which of them go on."""
 
@@ -44,32 +214,15 @@ class Scheduler:
         self.limits, self._enough = limits, enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
-        self.waiting = FairQueue[SequenceState]()
-        self.decoding: list[SequenceState] = []
-        self.prefilling: list[SequenceState] = []
+        self.waiting = WaitingQueue[SequenceState](limits.max_waiting)
+        self.running = RunningSlots(self.room, self.passes)
+        self.budget = StepBudget(self.passes)
         self.preempted_total = 0
-        self.copied = 0
-        """Prompt tokens that were copied in since the last round."""
-        self._read = 0  # and those that were read
-        self._time, self._step = TimeShares(), StepPlan()
-        self._turn = 0  # the slot of the row that decodes next where rows take turns
-        self._pace: float | None = None  # seconds between admissions while some wait
-        self._admitted_at: float | None = None
-
-    @property
-    def in_slots(self) -> list[SequenceState]:
-        """All sequences in slots; the index in this list is the slot."""
-        return self.decoding + self.prefilling
 
     @property
     def busy(self) -> bool:
         """Whether any sequence is waiting or in a slot."""
-        return bool(self.decoding or self.prefilling or self.waiting)
-
-    @property
-    def expected(self) -> int:
-        """Number of sequences that will be in slots when those that wait have come, as far as passes take them."""
-        return min(len(self.in_slots) + len(self.waiting), self.passes.rows)
+        return bool(self.running or self.waiting)
 
     def shrink(self) -> bool:
         """Forget what memory allowed when nothing is left to run; whether the caches should be made smaller."""
@@ -85,33 +238,18 @@ class Scheduler:
                 f"prompt and answer can come to {sequence.longest} tokens{states}; the cache holds {limit}: shorten "
                 "the prompt or ask for fewer tokens"
             )
-        most, waiting = self.limits.max_waiting, len(self.waiting)
-        if most is not None:
-            most += self.limits.max_running - len(self.decoding) - len(self.prefilling)
-            share = most // len({*self.waiting.clients, sequence.client})  # of a full queue
-            if waiting >= most and (0 < share <= self.waiting.count(sequence.client) or waiting >= 2 * most):
-                raise QueueFullError(f"{waiting} requests are waiting already: try again later", self.retry_after())
-        self.waiting.push(sequence)
-
-    def retry_after(self) -> float:
-        """Seconds after which about a quarter of the queue should have been admitted, between 1 and 60."""
-        return min(60.0, max(1.0, (self._pace or 0.0) * len(self.waiting) / 4))
+        self.waiting.submit(sequence, self.limits.max_running - len(self.running))
 
     def begin(self, staging: int, now: float) -> None:
         """Begin a step at time `now`: choose whom it is for; `staging` as for `admit`."""
-        requests = Counter(one.client for one in self.in_slots)
+        requests = self.running.held()
         for client in self.waiting.clients:
             requests[client] += self.waiting.count(client)
-        self._step = step = self._time.plan(requests, now)
-        if step.alone and not any(one.client in step.alone for one in self.in_slots):
+        self.budget.begin(requests, now)
+        if self.budget.alone and not self.budget.alone & self.running.held().keys():
             sequence, _ = self._next()
-            if sequence is None or not (self._has_room(sequence, staging) or self.crowding(staging)):
-                self._step = step._replace(alone=frozenset())  # else nobody would go on
-
-    @property
-    def crowded(self) -> bool:
-        """Whether this step is to be short, as others wait for its end or may come: prompts or a round, not both."""
-        return self._step.crowded
+            if sequence is None or not (self.running.has_room(sequence, staging) or self.crowding(staging)):
+                self.budget.open()  # else nobody would go on
 
     def admit(self, staging: int, now: float) -> tuple[SequenceState | None, list[Move]]:
         """Give the next waiting sequence a slot; None if none waits or there is no room for it in this step.
@@ -119,104 +257,31 @@ class Scheduler:
         `staging` is how many columns a decoding pass takes beyond the longest sequence. The moves make way for it.
         """
         sequence, held = self._next()
-        if sequence is None or not self._has_room(sequence, staging):
+        if sequence is None or not self.running.has_room(sequence, staging):
             return None, []
-        many = self._step.crowded and sequence.client == self._step.greedy
-        if many and held[sequence.client] >= max(_LEAST_HELD, 2 * self._time.rows.most):
+        if not self.budget.allows(sequence.client, held[sequence.client]):
             return None, []
-        alone, left = self._step.alone, self._left
-        position = len(self.prefilling)
+        alone, left, prefilling = self.budget.alone, self.budget.left, self.running.prefilling
+        position = len(prefilling)
         if alone:  # before the prompts of others
-            position = next((at for at, one in enumerate(self.prefilling) if one.client not in alone), position)
-        if left is not None and sum(other.unread for other in self.prefilling[:position]) >= left:
+            position = next((at for at, one in enumerate(prefilling) if one.client not in alone), position)
+        if left is not None and sum(other.unread for other in prefilling[:position]) >= left:
             return None, []
-        self.waiting.take(sequence)
-        sequence.cached = 0
-        self.prefilling.insert(position, sequence)
-        first = len(self.decoding) + position
-        moves = [(slot - 1, slot) for slot in reversed(range(first + 1, len(self.in_slots)))]
-        for slot, one in enumerate(self.in_slots[first:], first):
-            one.slot = slot
-        if self._admitted_at is not None and self.waiting:
-            gap = now - self._admitted_at
-            self._pace = gap if self._pace is None else 0.9 * self._pace + 0.1 * gap
-        self._admitted_at = now
-        return sequence, moves
+        self.waiting.admit(sequence, now)
+        return sequence, self.running.insert(sequence, position)
 
     def crowding(self, staging: int) -> list[SequenceState]:
         """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
         sequence, held = self._next()
         greedy, most = max(held.items(), key=lambda item: item[1], default=("", 0))
-        if sequence is None or most <= held[sequence.client] + 1 or self._has_room(sequence, staging):
+        if sequence is None or most <= held[sequence.client] + 1 or self.running.has_room(sequence, staging):
             return []
-        return [max((one for one in self.in_slots if one.client == greedy), key=lambda one: one.index)]
-
-    def turn(self, ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
-        self._read = self.copied = 0
-        able = [ready(one) for one in self.decoding]
-        if not self._step.crowded and all(able):
-            return list(self.decoding)
-        alone, count = self._step.alone, len(able)
-        slots = [at for at, one in enumerate(self.decoding) if able[at] and (not alone or one.client in alone)]
-        if not slots:
-            return []
-        first = next((at for at in slots if at >= self._turn), slots[0])
-        most = first + self._time.rows.most if self._step.crowded else count
-        until = next((at for at in range(first, count) if not able[at]), count)
-        end = 1 + max(at for at in slots if first <= at < min(most, until))
-        self._turn = end if end < count else 0
-        return self.decoding[first:end]
-
-    def round_due(self) -> bool:
-        """Whether no more prompts are read before the next round: enough were, or other clients have had less time."""
-        if not self.decoding:
-            return False
-        if self._read and not self._left:
-            return True
-        if self._step.alone:
-            return False
-        with_prompts = {*self.waiting.clients, *(one.client for one in self.prefilling)}
-        return self._time.before({one.client for one in self.decoding}, with_prompts)
-
-    def charge_prompts(self, batches: Sequence[PrefillBatch], seconds: float) -> None:
-        """Reading these pieces of prompts has taken so many seconds."""
-        parts = Counter[str]()
-        for batch in batches:
-            for one, count in zip(batch.sequences, batch.counts, strict=True):
-                parts[one.client] += count
-        self._time.charge(parts, seconds)
-        self._time.learn(self._step, 0, parts.total(), seconds)
-
-    def charge_round(self, sequences: Sequence[SequenceState], seconds: float) -> None:
-        """A round of these sequences has taken so many seconds."""
-        self._time.charge(Counter(one.client for one in sequences), seconds)
-        self._time.learn(self._step, len(sequences), 0, seconds)
-
-    @property
-    def _left(self) -> int | None:
-        """The prompt tokens that may still be read before the next round; None = all."""
-        chunk, step = self.passes.prefill_chunk, self._step
-        if chunk is None:
-            return None
-        if step.crowded and not step.alone:
-            chunk = min(chunk, self._time.tokens.most)
-        return max(0, chunk - self._read)
+        return [max((one for one in self.running.sequences if one.client == greedy), key=lambda one: one.index)]
 
     def _next(self) -> tuple[SequenceState | None, Counter[str]]:
         """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
-        held = Counter(one.client for one in self.in_slots)
-        return self.waiting.peek(held, self._step.alone or None), held
-
-    def _has_room(self, sequence: SequenceState, staging: int) -> bool:
-        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
-        in_slots = self.in_slots
-        if not in_slots:
-            return True
-        rows = [min(one.known + _HEADROOM, one.longest) + staging for one in (*in_slots, sequence)]
-        # also as they are: long rows may take less memory, since short ones beside them need not be as long
-        now = [one.known + staging for one in (*in_slots, sequence)]
-        return len(in_slots) < self.passes.rows and self.room.fits(rows) and self.room.fits(now)
+        held = self.running.held()
+        return self.waiting.peek(held, self.budget.alone or None), held
 
     def prefill_batches(self) -> list[PrefillBatch]:
         """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty.
@@ -224,94 +289,42 @@ class Scheduler:
         Where prompts are read in pieces, the step ends with the first pass that leads to first tokens and is no worse
         for being small: who came later needn't be read before they are handed out.
         """
-        left = self._left
-        batches: list[PrefillBatch] = []
-        size, others = _BatchSize(), _Others([one.known + 1 for one in self.in_slots])
-        alone = [at for at, one in enumerate(self.prefilling) if one.client in self._step.alone]
-        for sequence in self.prefilling[: max(alone, default=-1) + 1] if self._step.alone else self.prefilling:
+        left, alone, prefilling = self.budget.left, self.budget.alone, self.running.prefilling
+        if not prefilling:
+            return []
+        if alone:
+            last = max((at for at, one in enumerate(prefilling, 1) if one.client in alone), default=0)
+            prefilling = prefilling[:last]
+        batches = _Batches(self.room, self.running)
+        for sequence in prefilling:
             count = sequence.unread if left is None else min(sequence.unread, left)
             if left is not None:
                 left -= count
             if not count:
                 continue
-            joint = size.joined(sequence, count)
-            if batches and self._shareable(batches[-1].rows, size, joint, sequence, others):
-                batches[-1].sequences.append(sequence)
-                batches[-1].counts.append(count)
-                size = joint
-            else:
-                batches.append(PrefillBatch([sequence], [count]))
-                size = _BatchSize().joined(sequence, count)
+            size = batches.add(sequence, count)
             if left is not None and self._enough is not None and size.whole and size.tokens >= self._enough:
                 break
-        return batches
-
-    def _shareable(
-        self, rows: range, size: _BatchSize, joint: _BatchSize, sequence: SequenceState, others: _Others
-    ) -> bool:
-        """Whether a batch in the slots `rows` takes one more sequence, with which its `size` is that of `joint`."""
-        if sequence.slot != rows.stop:  # somebody between them has nothing to read
-            return False
-        if size.whole and not joint.whole:  # it would keep the others from their first tokens
-            return False
-        columns = joint.longest + joint.most + 1  # all stage equally many
-        if joint.rows * columns > 2 * (joint.cached + joint.tokens):
-            return False
-        longest, total = others.but(range(rows.start, rows.stop + 1))
-        taken = total + joint.cached + joint.rows * (joint.most + 1)
-        return self.room.holds(len(self.in_slots), max(longest, columns), taken)
-
-    def read(self, batches: Iterable[PrefillBatch]) -> None:
-        """Batches were read: count them, and let the sequences that know their whole prompt decode."""
-        self._read += sum(sum(batch.counts) for batch in batches)
-        while self.prefilling and not self.prefilling[0].unread:
-            self.decoding.append(self.prefilling.pop(0))
+        return batches.made
 
     def columns(self, staging: int) -> list[int]:
         """Cache columns that each sequence in a slot needs for its next pass."""
-        needed = [one.known + staging for one in self.decoding]
-        needed += [one.known + 1 for one in self.prefilling]  # with the root: `PrefillBatch.whole`
+        needed = [one.known + staging for one in self.running.decoding]
+        needed += [one.known + 1 for one in self.running.prefilling]  # with the root: `PrefillBatch.whole`
         for batch in self.prefill_batches():
             for slot, columns in zip(batch.rows, batch.columns, strict=True):
                 needed[slot] = max(needed[slot], columns)
         return needed
 
-    def fits(self, staging: int) -> bool:
-        """Whether the cache has room for the next round of all sequences in slots."""
-        return self.room.fits(self.columns(staging))
-
-    def overflow(self) -> list[SequenceState]:
-        """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
-        left, gone = sorted(self.in_slots, key=lambda one: one.index), []
-        while len(left) > 1 and not self.room.fits([one.known + 1 for one in left]):
-            gone.append(left.pop())
-        return gone
-
-    def drop(self, gone: Collection[SequenceState]) -> list[Move]:
-        """Take sequences out of their slots; the moves close the gaps, each into a slot that is free by then.
-
-        The last decoding sequence takes over a gap among its kind; the prefilling ones move up in their order.
-        """
-        for slot in reversed(range(len(self.decoding))):
-            if self.decoding[slot] in gone:
-                last = self.decoding.pop()
-                if slot < len(self.decoding):
-                    self.decoding[slot] = last
-        self.prefilling = [one for one in self.prefilling if one not in gone]
-        for sequence in gone:
-            sequence.slot, sequence.cached = None, 0
-        moves = []
-        for slot, sequence in enumerate(self.in_slots):
-            assert sequence.slot is not None
-            if sequence.slot != slot:
-                moves.append((sequence.slot, slot))
-                sequence.slot = slot
-        return moves
+    def cover(self, staging: int) -> bool:
+        """Let the cache's room grow to these columns, and to who is about to come; whether its shape has changed."""
+        expected = min(len(self.running) + len(self.waiting), self.passes.rows)
+        return self.room.cover(self.columns(staging), expected)
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
         """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
         victims = list(victims)
-        moves = self.drop(victims)
+        moves = self.running.remove(victims)
         for sequence in victims:
             self.waiting.push_front(sequence)
         self.preempted_total += len(victims)
@@ -323,27 +336,25 @@ class Scheduler:
             alone = self.room.slots == 1
             self.room.exhausted()
         else:
-            alone = len(self.in_slots) == 1 and error.tokens <= self.passes.LEAST
+            alone = len(self.running) == 1 and error.tokens <= self.passes.LEAST
             self.passes.exhausted(error.tokens)
             self.room.slots = 0  # all was given back: the next `cover` makes a rectangle for those that run then
         return not alone
 
     def expired(self, now: float) -> list[SequenceState]:
         """The sequences whose deadline has passed at time `now`."""
-        return [one for one in (*self.in_slots, *self.waiting) if one.expires is not None and one.expires <= now]
+        return [
+            one for one in (*self.running.sequences, *self.waiting) if one.expires is not None and one.expires <= now
+        ]
 
     def check(self) -> None:
         """InvariantError unless slots, their order and the cache limit are as described above."""
-        in_slots = self.in_slots
+        in_slots = self.running.sequences
         if len(in_slots) > self.limits.max_running:
             raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
         if self.room.tokens > self.room.most(self.room.slots):
             raise InvariantError(f"the cache holds {self.room.tokens} tokens, more than {self.room.limit}")
-        for slot, sequence in enumerate(in_slots):
-            if sequence.slot != slot:
-                raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
-            if (sequence.unread == 0) != (slot < len(self.decoding)) or sequence.cached > sequence.known:
-                raise InvariantError(f"slot {slot}: {sequence.cached} of {sequence.known} tokens cached, out of order")
+        self.running.check()
         if any(sequence.finish_reason is not None for sequence in (*in_slots, *self.waiting)):
             raise InvariantError("a finished sequence is still there")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
@@ -389,6 +400,44 @@ class _Others:
         """The most that one needs and what all need together, without those in `slots`."""
         longest = max(self._until[slots.start], self._from[slots.stop])
         return longest, self._sums[-1] - self._sums[slots.stop] + self._sums[slots.start]
+
+
+class _Batches:
+    """Batches of prompts, put together one prompt after the other."""
+
+    def __init__(self, room: CacheRoom, running: RunningSlots) -> None:
+        self.made: list[PrefillBatch] = []
+        self._size = _BatchSize()  # of the last
+        self._room, self._slots, self._others = (
+            room,
+            len(running),
+            _Others([one.known + 1 for one in running.sequences]),
+        )
+
+    def add(self, sequence: SequenceState, count: int) -> _BatchSize:
+        """Add `count` tokens of one more prompt to the last batch, or to a new one; returns that one's size."""
+        joint = self._size.joined(sequence, count)
+        if self.made and self._shareable(self.made[-1].rows, joint, sequence):
+            self.made[-1].sequences.append(sequence)
+            self.made[-1].counts.append(count)
+            self._size = joint
+        else:
+            self.made.append(PrefillBatch([sequence], [count]))
+            self._size = _BatchSize().joined(sequence, count)
+        return self._size
+
+    def _shareable(self, rows: range, joint: _BatchSize, sequence: SequenceState) -> bool:
+        """Whether the last batch, in the slots `rows`, takes one more sequence, with which its size is `joint`."""
+        if sequence.slot != rows.stop:  # somebody between them has nothing to read
+            return False
+        if self._size.whole and not joint.whole:  # it would keep the others from their first tokens
+            return False
+        columns = joint.longest + joint.most + 1  # all stage equally many
+        if joint.rows * columns > 2 * (joint.cached + joint.tokens):
+            return False
+        longest, total = self._others.but(range(rows.start, rows.stop + 1))
+        taken = total + joint.cached + joint.rows * (joint.most + 1)
+        return self._room.holds(self._slots, max(longest, columns), taken)
 
 
 class PassSize:

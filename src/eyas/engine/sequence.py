@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eyas.engine.fair_queue import client_of
 from eyas.errors import RequestError
+from eyas.targets import Target
+from eyas.targets.tokenizers import eos_token_ids, turn_end_ids
 from eyas.types import Completion, PromptLogprobs, Request, Stats, TokenLogprobs
+from eyas.verify import Grammar, WalkRule, check_request, grammar_of
 
 if TYPE_CHECKING:
     from eyas.engine.round import RoundOutput
-    from eyas.verify import Grammar, WalkRule
 
 
 @dataclass(eq=False)
@@ -186,3 +188,48 @@ class PrefillBatch(NamedTuple):
     def before_last(self, most: int) -> PrefillBatch:
         """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
         return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
+
+
+class InputProcessor:
+    """Makes sequences of requests: which can run, what they may emit, where they end."""
+
+    def __init__(self, target: Target, tokenizer: Any) -> None:
+        self._target, self._tokenizer = target, tokenizer
+        self.eos_ids, self._turn_end_ids = eos_token_ids(target.model), turn_end_ids(tokenizer)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError when a request can't run."""
+        check_request(request.params, request.prompt, self._stop_ids(request), self._target.vocab_size)
+        room = self._target.max_length
+        if room is not None and len(request.prompt) >= room + (request.params.max_tokens == 0):
+            raise RequestError(
+                f"the prompt has {len(request.prompt)} tokens, the model's context holds {room}: shorten the prompt"
+            )
+        if request.params.prompt_logprobs is not None and not self._target.head_is_exact:
+            raise RequestError(f"{self._target.config.model_type}: prompt_logprobs can't be computed for this model")
+        self._grammar(request)
+
+    def sequence(self, index: int, request: Request, deadline: float | None, queue_key: str) -> SequenceState:
+        """A request's sequence, which ends in `deadline` seconds at the latest; RequestError if it can't run."""
+        self.check(request)
+        limit = request.params.max_tokens
+        if self._target.max_length is not None:
+            limit = min(limit, self._target.max_length - len(request.prompt))
+        expires = None if deadline is None else time.monotonic() + deadline
+        stops = frozenset(self._stop_ids(request))
+        return SequenceState(index, request, limit, stops, queue_key, expires, self._grammar(request))
+
+    def _stop_ids(self, request: Request) -> tuple[int, ...]:
+        return request.params.stop_token_ids + (() if request.params.ignore_eos else self.end_ids(request))
+
+    def end_ids(self, request: Request) -> tuple[int, ...]:
+        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
+        if not ids and request.grammar is not None and self._tokenizer is not None:
+            return tuple(token for token in (self._tokenizer.eos_token_id,) if token is not None)  # it has to end
+        return ids
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        if request.grammar is None:
+            return None
+        return grammar_of(request, self._tokenizer, self.end_ids(request), self._target.vocab_size)

@@ -235,7 +235,7 @@ class GenerationPairs(SlotPairs):
         own = self._begun.generation
         mine = [*takewhile(lambda one: one.generation == own, saved)]
         if len(mine) < len(saved):
-            count = min(count, _pairs_in(len(mine)))
+            count = min(count, len(mine) * BLOCK - 1)  # a block of tokens [a, b) holds the pairs [a - 1, b - 1)
         pairs = self.generations.drafters[own].pairs
         return pairs.reusable([one.pairs for one in mine], count) if count > 0 else count
 
@@ -340,11 +340,6 @@ class _Always:
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
         """Nothing is compared, so nothing is counted."""
-
-
-def _pairs_in(blocks: int) -> int:
-    """The pairs in the first so many blocks of a prefix: the block of tokens [a, b) holds the pairs [a - 1, b - 1)."""
-    return blocks * BLOCK - 1
 
 
 def side_by_side(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftTree:

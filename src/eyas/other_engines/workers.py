@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from eyas.assets import named_target
-from eyas.errors import EndpointError, StoreError
-from eyas.other_engines.program import EngineProgram
+from eyas.errors import EndpointError, StoreError, UsageError
 from eyas.urls import AnyPath
 
 if TYPE_CHECKING:
+    from eyas.bench.serving.servers import ServerProcess
     from eyas.data.capture.connector import ConnectorStates
     from eyas.data.capture.workers import CaptureWorker
     from eyas.data.regenerate import Answerer, CompletionSettings, Connection, Reply
@@ -25,6 +27,41 @@ if TYPE_CHECKING:
 
 _WHOLE = 10**9
 """More lines than a log has."""
+READY = 1800.0
+"""Seconds in which a server has to be ready; large models load for long."""
+
+
+@dataclass(frozen=True)
+class EngineProgram:
+    """Which engine it is, and the options --engine-command and --engine-option."""
+
+    engine: str
+    command: str | None = None
+    options: tuple[str, ...] = ()
+
+    def server(self, model: str, arguments: Sequence[str] = ()) -> ServerProcess:
+        """A server of `model` for this process alone, not started yet; it is killed with it."""
+        from eyas.bench.serving.servers import ServerProcess
+
+        return ServerProcess(
+            self.engine, lambda port: self.line(model, port, arguments), ready_seconds=READY, bound=True
+        )
+
+    def line(self, model: str, port: int, arguments: Sequence[str] = ()) -> list[str]:
+        """What starts a server with these arguments. Raises UsageError if the engine isn't installed."""
+        named = None if self.command is None else shlex.split(self.command)
+        if named is not None and (not named or shutil.which(named[0]) is None):
+            raise UsageError(f"--engine-command: there is no program {' '.join(named)!r} on this machine")
+        from eyas.interop.serving.commands import invocation
+        from eyas.interop.serving.engines import ENGINES
+
+        engine = ENGINES[self.engine]
+        program = engine.find() if named is None else named
+        if program is None:
+            raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        start = invocation(engine.consumers[0], named_target(model), None, program)
+        return [*start, *address, *arguments, *self.options]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,4 @@ from eyas.targets.slots import KVShape, SlotCache
 from eyas.targets.target import Target, Trace
 from eyas.targets.tokenizers import load_tokenizer
 
-__all__ = [
-    "KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "VerifyOutput", "load_target", "load_tokenizer",
-]  # fmt: skip
+__all__ = ["KVShape", "PrefillChunk", "SlotCache", "Target", "Trace", "VerifyOutput", "load_target", "load_tokenizer"]

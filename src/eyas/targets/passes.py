@@ -307,6 +307,13 @@ class Passes(EmbeddingAndHead):
         """
         if self.native is not None:
             return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
+        return self.run_staged(cache, rows, tokens, tree, taps, layout)
+
+    def run_staged(
+        self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
+        layout: RaggedLayout | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`_forward` through the model's modules, whatever else the passes are run by."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
@@ -342,7 +349,7 @@ class Passes(EmbeddingAndHead):
         self, cache: StagedCache, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor,
         taps: Sequence[int], heads: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`_forward` through the model's modules, for `lengths` [R] of committed tokens; logits only with `heads`."""
+        """Run the modules over staged tokens, for `lengths` [R] of committed ones; logits only with `heads`."""
         end, layout = cache.staging.end, cache.layout
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and end > self.max_length:

@@ -23,9 +23,7 @@ from eyas.runtime import attention_of_any_shape
 from eyas.targets.architecture import refused_where_it_fails
 from eyas.targets.native.linears import lone_torch
 from eyas.targets.passes import EmbeddingAndHead, Passes
-from eyas.targets.slots import StagedCache
 from eyas.targets.taps import caught_taps, stacked
-from eyas.targets.transformers_names import cached
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
 
 AT_ONCE = 4096
@@ -56,20 +54,15 @@ class Target(Passes):
                     find_odd_steps(self)
                 check_states(self)
 
+    @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
-        return traced(self, tokens, lengths, taps)
-
-
-@torch.no_grad()
-def traced(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-    """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
-    with lone_torch() if target.alone else nullcontext(), attention_of_any_shape():
-        return _whole(target, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(target, tokens, taps)
+        with lone_torch() if self.alone else nullcontext(), attention_of_any_shape():
+            return _whole(self, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(self, tokens, taps)
 
 
 def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-    """`traced` for rows that one pass takes, at most `AT_ONCE` tokens each."""
+    """`trace` for rows that one pass takes, at most `AT_ONCE` tokens each."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
@@ -77,34 +70,23 @@ def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
     )
     mask = target.masks(torch.zeros_like(lengths), 0, seen, positions)
     with caught_taps(target.model.base_model, target.layers, taps) as caught:
-        final = target.model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)[
-            0
-        ]
-    return Trace(stacked(caught, tokens, target.hidden_size, target.dtype), final)
+        out = target.model.base_model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+    return Trace(stacked(caught, tokens, target.hidden_size, target.dtype), out[0])
 
 
 def _in_chunks(target: Passes, tokens: Tensor, taps: Sequence[int]) -> Trace:
-    """`traced` a chunk at a time. Padding needs no mask: it follows all that is real."""
-    rows, width = tokens.shape
-    cache = target.allocate(rows, width, of_modules=True)
+    """`trace` a chunk at a time. Padding needs no mask: it follows all that is real."""
+    rows, width = range(len(tokens)), tokens.shape[1]
+    cache = target.allocate(len(rows), width, of_modules=True)
     parts: list[Trace] = []
     for start in range(0, width, CHUNK):
         piece = tokens[:, start : start + CHUNK]
-        steps = torch.arange(piece.shape[1], device=tokens.device)
-        positions = (start + steps).expand_as(piece)
-        before = torch.full((rows,), start, device=tokens.device)
+        counts = [piece.shape[1]] * len(rows)
         if cache.states is not None:
-            cache.states.begin(range(rows), [piece.shape[1]] * rows, None, cache.lengths[:rows])
-        mask = target.masks(before, start, (steps.unsqueeze(1) >= steps).unsqueeze(0), positions)
-        with caught_taps(target.model.base_model, target.layers, taps) as caught:
-            final = target.model.base_model(
-                input_ids=piece,
-                attention_mask=mask,
-                position_ids=positions,
-                **cached(target.model.base_model, StagedCache(cache, cache.staging(range(rows), piece.shape[1]))),
-            )[0]
-        cache.commit(range(rows), [range(piece.shape[1])] * rows)
-        parts.append(Trace(stacked(caught, piece, target.hidden_size, target.dtype), final))
+            cache.states.begin(rows, counts, None, cache.lengths)
+        final, caught = target.run_staged(cache, rows, piece, None, taps)
+        cache.commit(rows, [range(count) for count in counts])
+        parts.append(Trace(caught, final))
     return Trace(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
 
 

@@ -92,10 +92,10 @@ def test_nothing_changes_for_sequences_that_are_preempted() -> None:
     for request in asked:
         made.submit(request)
     steps = 0
-    while made._unfinished:
+    while not made.idle:
         if steps == 8:  # as after an interrupted step
-            made._runner.intact = False
-            made._scheduler.preempt(made._scheduler.in_slots)
+            made._core.runner.slots.intact = False
+            made._core.scheduler.preempt(made._core.scheduler.running.sequences)
         for chunk in made.step():
             answers[chunk.index] += chunk.token_ids
         steps += 1
@@ -130,11 +130,10 @@ def test_nothing_changes_under_a_grammar_which_has_no_say_in_the_window() -> Non
     speculation = Speculation(drafter, tree_for(drafter, None))
     made = Engine(target, pairs.tokenizer(), speculation, batch_size=4)
     for index, request in enumerate(asked):
-        made.submit(request)
-        assert index == len(made._unfinished) - 1
+        assert made.submit(request) == index
     answers: dict[int, list[int]] = {index: [] for index in range(len(asked))}
     ran = 0
-    while made._unfinished:
+    while not made.idle:
         for chunk in made.step():
             answers[chunk.index] += chunk.token_ids
         if made.outcome is not None and made.outcome.draft is not None:
@@ -154,7 +153,7 @@ def test_scratch_nodes_are_never_emitted_nor_counted(rule: TypicalWalk | None, t
     for request in asked:
         made.submit(request)
     scratch_nodes = 0
-    while made._unfinished:
+    while not made.idle:
         chunks = {chunk.index: chunk for chunk in made.step()}
         if made.outcome is None or made.outcome.draft is None:
             continue
@@ -177,8 +176,8 @@ def test_plain_rounds_in_between_leave_a_window_that_works() -> None:
     tree, chunks = made.speculation.tree, list[tuple[int, Sequence[int]]]()  # type: ignore[union-attr]
     for request in asked:
         made.submit(request)
-    while made._unfinished:
-        made._runner.tree = tree if len(chunks) % 3 else None
+    while not made.idle:
+        made._core.runner.tree = tree if len(chunks) % 3 else None
         chunks += [(chunk.index, chunk.token_ids) for chunk in made.step()]
     assert [[t for i, tokens in chunks if i == index for t in tokens] for index in range(len(asked))] == plain
 

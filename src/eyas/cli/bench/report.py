@@ -14,7 +14,7 @@ from eyas.errors import DataError
 
 if TYPE_CHECKING:
     from eyas.bench.offline.trees import TrainingRun
-    from eyas.bench.report.page import Learnt, Section
+    from eyas.bench.report import page
 
 
 def report(
@@ -54,21 +54,7 @@ def report(
     from eyas.bench.accuracy.compare import accuracy_section
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.trees import TrainingRun
-    from eyas.bench.report.page import (
-        WORDS,
-        checkpoint_section,
-        concurrency_section,
-        data_section,
-        headline,
-        learning_section,
-        methods_section,
-        provenance_section,
-        render,
-        sample_section,
-        trained_section,
-        training_section,
-        tree_section,
-    )
+    from eyas.bench.report import page
     from eyas.data.chats.folder import read_report
     from eyas.files import write_text
     from eyas.sweep.report import sweep_section
@@ -76,48 +62,50 @@ def report(
     trained = TrainingRun(run)
     checkpoints = _optional(run / "bench" / "checkpoints.json")
     grown = _optional(trees or run / "bench" / "trees.json")
-    sections = [trained_section(trained, drafter)]
+    sections = [page.trained_section(trained, drafter)]
     if chats:
-        sections.append(data_section([(each.name, read_report(each)) for each in chats]))
+        sections.append(page.data_section([(each.name, read_report(each)) for each in chats]))
     kept = store or (Path(trained.recipe["store"]) if trained.recipe.get("store") else None)
     if kept is not None:
         sections += _store(kept)
-    sections.append(training_section(trained))
+    sections.append(page.training_section(trained))
     if checkpoints is not None:
-        sections.append(checkpoint_section(trained, checkpoints))
+        sections.append(page.checkpoint_section(trained, checkpoints))
     learnt = [(each.name, points) for each in (run, *beside) if (points := _learnt(each))]
     if learnt:
-        sections.append(learning_section(learnt))
+        sections.append(page.learning_section(learnt))
     if grown is not None:
-        sections.append(tree_section(grown))
+        sections.append(page.tree_section(grown))
     methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
     if methods is not None:
-        sections.append(methods_section(methods))
+        sections.append(page.methods_section(methods))
         if samples := methods.get("samples"):  # not in those of earlier versions
-            sections.append(sample_section(samples))
+            sections.append(page.sample_section(samples))
     if served is not None:
-        sections.append(concurrency_section(served))
+        sections.append(page.concurrency_section(served))
     if sweep is not None:
         sections.append(sweep_section(_read(sweep)))
     if accuracy is not None:
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
-    sections += [provenance_section(drafter, machine, trained.recipe), WORDS]
+    sections += [page.provenance_section(drafter, machine, trained.recipe), page.WORDS]
     # the recipe says where the target is, a drafter only what it is called
     target = trained.recipe.get("target") or drafter.get("eyas", {}).get("target") or "TARGET"
-    lead = headline(checkpoints, grown, methods, target, folder)
-    write_text(output, render(_title(trained, drafter), lead, sections))
+    lead = page.headline(checkpoints, grown, methods, target, folder)
+    write_text(output, page.render(_title(trained, drafter), lead, sections))
     note(f"wrote {output}")
 
 
-def _learnt(run: Path) -> list[Learnt]:
+def _learnt(run: Path) -> list[page.Learnt]:
     """The checkpoints of a run that were measured on real tasks and say what they were trained on, by step."""
-    from eyas.bench.report.page import Learnt
+    from eyas.bench.report import page
 
     measured = _optional(run / "bench" / "checkpoints.json")
     lengths = {} if measured is None else {each["name"]: each["mean"]["accept_length"] for each in measured["ranked"]}
     made = {name: _optional(run / "checkpoints" / name / "config.json") for name in lengths}
-    found = [Learnt.of(config["eyas"], lengths[name]) for name, config in made.items() if config and "eyas" in config]
+    found = [
+        page.Learnt.of(config["eyas"], lengths[name]) for name, config in made.items() if config and "eyas" in config
+    ]
     return sorted(found, key=lambda one: one.step)
 
 
@@ -136,9 +124,9 @@ def _drafter(run: Path) -> Path:
     raise DataError(f"{run} has no drafter yet: training writes best/ and drafter/")
 
 
-def _store(folder: Path) -> list[Section]:
+def _store(folder: Path) -> list[page.Section]:
     """The section on the store; empty if the store is gone."""
-    from eyas.bench.report.page import store_section
+    from eyas.bench.report import page
     from eyas.data.store.manifest import MANIFEST, read_manifest
     from eyas.plan.costs import Workload, storage
 
@@ -154,7 +142,9 @@ def _store(folder: Path) -> list[Section]:
     layout = manifest.settings.layout
     final = f"top:{layout.top}" if layout.final == "top" else layout.final
     return [
-        store_section(manifest.model_dump(mode="json"), planned, actual, f"--states {layout.states} --final {final}")
+        page.store_section(
+            manifest.model_dump(mode="json"), planned, actual, f"--states {layout.states} --final {final}"
+        )
     ]
 
 

@@ -156,9 +156,7 @@ _OTHER_METHODS = frozenset({"mlp_speculator", "extract_hidden_states"})
 
 
 def _algorithm(name: str) -> str:
-    methods = {
-        "EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram", "DFLASH": "dflash",
-    }  # fmt: skip
+    methods = {"EAGLE": "eagle1", "EAGLE3": "eagle3", "STANDALONE": "draft_model", "NGRAM": "ngram", "DFLASH": "dflash"}
     if name.upper() not in methods:
         raise UsageError(f"--speculative-algorithm {name}: eyas knows {', '.join(methods)}")
     return methods[name.upper()]

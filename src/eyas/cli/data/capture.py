@@ -30,8 +30,7 @@ from eyas.cli.common.options import (
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 from eyas.options import TargetOptions
-from eyas.other_engines.program import EngineProgram
-from eyas.other_engines.workers import StateServer, StateWorkerMaker
+from eyas.other_engines.workers import EngineProgram, StateServer, StateWorkerMaker
 from eyas.urls import AnyPath, UrlPath, located
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
-from eyas.other_engines.program import EngineProgram
-from eyas.other_engines.workers import ServerAnswererMaker
+from eyas.other_engines.workers import EngineProgram, ServerAnswererMaker
 from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:

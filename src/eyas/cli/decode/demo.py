@@ -128,10 +128,6 @@ def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
     return pooled, same
 
 
-def _kinds(results: list[Any]) -> list[str]:
-    return [*dict.fromkeys(kind for kind, _ in results), "all"]
-
-
 def _figures(base: Stats, fast: Stats, same: bool) -> dict[str, Any]:
     speedup = fast.tokens_per_second / base.tokens_per_second
     return {
@@ -152,7 +148,7 @@ def _report(results: list[Any], names: list[str], settings: dict[str, Any], meth
 
     rows = []
     for lane, name in enumerate(names):
-        for kind in _kinds(results):
+        for kind in [*dict.fromkeys(kind for kind, _ in results), "all"]:
             (base, _), (fast, same) = _pooled(results, kind, 0), _pooled(results, kind, lane)
             if methods:
                 speed = {

@@ -370,6 +370,10 @@ class SourceRow(NamedTuple):
     value: Any | RowError
 
 
+_DESCRIPTIONS = {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+"""Reports and indexes, which lie beside the data."""
+
+
 def files_of(path: Path) -> list[Path]:
     """The file itself, or all files of a folder with a known suffix; DataError if there are none."""
     if path.is_file():
@@ -377,15 +381,10 @@ def files_of(path: Path) -> list[Path]:
             raise DataError(f"{path} has no known suffix: use one of {', '.join(SUFFIXES)}")
         return [path]
     found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-    files = [file for file in found if not _is_description(file)]
+    files = [file for file in found if file.name not in _DESCRIPTIONS]
     if not files:
         raise DataError(f"{path} has no files with a known suffix ({', '.join(SUFFIXES)})")
     return files
-
-
-def _is_description(file: Path) -> bool:
-    """Whether a file is a report or an index that lies beside the data."""
-    return file.name in {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 
 
 def read_rows(file: Path) -> Iterator[SourceRow]:

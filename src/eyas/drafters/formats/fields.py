@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from eyas.config import StrictModel, validated
+from eyas.drafters.files import KeyReport
 from eyas.errors import ConfigError
 
 _DESCRIPTIVE = frozenset(
@@ -28,7 +29,7 @@ ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
 
 @dataclass
-class Fields:
+class Fields(KeyReport):
     """A configuration while it is read. Readers take keys out of `values` or put converted ones back."""
 
     raw: Mapping[str, Any]
@@ -43,14 +44,6 @@ class Fields:
     """How many layers the target has; None = it isn't known."""
     values: dict[str, Any] = field(init=False)
     """What isn't read yet, and what was read, in the form that the config class takes."""
-    ignored: dict[str, str] = field(default_factory=dict)
-    """Keys that change nothing, with the reason."""
-    defaulted: dict[str, Any] = field(default_factory=dict)
-    """What the file leaves out, with the value that was taken."""
-    notes: list[str] = field(default_factory=list)
-    """What the user should know about how the file was read."""
-    doubts: list[str] = field(default_factory=list)
-    """Where the file can be read in two ways: a sentence for each, which names both."""
     convention: str = ""
     """How the numbers of the taps were read; empty if there are none."""
 

@@ -58,17 +58,7 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
         raw = RawCheckpoint(path, "directory", config, where, headers, lambda: read_tensors(files), headers.read_some)
     if MODEL_TYPE_KEY not in config:
         return native_medusa(raw)
-    native = translate(config, where)
-    return replace(
-        raw,
-        format="speculators",
-        config=native.config,
-        used=native.used,
-        ignored=native.ignored,
-        defaulted=native.defaulted,
-        doubts=native.doubts,
-        training_only=TRAINING_ONLY,
-    )
+    return replace(raw, format="speculators", training_only=TRAINING_ONLY, **vars(translate(config, where)))
 
 
 def gguf_in(path: Path) -> Path | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
+from eyas.drafters.files import KeyReport
 from eyas.errors import CheckpointError, ConfigError
 
 MODEL_TYPE_KEY = "speculators_model_type"
@@ -100,14 +101,12 @@ _QWEN3_DEFAULTS = ("head_dim", "num_key_value_heads")
 """Further ones that have a number as their default in Qwen3's layers; Llama's follow from other sizes."""
 
 
-class Translated(NamedTuple):
-    """A configuration in native keys, and what became of the library's keys; see `LoadReport`."""
+@dataclass
+class Translated(KeyReport):
+    """A configuration in native keys, and what became of the library's keys."""
 
     config: dict[str, Any]
     used: list[str]
-    ignored: dict[str, str]
-    defaulted: dict[str, Any]
-    doubts: list[str]
 
 
 def translate(raw: dict[str, Any], where: str) -> Translated:
@@ -148,7 +147,8 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
     ignored = {key: why for key, why in descriptive.items() if key in raw}
     ignored["speculators_config"] = "how vLLM is to draft, and the name of the target"
     used = [MODEL_TYPE_KEY, *(key for key in copied if key in raw), *(f"{LAYER}.{key}" for key in layer)]
-    return Translated(config, used, ignored, {f"{LAYER}.{key}": value for key, value in missing.items()}, doubts)
+    defaulted = {f"{LAYER}.{key}": value for key, value in missing.items()}
+    return Translated(config, used, ignored=ignored, defaulted=defaulted, doubts=doubts)
 
 
 def _layer_defaults(kind: str, layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -195,5 +195,5 @@ class LiLiCorrNetwork(ConvolvedNetwork):
 
 
 KIND = block_kind(
-    "lilicorr", LiLiCorrConfig, LiLiCorrNetwork, ("LiLiCorrDraftModel",), marks=("lilicorr.",), read=read, write=write,
-)  # fmt: skip
+    "lilicorr", LiLiCorrConfig, LiLiCorrNetwork, ("LiLiCorrDraftModel",), marks=("lilicorr.",), read=read, write=write
+)

@@ -47,7 +47,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
     """Answer a chat, all at once or as a stream."""
     context.log_ignored(ignored_fields(body))
     generation, tools = await start_chat(body, context, info, endpoint=PATH)
-    writer = ChatResponseWriter(context, body, generation, f"chatcmpl-{info.id}", tools)
+    writer = ChatResponseWriter(body, generation, f"chatcmpl-{info.id}", tools)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
 
 
@@ -178,5 +178,5 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         queue_key=info.queue_key(body.user),
         received=info.received,
     )
-    writer = CompletionResponseWriter(context, body, generation, f"cmpl-{info.id}", echoes)
+    writer = CompletionResponseWriter(body, generation, f"cmpl-{info.id}", echoes)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

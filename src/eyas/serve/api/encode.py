@@ -45,12 +45,9 @@ def chat_prompt(
     messages: Sequence[RequestMessage],
     tools: Sequence[dict[str, Any]],
     chat_template_kwargs: dict[str, Any] | None = None,
-    *,
-    parse_special_tokens: bool = False,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
+    **rendering: bool,
 ) -> tuple[int, ...]:
-    """Tokenize a chat up to where the answer begins; RequestError if the template refuses it.
+    """Tokenize a chat up to where the answer begins, by the switches of `encode_chat`, which may raise RequestError.
 
     ApiError 400 for a variable that the template doesn't take from `chat_template_kwargs`.
     """
@@ -63,15 +60,7 @@ def chat_prompt(
             )
             raise ApiError(400, message, code="invalid_value", param=f"chat_template_kwargs.{name[:100]}")
     chat = [message.as_message() for message in messages]
-    return encode_chat(
-        tokenizer,
-        chat,
-        tools,
-        variables=chat_template_kwargs,
-        parse_special_tokens=parse_special_tokens,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-    )
+    return encode_chat(tokenizer, chat, tools, variables=chat_template_kwargs, **rendering)
 
 
 def template_settings(

@@ -210,9 +210,10 @@ class Generation:
     """Iterate over its steps, and `close` it in any case, so that nothing is generated for nobody."""
 
     def __init__(
-        self, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput], clocks: list[SequenceClock]
-    ) -> None:
-        self.request, self.outputs = request, outputs
+        self, context: ServerContext, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput],
+        clocks: list[SequenceClock],
+    ) -> None:  # fmt: skip
+        self.context, self.request, self.outputs = context, request, outputs
         self.with_logprobs = request.sequences[0].params.logprobs is not None
         """Whether log-probabilities were requested."""
         self._handle, self._clocks = handle, clocks
@@ -257,7 +258,7 @@ class Generation:
                 speculate=sequence.speculate,
             )
             clocks.append(SequenceClock(context.observer, info, received))
-        return cls(request, handle, [new_output() for _ in request.sequences], clocks)
+        return cls(context, request, handle, [new_output() for _ in request.sequences], clocks)
 
     async def __aiter__(self) -> AsyncIterator[ChoiceStep]:
         async for choice_index, chunk in self._handle:

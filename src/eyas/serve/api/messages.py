@@ -12,7 +12,7 @@ from starlette.responses import Response
 from eyas.serve.api.chat import read_chat, size_of, start_chat
 from eyas.serve.api.generation import Generation
 from eyas.serve.api.response import ChatResponseWriter, Json
-from eyas.serve.context import Context, Info, ServerContext
+from eyas.serve.context import Context, Info
 from eyas.serve.errors import ANTHROPIC, ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
@@ -34,15 +34,8 @@ from eyas.text.template import required
 class BlocksWriter(ChatResponseWriter):
     """Writes text and tool calls as blocks, one after the other."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        body: MessagesRequest,
-        generation: Generation,
-        response_id: str,
-        tools: Calling | None,
-    ) -> None:
-        super().__init__(context, body.as_chat(), generation, response_id, tools)
+    def __init__(self, body: MessagesRequest, generation: Generation, response_id: str, tools: Calling | None) -> None:
+        super().__init__(body.as_chat(), generation, response_id, tools)
         self._max_tokens = body.max_tokens
         self._blocks: list[Json] = []
         self._written = ""  # the text, or the arguments, of the last block
@@ -172,7 +165,7 @@ async def create_message(body: MessagesRequest, context: Context, info: Info) ->
         if error.code == "context_length_exceeded":  # the words by which agents know that they have to shorten it
             error.message = f"prompt is too long: {error.message}"
         raise
-    writer = BlocksWriter(context, body, generation, f"msg_{info.id}", tools)
+    writer = BlocksWriter(body, generation, f"msg_{info.id}", tools)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds, typed=True)
 
 

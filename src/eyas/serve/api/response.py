@@ -17,7 +17,6 @@ from eyas.serve.api.logprobs import (
     echoed_logprobs,
     prompt_logprobs,
 )
-from eyas.serve.context import ServerContext
 from eyas.serve.schema.chat import CompletionRequest
 from eyas.serve.schema.request import GenerationRequest
 from eyas.serve.tools.calling import Calling
@@ -84,10 +83,8 @@ class ResponseWriter(ABC):
     object_name: str
     chunk_object_name: str
 
-    def __init__(
-        self, context: ServerContext, body: GenerationRequest, generation: Generation, response_id: str
-    ) -> None:
-        self.generation = generation
+    def __init__(self, body: GenerationRequest, generation: Generation, response_id: str) -> None:
+        self.generation, context = generation, generation.context
         self._tokenizer = context.engine.tokenizer
         self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # then there is no text
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
@@ -247,14 +244,9 @@ class ChatResponseWriter(ResponseWriter):
     chunk_object_name = "chat.completion.chunk"
 
     def __init__(
-        self,
-        context: ServerContext,
-        body: GenerationRequest,
-        generation: Generation,
-        response_id: str,
-        tools: Calling | None,
+        self, body: GenerationRequest, generation: Generation, response_id: str, tools: Calling | None
     ) -> None:
-        super().__init__(context, body, generation, response_id)
+        super().__init__(body, generation, response_id)
         self._tools = tools
         self.unwritten: list[ScoredToken] = []
         """Tokens that `shown_parts` has read, and whose log-probabilities are still to be written."""
@@ -354,14 +346,9 @@ class CompletionResponseWriter(ResponseWriter):
     chunk_object_name = "text_completion"
 
     def __init__(
-        self,
-        context: ServerContext,
-        body: CompletionRequest,
-        generation: Generation,
-        response_id: str,
-        echoes: Sequence[Echo],
+        self, body: CompletionRequest, generation: Generation, response_id: str, echoes: Sequence[Echo]
     ) -> None:
-        super().__init__(context, body, generation, response_id)
+        super().__init__(body, generation, response_id)
         self._echoes, self._alternatives = echoes, body.logprobs
         self._begun: set[int] = set()
 

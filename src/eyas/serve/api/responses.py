@@ -12,7 +12,7 @@ from eyas.serve.api.chat import start_chat
 from eyas.serve.api.generation import Generation
 from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.response import ChatResponseWriter, Json
-from eyas.serve.context import Context, Info, ServerContext
+from eyas.serve.context import Context, Info
 from eyas.serve.errors import ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
@@ -26,15 +26,8 @@ from eyas.serve.tools.parser import CallPiece
 class OutputItemsWriter(ChatResponseWriter):
     """Writes text and tool calls as items."""
 
-    def __init__(
-        self,
-        context: ServerContext,
-        body: ResponsesRequest,
-        generation: Generation,
-        response_id: str,
-        tools: Calling | None,
-    ) -> None:
-        super().__init__(context, body.as_chat(), generation, response_id, tools)
+    def __init__(self, body: ResponsesRequest, generation: Generation, response_id: str, tools: Calling | None) -> None:
+        super().__init__(body.as_chat(), generation, response_id, tools)
         self._body = body
         self._items: list[Json] = []
         self._open = False  # whether the last item is still growing
@@ -207,5 +200,5 @@ async def create_response(body: ResponsesRequest, context: Context, info: Info) 
     except ApiError as error:
         error.param = _PARAMS.get(error.param or "", error.param)
         raise
-    writer = OutputItemsWriter(context, body, generation, f"resp_{info.id}", tools)
+    writer = OutputItemsWriter(body, generation, f"resp_{info.id}", tools)
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds, typed=True)

@@ -34,9 +34,7 @@ _PRESETS: dict[str, tuple[str, dict[str, bool]]] = {
     "jetspec": ("dflash", {"causal": True}),
 }
 """Names for a kind with certain options."""
-_OF_EVERY_KIND = {
-    "kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head",
-}  # fmt: skip
+_OF_EVERY_KIND = {"kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head"}
 _FIELD = {
     "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
     "medusa_heads": "num_heads", "window": "draft_window",

@@ -173,7 +173,7 @@ class Blocked:
         kv, groups = k.shape[1], q.shape[1] // k.shape[1]
         rows, keys, values = _folded(q * q.shape[-1] ** -0.5, kv), k.flatten(0, 1), v.flatten(0, 1)
         out = rows.new_empty(*rows.shape[:2], v.shape[-1])
-        lse = rows.new_empty(*rows.shape[:2], 1, dtype=_precise(q.dtype))
+        lse = rows.new_empty(*rows.shape[:2], 1, dtype=torch.promote_types(q.dtype, torch.float32))
         for block, seen in self._blocks(q.shape[2], groups):
             scores = (rows[:, block] @ seen.keys(keys).transpose(1, 2)).to(lse.dtype)  # [B*kv, R*G, K]
             _hide_later(scores, groups)
@@ -252,11 +252,6 @@ def _unfolded(x: Tensor, like: Tensor) -> Tensor:
 def _repeated(x: Tensor, heads: int) -> Tensor:
     """[B, kv, S, D] -> [B, heads, S, D]."""
     return x.unsqueeze(2).expand(-1, -1, heads // x.shape[1], -1, -1).flatten(1, 2)
-
-
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are accumulated: float32 or wider."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 class ChainAttention:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from eyas.errors import UsageError
-from eyas.other_engines.program import EngineProgram
+from eyas.other_engines.workers import EngineProgram
 
 
 def test_vllms_line() -> None:
