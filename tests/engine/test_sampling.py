@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from eyas.engine import Engine, Speculation
 from eyas.tree import DraftTree, TreeSpec, parse_tree

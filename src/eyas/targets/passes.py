@@ -7,6 +7,7 @@ a ragged pass), A taps, Ht hidden size, V vocabulary. A node index counts the ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eyas.errors import UnsupportedModelError
-from eyas.runtime import inference, to_device
+from eyas.runtime import attention_of_any_shape, inference, to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -321,7 +322,9 @@ class Passes(EmbeddingAndHead):
         staging = cache.staging(rows, tokens.shape[1])
         lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
         seen = StagedCache(cache, staging, layout)
-        return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
+        # prompts are of all lengths; recorded passes are of few shapes, for which plans pay
+        with attention_of_any_shape() if self.device.type == "cuda" else nullcontext():
+            return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
 
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
