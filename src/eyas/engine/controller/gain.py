@@ -40,8 +40,9 @@ _HOPE = 0.25
 """The spread of what texts yield, as a share: a new one gets the benefit of the doubt."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
-_RESUMED, _RENEWED = 0.5, 256
-"""The weight of what an earlier model has learnt; drafts after which what was learnt is kept again."""
+_RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
+"""The weight of what an earlier model has learnt; drafts after which what was learnt is kept again, and node values
+follow at the latest."""
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
@@ -73,6 +74,8 @@ class GainModel:
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learnt was kept."""
+        self._drafts = self._valued = 0
+        """Drafts so far, and those that node values follow."""
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
@@ -81,6 +84,7 @@ class GainModel:
             self._supply.learn(draft.tree.candidates, groups, alive)
         self._acceptance.learn_tree(draft.tree, draft.paths, groups)
         self._learnt_rounds += 1
+        self._drafts += 1
 
     @property
     def _learnt(self) -> dict[str, Array]:
@@ -166,9 +170,14 @@ class GainModel:
             self._acceptance.forget(_AFTER_FOUND, slice(Source.LOOKUP, None))
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
 
-    def settle(self) -> None:
-        """Update node values with everything learnt so far."""
-        self.values = self._acceptance.table()
+    def settle(self, *, values: bool = True) -> None:
+        """Forecast by what the texts being written yield now, and by what is known of nodes.
+
+        Node values follow what was learnt if `values` are asked for, or after a sixteenth more drafts: making them
+        takes a tenth of a small pass.
+        """
+        if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 16):
+            self.values, self._valued = self._acceptance.table(), self._drafts
         self._yield = self._current_yield
 
     def forecast(self, group_rows: Sequence[int]) -> Forecast:
