@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -233,7 +233,8 @@ class HostGrowth:
         self._beam_score: Floats = np.zeros((batch, 1), np.float32)  # [B, W] logarithm of the path's value
         self._beam_logprob = self._beam_score  # [B, W] log-probability of the path
         self._beam_index: Indices = np.full((batch, 1), -1)  # [B, W] into candidates
-        self._tokens: list[Indices] = []  # for each level [B, W * K]
+        self._sizes: list[int] = []  # of each level, W * K
+        self._tokens: list[Indices] = []  # for some levels together [B, the sum of their sizes]
         self._scores: list[Floats] = []
         self._logprobs: list[Floats] = []
         self._parents: list[Indices] = []
@@ -256,9 +257,7 @@ class HostGrowth:
         return BeamSearch(plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, self._finished)
 
     def _finished(self, found: BeamLevels) -> DraftTree:
-        for begin, end in pairwise(accumulate(found.sizes, initial=0)):
-            here = slice(None), slice(begin, end)
-            self._add(found.tokens[here], found.scores[here], found.logprobs[here], found.parents[here])
+        self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)
         self._beams = found.beams
         return self.tree()
 
@@ -270,8 +269,8 @@ class HostGrowth:
         logprobs = (self._beam_logprob[:, :, None] + steps).reshape(self._batch, -1)
         flat = tokens.numpy().reshape(self._batch, -1)
         offset, self._count = self._count, self._count + flat.shape[1]
-        self._add(flat, scores, logprobs, np.repeat(self._beam_index, fanout, axis=1))
-        if len(self._tokens) == self._plan.depth:
+        self._add(flat, scores, logprobs, np.repeat(self._beam_index, fanout, axis=1), [flat.shape[1]])
+        if len(self._sizes) == self._plan.depth:
             return None
         best = (-scores).argsort(axis=1, kind="stable")[:, :fanout]  # [B, W']
         self._beam_score = scores[self._rows, best]
@@ -294,24 +293,24 @@ class HostGrowth:
         for size in sizes:
             part = slice(stop, stop + size)
             stop += size
-            self._add(ids[:, part], scores[:, part], logprobs[:, part], above[:, part])
+            self._add(ids[:, part], scores[:, part], logprobs[:, part], above[:, part], [size])
             self._beam_score = self._scores[-1].max(axis=1, keepdims=True)
             if not self._wants_another_level():
                 break
 
     def tree(self) -> DraftTree:
-        scores = np.concatenate(self._scores, axis=1)  # [B, M]
+        scores = _side_by_side(self._scores)  # [B, M]
         kept = self._kept(scores)
         counts = kept.sum(axis=1)
         width = int(counts.max())
-        stops = list(accumulate(level.shape[1] for level in self._scores))
+        stops = list(accumulate(self._sizes))
         deepest = bisect_right(stops, int(np.flatnonzero(kept.any(axis=0))[-1])) + 1 if width else 0
         # kept candidates come first, in their order, which puts parents before children
         chosen = (~kept).argsort(axis=1, kind="stable")[:, :width]  # [B, N]
         valid = np.arange(width) < counts[:, None]
 
         def of_nodes(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
-            return np.concatenate(levels, axis=1)[self._rows, chosen]
+            return _side_by_side(levels)[self._rows, chosen]
 
         column = np.zeros((self._batch, scores.shape[1] + 1), np.int64)  # of the root (-1) and the candidates
         column[:, 0], column[:, 1:] = -1, kept.cumsum(axis=1) - 1
@@ -325,10 +324,13 @@ class HostGrowth:
             max_depth=deepest,
             counted=int(counts.sum()),
             candidates=self._candidates() if self._plan.keeps_candidates else None,
-            levels=len(self._scores),
+            levels=len(self._sizes),
         )
 
-    def _add(self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices) -> None:
+    def _add(
+        self, tokens: Indices, scores: Floats, logprobs: Floats, parents: Indices, sizes: Sequence[int]
+    ) -> None:  # fmt: skip
+        self._sizes += sizes
         self._tokens.append(tokens)
         self._scores.append(scores)
         self._logprobs.append(logprobs)
@@ -364,7 +366,12 @@ class HostGrowth:
         return mask
 
     def _candidates(self) -> BeamCandidates:
-        return BeamCandidates(tuple(map(torch.from_numpy, self._scores)), tuple(map(torch.from_numpy, self._beams)))
+        levels = torch.split(torch.from_numpy(_side_by_side(self._scores)), self._sizes, dim=1)
+        return BeamCandidates(levels, tuple(map(torch.from_numpy, self._beams)))
+
+
+def _side_by_side(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
+    return levels[0] if len(levels) == 1 else np.concatenate(levels, axis=1)
 
 
 def _on_host(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ _USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
 """The spread of start-up prices on an idle machine, and the rounds after which others are as good as measured anew."""
 _CHANGE = 1.01
 """The factor by which a shape must be faster than the one in use to replace it."""
-_DRIFT = 1.35
+_DRIFT = 1.25
 """The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analysing drafts, may take."""
