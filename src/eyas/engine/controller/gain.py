@@ -173,10 +173,10 @@ class GainModel:
     def settle(self, *, values: bool = True) -> None:
         """Forecast by what the texts being written yield now, and by what is known of nodes.
 
-        Node values follow what was learnt if `values` are asked for, or after a sixteenth more drafts: making them
-        takes a tenth of a small pass.
+        Node values follow what was learnt if `values` are asked for, or after a thirty-second more drafts: making
+        them takes a tenth of a small pass.
         """
-        if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 16):
+        if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values, self._valued = self._acceptance.table(), self._drafts
         self._yield = self._current_yield
 
