@@ -141,11 +141,14 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
 
 
 def version_of(built: Llama) -> str:
-    """The commit that the server was built from; an sdist knows none: the package whose sources they are."""
+    """The commit that the server was built from, or the package it is in; an sdist knows none: that of its sources."""
     said = subprocess.run([str(built.server), "--version"], capture_output=True, text=True, check=False)
     commit = re.search(r"commit ([0-9a-f]{7,})", said.stdout + said.stderr)
     if commit is not None:
         return f"at {commit[1]}"
+    named = re.search(r"version: ([a-z]\S+ [\d.]+)$", said.stdout, re.M)
+    if named is not None:
+        return f"in {named[1]}"
     package = "llama-cpp-python"
     for folder in built.sources.resolve().parents:
         name, _, version = folder.name.replace("_", "-").rpartition("-")

@@ -19,6 +19,12 @@ WEIGHTS = "gguf.path"
 """The file of such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
+_DIGITS_APART = frozenset({
+    "codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder",
+})  # fmt: skip
+"""Splitting rules of llama.cpp (`tokenizer.ggml.pre`) that cut out every digit, then split as GPT-2 does."""
+_FORM = 2
+"""Changes with what is written into a folder."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -61,7 +67,7 @@ def _made(file: Path) -> str:
 
     file = file.resolve()
     stat = file.stat()
-    identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:8]
+    identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {_FORM}".encode()).hexdigest()[:8]
     folder = cache_directory() / "gguf" / f"{file.stem}-{identity}"
     if (folder / WEIGHTS).is_file():
         return str(folder)
@@ -83,6 +89,7 @@ def _made(file: Path) -> str:
 
 def _convert(file: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file as transformers keeps them."""
+    from tokenizers import pre_tokenizers
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from eyas.gguf import Gguf  # it imports torch
@@ -98,6 +105,9 @@ def _convert(file: Path, folder: Path) -> None:
         config.moe_intermediate_size = size  # which transformers overlooks in some architectures
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
+    if metadata.get("tokenizer.ggml.pre") in _DIGITS_APART:  # which transformers splits as GPT-2 does, and no more
+        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     tokenizer.save_pretrained(folder)
 
 

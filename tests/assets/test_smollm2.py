@@ -10,6 +10,7 @@ from safetensors import safe_open
 import eyas
 from eyas.assets import PROMPTS, SMOLLM2, SMOLLM2_DRAFTER
 from eyas.engine import Engine, Speculation
+from eyas.targets import load_tokenizer
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 from eyas.tree import parse_tree
@@ -37,6 +38,11 @@ def test_the_drafter_is_small_and_in_bfloat16() -> None:
     with safe_open(weights, "pt") as file:
         kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no dictionary
     assert {kind for name, kind in kinds.items() if name not in ("d2t", "t2d")} == {"BF16"}
+
+
+def test_text_is_split_as_the_file_says() -> None:
+    """`smollm`: digits one by one, before spaces are split from what follows them."""
+    assert load_tokenizer(SMOLLM2).tokenize("x =\n    30") == ["x", "Ġ=", "ĊĠĠĠĠ", "3", "0"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
