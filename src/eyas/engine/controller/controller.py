@@ -64,20 +64,24 @@ class Overhead:
 
     def __init__(self) -> None:
         self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
-        self._last: tuple[str, float] | None = None
-        """The kind of the latest round, and its seconds so far."""
+        self._last: tuple[str, float, float] | None = None
+        """The kind of the latest round, its seconds beyond those forecast so far, and in all."""
 
-    def learn(self, seconds: float, kind: str, before: float) -> None:
-        """Account for a round's `seconds`; what it takes after it was measured is told with the next, as `before`."""
+    def learn(self, seconds: float, whole: float, kind: str, before: float) -> None:
+        """Account for `seconds` beyond those forecast of a round that took `whole`.
+
+        What it takes after it was measured is told with the next, as `before`.
+        """
         if self._last is not None:
-            self._add(self._last[1] + before, self._last[0])
-        self._last = kind, seconds
+            last, beyond, length = self._last
+            self._add(beyond + min(before, length), last)  # a longer interruption is the system's
+        self._last = kind, seconds, whole
 
     def _add(self, seconds: float, kind: str) -> None:
         """Average; the first rounds find cold caches."""
-        known = self._seconds[kind] or seconds
         self._rounds[kind] += 1
-        step = (min(seconds, 8.0 * abs(known)) - known) / 32
+        known = self._seconds[kind] if self._rounds[kind] > 1 else seconds
+        step = (seconds - known) / 32
         self._seconds[kind] = known + step if self._rounds[kind] > _COLD else min(known, seconds)
 
     def beyond_plain(self, kind: str) -> float:
@@ -254,7 +258,7 @@ class Controller:
         if drafted and record.seconds is not None:
             unseen = whole - record.draft_seconds - record.pass_seconds
             unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
-        self._overhead.learn(unseen, kind, record.overhead)
+        self._overhead.learn(unseen, whole, kind, record.overhead)
         if record.draft is not None:
             self._learn_gain(record)
         if not drafted:
