@@ -53,7 +53,7 @@ def references(
     rounds: list[dict[int, tuple[Round, ...]]] = [{} for _ in prompts]
     leads: list[dict[int, float]] = [{} for _ in prompts]
     for chain in chains:
-        engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
+        engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32, draft_quantize="off")
         for prompt, answer, found, least in zip(prompts, answers, rounds, leads, strict=True):
             with _recorded_leads() as recorded:
                 found[chain] = _rounds(engine, prompt, answer, tokens, chain)
@@ -103,7 +103,7 @@ class Chains:
     """How many draft tokens of a chain are accepted at any position of an answer."""
 
     def __init__(self, model: str, drafter: str, chain: int) -> None:
-        self._engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32)
+        self._engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32, draft_quantize="off")
         self._chain = chain
 
     def accepted(self, reference: Reference, position: int) -> int:
