@@ -126,7 +126,7 @@ def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:
     """Answers of `/completion`; by position from `/metrics`, which must agree with the `timings` of each answer."""
     answers, before = [], Counts.none(job.chain)
-    with httpx.Client(base_url=running.root, timeout=300, trust_env=False) as client:
+    with httpx.Client(base_url=running.root, timeout=3000, trust_env=False) as client:
         for prompt in job.prompts:
             body = {"prompt": list(prompt), "n_predict": job.tokens, "temperature": 0}
             reply = client.post("/completion", json=body | {"return_tokens": True}).raise_for_status().json()

@@ -131,7 +131,7 @@ def server_of_folder(python: Path, job: Job) -> ServerProcess:
 
 def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
     """Version and answers of `/v1/completions`, counts from `/metrics`."""
-    with httpx.Client(base_url=running.root, timeout=300, trust_env=False) as client:
+    with httpx.Client(base_url=running.root, timeout=3000, trust_env=False) as client:
         version = str(client.get("/version").raise_for_status().json()["version"])
         answers, before, written = [], Counts.none(job.chain), 0
         for prompt in job.prompts:
