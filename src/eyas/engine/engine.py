@@ -213,7 +213,7 @@ class EngineCore:
         """Counts since the start; of prompts' tokens, those that were reused."""
 
     def cache_prefixes(self, tokens: int) -> None:
-        """As `Engine.cache_prefixes`."""
+        """Keep up to `tokens` tokens of prefixes; their recurrent states take room beside the slots' columns."""
         self.runner.slots.cache_prefixes(tokens)
         self.scheduler.room.beside = state_columns(self.runner.slots.cache)
 
@@ -386,7 +386,7 @@ class OutputProcessor:
         self._tokenizer, self._rule = tokenizer, rule
 
     def take(self) -> list[Chunk]:
-        """Empty the outbox."""
+        """The chunks of all steps since this was last asked, each handed out once."""
         chunks, self.outbox = self.outbox, []
         return chunks
 

@@ -138,7 +138,7 @@ class StepBudget:
         return self._plan.alone
 
     def open(self) -> None:
-        """Let the step be for all."""
+        """Let the step be for all clients, as those that it was for can't go on."""
         self._plan = self._plan._replace(alone=frozenset())
 
     @property

@@ -194,9 +194,9 @@ class Controller:
         if not rows or room < 1:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
-        resting = self._choice is None and self._wanted is None
         situation = (rows, sum(groups), room, max(lengths).bit_length())
-        changed = situation[: 3 if resting else 4] != self._situation[: 3 if resting else 4]
+        count = 3 if self._choice is None and self._wanted is None else 4  # lengths say little about plain rounds
+        changed = situation[:count] != self._situation[:count]
         new = sum(length not in self._expected for length in lengths)
         if new:
             self.gain.renew(new / rows)
@@ -347,8 +347,9 @@ class Controller:
         if self._choice is not None and self._best is not None:
             held = prospects.of(self._best.shape)
             best = held if best.rate < _CHANGE * held.rate else best
-        pays = self._computes and best.rate_if(self.gain.hope(rows), rows) >= least
-        used = (prospects.short(best.shape) if best.rate < least else best) if pays else None
+        used = None
+        if self._computes and best.rate_if(self.gain.hope(rows), rows) >= least:
+            used = best if best.rate >= least else prospects.short(best.shape)  # in hope
         self._wanted, self._choice = (used, None) if self._choice is None else (None, used)
         self._best = best
         if self._wanted is None:
@@ -363,13 +364,13 @@ class Controller:
 
     def _overtaken(self, rows: int) -> bool:
         """Whether what the texts yield has changed so much that the plan may have to."""
-        if self._prospects is None:
+        if self._prospects is None or self._best is None:
             return True
         wanted = self._choice is not None or self._wanted is not None
-        drift, best = self.gain.drift, self._best or self._prospects.best
+        drift = self.gain.drift
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        rate = best.rate_if(drift * self.gain.hope(rows), rows)
+        rate = self._best.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> PlannedTree:
