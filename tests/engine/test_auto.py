@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import count
 
 import pytest
 
+from eyas.drafters.decoding import NetworkPairs
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve
 from eyas.errors import UsageError
 from eyas.session import load
+from eyas.targets import Target
 from eyas.tree import TreeSpec
 from eyas.types import Completion, Request, SamplingParams
 
-from .. import pairs, tiny
+from .. import pairs, recording, tiny
 
 LENGTHS = (13, 1, 20, 5, 9, 3, 7)
 TOKENS = 40
@@ -41,7 +44,7 @@ class Restless(Controller):
     """Keeps what was planned; takes rounds to last what the costs say, so that what it does is the same everywhere."""
 
     def __init__(self, token: float, **options: object) -> None:
-        super().__init__(CostModel(costs(token)), clock=lambda: 0.0, **options)  # type: ignore[arg-type]
+        super().__init__(CostModel(costs(token)), **({"clock": lambda: 0.0} | options))  # type: ignore[arg-type]
         self.planned: list[TreeSpec | None] = []
 
     def plan(self, rows, lengths, sampled=None, unread=None):  # type: ignore[no-untyped-def]
@@ -86,6 +89,25 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
     assert None in shapes  # plain rounds in between
     assert len(shapes) > 1
     assert sum(one.stats.walked for one in done) > 0
+
+
+@pytest.mark.parametrize(("batch_size", "sampled"), [(1, False), (3, True)])
+def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool) -> None:
+    target, drafter = Target(tiny.build_model("llama")), tiny.eagle3_drafter()
+    target.record = drafter.pairs.record = recording.recorder(target.device)
+    ticks = count()  # reading candidates takes a tenth of a pass, so that it isn't done in every round
+    controller = Restless(0.001, counts_freely=False, clock=lambda: 0.1 * next(ticks))
+    engine = Engine(target, None, Speculation(drafter, None), batch_size=batch_size, controller=controller)
+    done = engine.generate(requests(sampled))
+    assert [one.token_ids for one in done] == plain(sampled)
+    used = {spec for spec in controller.planned if spec is not None and not spec.keeps_candidates}
+    assert used
+    assert all(spec.recurs and spec.max_nodes in (1, 2, 3, 5, 7, 11, 15, 23, 31, 39, 47, 55, 63) for spec in used)
+    assert engine.speculation is not None
+    pairs = engine.speculation.drafter.pairs
+    assert isinstance(pairs, NetworkPairs)
+    assert pairs.cache.drafts is not None
+    assert 0 < len(pairs.cache.drafts) <= 2 * len(used)
 
 
 def test_dear_tokens_make_it_plain_and_cheap_ones_make_it_fast() -> None:

@@ -25,7 +25,7 @@ _LOG = logging.getLogger("eyas")
 _MOST_TOKENS = 256
 """Tokens of the largest pass that is recorded: larger ones keep a GPU busy while their kernels are launched."""
 _MOST_GRAPHS = 128
-_USES = 2
+USES = 2
 """A shape is recorded when it comes for this time: many come once."""
 _COLUMNS = 256
 """Columns of keys are rounded up to a multiple of this, or of a quarter of a power of two."""
@@ -111,7 +111,7 @@ class PassGraphs:
     All inputs and outputs share one buffer for each argument and result, since passes follow one another.
     """
 
-    def __init__(self, record: Record, uses: int = _USES) -> None:
+    def __init__(self, record: Record, uses: int = USES) -> None:
         self._record, self._uses = record, uses
         self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or how often a shape came so far
         self._buffers: dict[Hashable, Tensor] = {}

@@ -170,7 +170,7 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
     """Other kernels are prepared in the first run of a size, which doesn't count then."""
     bench = object.__new__(calibration._Bench)
     bench._rows = [1]
-    bench._target = SimpleNamespace(native=object() if native else None)  # type: ignore[assignment]
+    bench._target = SimpleNamespace(native=object() if native else None, record=None)  # type: ignore[assignment]
     taken = iter([0.5, 0.4])
     found = bench._turns({("rows", 1): lambda: 0.001, ("rows", 64): lambda: next(taken)}, 4.0)
     assert [len(times) for times in found.values()] == [8, runs]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.controller import Controller
+from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
 
 from ... import tiny
@@ -230,11 +231,10 @@ def test_predictions_come_true() -> None:
     assert 0 < state.plain_rounds < state.probes < 110
 
 
-def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[SharedTree]:
-    simulation, specs = Simulation(MACHINE, mixed(rows)), []
+def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[TreeSpec]:
+    simulation, specs = Simulation(MACHINE, mixed(rows)), list[TreeSpec]()
     for _ in range(rounds):
         spec = made.plan(rows, simulation.current_lengths())
-        assert spec is None or isinstance(spec, PlannedTree)
         specs += [] if spec is None else [spec]
         made.learn(simulation.round(spec))
     return specs
@@ -244,11 +244,17 @@ def test_chains_are_trees_of_width_one() -> None:
     assert {spec.max_fanout for spec in run_specs(controller(MACHINE, widths=(1,)), 2)} == {1}
 
 
-def test_without_free_counting_the_budget_decides() -> None:
+def test_without_free_counting_few_shapes_recur() -> None:
+    """Those that keep their candidates, to learn from them, are of as many nodes as are forecast for the batch."""
     specs = run_specs(controller(MACHINE, counts_freely=False), 3)
-    assert specs
-    assert all(spec.prices is None and spec.shape.threshold == 0.0 for spec in specs)
-    assert len({spec.shape.budget for spec in specs}) < 12
+    looked_into = [spec for spec in specs if spec.keeps_candidates]
+    assert all(
+        isinstance(spec, PlannedTree) and spec.prices is None and spec.shape.threshold == 0.0 for spec in looked_into
+    )
+    recurring = [spec for spec in specs if not spec.keeps_candidates]
+    assert looked_into
+    assert 0 < len(set(recurring)) < 6
+    assert all(spec.recurs and spec.depth <= spec.max_nodes for spec in recurring)
 
 
 def test_the_context_s_end_is_not_passed() -> None:

@@ -2,9 +2,10 @@
 
 Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn;
 the first run of each is not counted, because kernels are prepared for a new shape then (but where none are, and it is
-long), and the median counts: where other processes want the cores too, the fastest run is one that doesn't come again.
-How far the runs of a size lie apart is kept beside, as the controller trusts prices less for it. The remaining noise is
-bounded by two facts: less work takes no longer than more, and no work takes longer than doing it in pieces.
+long), nor are those until it is recorded as a CUDA graph. The median counts: where other processes want the cores too,
+the fastest run is one that doesn't come again. How far the runs of a size lie apart is kept beside, as the controller
+trusts prices less for it. The remaining noise is bounded by two facts: less work takes no longer than more, and no work
+takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from eyas.errors import UsageError
 from eyas.machine import measured_once
 from eyas.targets import Target
 from eyas.targets.fingerprint import fingerprint, weight_shapes
+from eyas.targets.graphs import USES
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
+from eyas.tree.dynamic import DynamicTree
 from eyas.tree.lookahead import LookaheadTree
 from eyas.tree.shared import SharedTree
 from eyas.verify import Coupling, Sampler, SeededWalk
@@ -98,7 +101,7 @@ def describe(target: Target, drafter: Drafter) -> str:
         f"{weight_formats(target.model) or 'floats'} and {str(target.dtype).removeprefix('torch.')}"
         f"{', its cache in int8' * target.kv_in_codes}, "
         f"drafted for by {drafts}, taps {list(drafter.taps)}, on {device} with {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}"
+        f"torch {torch.__version__}{', recorded' * (target.record is not None)}"
     )
 
 
@@ -142,6 +145,7 @@ class _Bench:
         """Time every size in turn, several times over; sizes that take long less often."""
         runs: Runs = {}
         end = time.perf_counter() + seconds
+        unrecorded = 0 if self._target.record is None else USES
         for lap in range(1 + _MOST):
             for name, timed in list(work.items()):
                 if lap == 0 and self._pays_never(name, runs):
@@ -154,6 +158,8 @@ class _Bench:
                     continue
                 if (lap > 1 and sum(taken) > seconds / 10) or (lap > _FEWEST and late):
                     continue
+                for _ in range(unrecorded if lap == 0 else 0):
+                    timed()
                 taken.append(timed())
         return runs
 
@@ -250,7 +256,8 @@ class _Bench:
         return watch.seconds
 
     def _draft(self, rows: int, width: int, depth: int) -> float:
-        tree = self._window or SharedTree(depth, width, rows)
+        recorded = self._target.record is not None
+        tree = self._window or (DynamicTree(depth, width, depth) if recorded else SharedTree(depth, width, rows))
         with self._timed() as watch:
             self._drafter.draft(range(rows), tree, self._coupling(rows))
         return watch.seconds

@@ -31,8 +31,8 @@ _ENTER, _LEAVE = 1.03, 1.015
 """The speedups that speculation must promise to begin, and to continue."""
 _USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
 """The spread of start-up prices on an idle machine, and the rounds after which others are as good as measured anew."""
-_CHANGE = 1.01
-"""The factor by which a shape must be faster than the one in use to replace it."""
+_CHANGE, _CHANGE_RECORDED = 1.01, 1.05
+"""The factor by which a shape must be faster than the one in use to replace it; where it must be recorded first."""
 _DRIFT = 1.25
 """The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
@@ -141,7 +141,7 @@ class Controller:
         self._prospects: Prospects | None = None
         self._least_rate = 0.0
         """The least tokens per second at which prices count time."""
-        self._specs: dict[Hashable, PlannedTree] = {}
+        self._specs: dict[Hashable, TreeSpec] = {}
         """The trees since the last plan: making one takes several percent of a small target's pass."""
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
@@ -346,7 +346,8 @@ class Controller:
         best, least = prospects.best, prospects.plain_rate * self._least
         if self._choice is not None and self._best is not None:
             held = prospects.of(self._best.shape)
-            best = held if best.rate < _CHANGE * held.rate else best
+            change = _CHANGE if self._counts_freely else _CHANGE_RECORDED
+            best = held if best.rate < change * held.rate else best
         used = None
         if self._computes and best.rate_if(self.gain.hope(rows), rows) >= least:
             used = best if best.rate >= least else prospects.short(best.shape)  # in hope
@@ -373,12 +374,14 @@ class Controller:
         rate = self._best.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> PlannedTree:
+    def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> TreeSpec:
         """The tree of a shape, the same until the next plan; None = of nothing but what is looked up."""
         chooses = self._probe is None or self._probe.chooses
         keeps = self._probe is not None or self._analysing.due()
         key = (None if prospect is None else prospect.shape, groups, chooses, keeps)
-        if key not in self._specs:
+        if key not in self._specs and prospect is not None and not (self._counts_freely or keeps):
+            self._specs[key] = prospect.recurring_tree(self._widths[prospect.shape.width], rows)
+        elif key not in self._specs:
             made = self._found_tree(rows) if prospect is None else self._tree(prospect, rows, chooses)
             self._specs[key] = replace(
                 made, values=self.gain.values, groups=groups if any(groups) else None, keeps_candidates=keeps
@@ -472,15 +475,18 @@ class Controller:
         )
 
     def _learn_gain(self, record: RoundRecord) -> None:
+        """Learn what a draft yielded, and of its nodes where reading them takes no sync, or it was made for that."""
         if record.draft is None or record.spec is None:
             return
-        if not self._counts_freely and not record.spec.keeps_candidates:
-            return  # reading the device costs a sync
-        began = self._clock()
+        began, reads = self._clock(), self._counts_freely or record.spec.keeps_candidates
         groups: Indices = np.array(record.spec.groups or (0,) * record.rows)
-        self.gain.learn(record.draft, groups, record.drafting)
+        if reads:
+            self.gain.learn(record.draft, groups, record.drafting)
         if record.spec.keeps_candidates:
-            self._analysing.done(self._clock() - began)
+            spent = self._clock() - began
+            if not self._counts_freely and self._choice is not None and record.seconds is not None:
+                spent += max(0.0, record.seconds - self._choice.seconds)  # other shapes are recorded, and faster
+            self._analysing.done(spent)
         network = accepted_of_network(record.draft)
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
@@ -488,6 +494,6 @@ class Controller:
             if self._probe is not None:
                 promised, brought = self._probe.promised + judged.accepted, self._probe.brought + network
                 self._probe = self._probe._replace(promised=promised, brought=brought)
-        found = found_values(record.draft.tree, record.spec, groups)
+        found = found_values(record.draft.tree, record.spec, groups) if reads else 0.0
         if found > 0.0:
             self.gain.judge_found(found, record.emitted - record.rows - network)

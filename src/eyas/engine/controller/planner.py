@@ -10,6 +10,7 @@ Shapes: W widths, D depths, L thresholds, R rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -18,14 +19,16 @@ import numpy as np
 
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
+from eyas.targets.graphs import recurring
 from eyas.tree.acceptance import Array
+from eyas.tree.dynamic import DynamicTree
 
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""
-
-
 _MANY = 64
 """Pairs that take as long each as those of a prompt."""
+_LARGEST = 64
+"""Tokens of a row's tree, its root included, that are recorded at most."""
 
 
 class Shape(NamedTuple):
@@ -56,6 +59,11 @@ class Prospect(NamedTuple):
     def needed(self, rate: float, rows: int) -> float:
         """How many times the accepted tokens must come true for so many tokens per second."""
         return (rate * self.seconds - rows) / max(self.accepted, 1e-9)
+
+    def recurring_tree(self, width: int, rows: int) -> DynamicTree:
+        """The shape as an accelerator records it: rows don't share their nodes, of which there are few numbers."""
+        nodes = min(recurring(1 + math.ceil(self.nodes / rows)), _LARGEST) - 1
+        return DynamicTree(min(self.shape.depth + 1, nodes), width, nodes)
 
 
 class Prospects:
