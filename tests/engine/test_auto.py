@@ -9,7 +9,7 @@ import pytest
 
 from eyas.drafters.decoding import NetworkPairs
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import Controller, CostModel, CostTable, Curve
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, explore
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
@@ -92,7 +92,8 @@ def test_the_output_is_plain_decoding_s(batch_size: int, sampled: bool, token: f
 
 
 @pytest.mark.parametrize(("batch_size", "sampled"), [(1, False), (3, True)])
-def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool) -> None:
+def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explore, "_RECORDING", 1.0)  # rounds that this takes: so that some are among a few
     target, drafter = Target(tiny.build_model("llama")), tiny.eagle3_drafter()
     target.record = drafter.pairs.record = recording.recorder(target.device)
     ticks = count()  # reading candidates takes a tenth of a pass, so that it isn't done in every round
@@ -102,7 +103,7 @@ def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool) -
     assert [one.token_ids for one in done] == plain(sampled)
     used = {spec for spec in controller.planned if spec is not None and not spec.keeps_candidates}
     assert used
-    assert all(spec.recurs and spec.max_nodes in (1, 2, 3, 5, 7, 11, 15, 23, 31, 39, 47, 55, 63) for spec in used)
+    assert all(spec.recurs and spec.max_nodes in (1, 3, 7, 15, 31, 63) for spec in used)
     assert engine.speculation is not None
     pairs = engine.speculation.drafter.pairs
     assert isinstance(pairs, NetworkPairs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from itertools import count as counter
 from typing import Any
 
 import pytest
@@ -244,17 +246,38 @@ def test_chains_are_trees_of_width_one() -> None:
     assert {spec.max_fanout for spec in run_specs(controller(MACHINE, widths=(1,)), 2)} == {1}
 
 
-def test_without_free_counting_few_shapes_recur() -> None:
-    """Those that keep their candidates, to learn from them, are of as many nodes as are forecast for the batch."""
+def test_without_free_counting_the_budget_decides() -> None:
     specs = run_specs(controller(MACHINE, counts_freely=False), 3)
-    looked_into = [spec for spec in specs if spec.keeps_candidates]
-    assert all(
-        isinstance(spec, PlannedTree) and spec.prices is None and spec.shape.threshold == 0.0 for spec in looked_into
-    )
-    recurring = [spec for spec in specs if not spec.keeps_candidates]
-    assert looked_into
-    assert 0 < len(set(recurring)) < 6
-    assert all(spec.recurs and spec.depth <= spec.max_nodes for spec in recurring)
+    assert specs
+    for spec in specs:
+        assert isinstance(spec, PlannedTree)  # none is recorded so soon
+        assert spec.keeps_candidates
+        assert spec.prices is None
+        assert spec.shape.threshold == 0.0
+
+
+def on_an_accelerator(followed: float, recording: float, rounds: int) -> tuple[float, int]:
+    """Tokens/s by plain decoding's, and the trees recorded, where recording one takes so many plain rounds."""
+    text, ticks, uses = Text([3.0], [followed]), counter(), Counter[TreeSpec | None]()
+    plain = 1.0 / plain_rate(text)
+    made = controller(MACHINE, counts_freely=False, clock=lambda: 0.1 * plain * next(ticks))
+    simulation, seconds, tokens = Simulation(MACHINE, text), 0.0, 0
+    for _ in range(rounds):
+        spec = made.plan(1, simulation.current_lengths())
+        record = simulation.round(spec)
+        assert record.seconds is not None
+        uses[spec] += spec is not None and spec.recurs
+        more = recording * plain / 2 * (spec is not None and spec.recurs and uses[spec] <= 2)
+        made.learn(replace(record, seconds=record.seconds + more))
+        seconds, tokens = seconds + record.seconds + more, tokens + record.emitted
+    return tokens / seconds * plain, sum(times > 2 for times in uses.values())
+
+
+def test_recording_shapes_pays_or_is_left() -> None:
+    speedup, recorded = on_an_accelerator(0.7, recording=60.0, rounds=2000)
+    assert speedup > 1.2
+    assert 0 < recorded < 6
+    assert on_an_accelerator(0.1, recording=60.0, rounds=2000)[0] > 0.92  # two at the most
 
 
 def test_the_context_s_end_is_not_passed() -> None:

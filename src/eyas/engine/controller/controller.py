@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe
+from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe, Recordings
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
@@ -33,6 +33,8 @@ _USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
 """The spread of start-up prices on an idle machine, and the rounds after which others are as good as measured anew."""
 _CHANGE, _CHANGE_RECORDED = 1.01, 1.05
 """The factor by which a shape must be faster than the one in use to replace it; where it must be recorded first."""
+_DOUBT = 3.0
+"""How many times the seconds of recording a shape it must seem to have been missed for: forecasts may be too high."""
 _DRIFT = 1.25
 """The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
@@ -138,6 +140,9 @@ class Controller:
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer, self._lookups = Explorer(), LookupTrials()
+        self._recordings = None if counts_freely else Recordings()
+        self._recording = 0.0
+        """Seconds that it takes to record the shape that is wanted."""
         self._prospects: Prospects | None = None
         self._least_rate = 0.0
         """The least tokens per second at which prices count time."""
@@ -211,7 +216,7 @@ class Controller:
         def reading() -> float:
             return self.costs.reading_seconds(waiting, rows) if waiting else 0.0
 
-        if self._wanted is not None and self._missed >= reading():
+        if self._wanted is not None and self._missed >= reading() + _DOUBT * self._recording:
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
         if self._probe is None and self._computes and self._prospects is not None:
@@ -258,6 +263,8 @@ class Controller:
         if drafted and record.seconds is not None:
             unseen = whole - record.draft_seconds - record.pass_seconds
             unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
+            if self._recordings is not None and self._prospects is not None:  # recording is done once
+                unseen = min(unseen, self._prospects.plain_seconds)
         self._overhead.learn(unseen, whole, kind, record.overhead)
         if record.draft is not None:
             self._learn_gain(record)
@@ -288,6 +295,10 @@ class Controller:
             verified = record.tokens > record.rows
             spent = whole + self._overhead.beyond_plain("looked up")
             self._lookups.learn(record.emitted / self._prospects.plain_rate - spent, spent, verified)
+        if self._recordings is not None:
+            if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
+                self._recordings.learn(record.rows, record.spec, whole, self._choice.seconds)
+            self._recordings.earn(whole)
         if self._probe is not None:
             self._count_probe(record, whole)
 
@@ -348,9 +359,16 @@ class Controller:
             held = prospects.of(self._best.shape)
             change = _CHANGE if self._counts_freely else _CHANGE_RECORDED
             best = held if best.rate < change * held.rate else best
-        used = None
+        used: Prospect | None = None
         if self._computes and best.rate_if(self.gain.hope(rows), rows) >= least:
             used = best if best.rate >= least else prospects.short(best.shape)  # in hope
+        self._recording = 0.0
+        if used is not None and self._recordings is not None:
+            self._recording = self._recordings.cost(used, self._widths, prospects)
+            if self._choice is not None and not self._recordings.affords(self._recording):
+                used = prospects.of(self._choice.shape)
+            elif self._recording and used.rate < least:  # nothing is recorded in hope
+                used = None
         self._wanted, self._choice = (used, None) if self._choice is None else (None, used)
         self._best = best
         if self._wanted is None:
@@ -484,8 +502,8 @@ class Controller:
             self.gain.learn(record.draft, groups, record.drafting)
         if record.spec.keeps_candidates:
             spent = self._clock() - began
-            if not self._counts_freely and self._choice is not None and record.seconds is not None:
-                spent += max(0.0, record.seconds - self._choice.seconds)  # other shapes are recorded, and faster
+            if self._recordings is not None and self._recordings.usual and record.seconds is not None:
+                spent += max(0.0, record.seconds - self._recordings.usual)
             self._analysing.done(spent)
         network = accepted_of_network(record.draft)
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None

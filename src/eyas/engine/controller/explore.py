@@ -9,10 +9,13 @@ often none; and two rounds of a large shape. Both first observe everything that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.targets.graphs import USES, recurring
+from eyas.tree import TreeSpec
 
 _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
@@ -39,6 +42,9 @@ _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN, _PAID = 8, 8, 3.0,
 """After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
 by this share more often, of a single row: texts differ by as much. The share of plain rounds' time that trials may
 lose, the rounds after which one is usually given up, and the speedup after which the next text is tried in any case."""
+_FOR_RECORDING, _RECORDING = 0.02, 60.0
+"""The share of all time that recording other shapes may take while speculating on an accelerator, and the plain rounds
+that the first one is assumed to take."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -230,6 +236,49 @@ class LookupTrials:
             share = -self._gained / self._seconds
             self._lost = min(share * _LOOKUPS, _LONGEST_REST * _FOR_LOOKING_UP) * seconds
             self.looking = False
+
+
+class Recordings:
+    """The trees that an accelerator has recorded: doing so takes as long as dozens of passes.
+
+    A tree is recorded with its draft, a pass of its width, and what reads its pairs, in the first rounds that use it.
+    """
+
+    def __init__(self) -> None:
+        self._allowance = Allowance(_FOR_RECORDING)
+        self._uses = Counter[tuple[int, TreeSpec]]()  # by recurring number of rows and tree
+        self._spent = defaultdict[tuple[int, TreeSpec], float](float)
+        self._latest = 0.0
+        """Seconds that the latest one took; 0 = not known."""
+        self.usual = 0.0
+        """Seconds of a usual round that replays recordings; 0 = there was none."""
+
+    def cost(self, wanted: Prospect, widths: Sequence[int], prospects: Prospects) -> float:
+        """The seconds that it takes to record a shape; 0 if that was done."""
+        tree = wanted.recurring_tree(widths[wanted.shape.width], prospects.rows)
+        if self._uses[recurring(prospects.rows), tree]:
+            return 0.0
+        return self._latest or _RECORDING * prospects.plain_seconds
+
+    def affords(self, cost: float) -> bool:
+        """Whether so many seconds may be spent on recording another shape than the one in use."""
+        return not cost or self._allowance.affords(cost)
+
+    def earn(self, seconds: float) -> None:
+        """Account for a round of any kind that took `seconds`."""
+        self._allowance.earn(seconds)
+
+    def learn(self, rows: int, tree: TreeSpec, seconds: float, forecast: float) -> None:
+        """Learn from a round of `rows` rows with `tree` that took `seconds`, where `forecast` ones were expected."""
+        key = recurring(rows), tree
+        self._uses[key] += 1
+        if self._uses[key] <= USES:
+            lost = max(0.0, seconds - forecast)
+            self._allowance.spend(lost)
+            self._spent[key] += lost
+            self._latest = max(self._spent[key], forecast)
+        else:
+            self.usual = seconds if not self.usual else self.usual + 0.05 * (min(seconds, 3 * self.usual) - self.usual)
 
 
 class Pace:

@@ -19,7 +19,6 @@ import numpy as np
 
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.gain import Forecast
-from eyas.targets.graphs import recurring
 from eyas.tree.acceptance import Array
 from eyas.tree.dynamic import DynamicTree
 
@@ -61,8 +60,8 @@ class Prospect(NamedTuple):
         return (rate * self.seconds - rows) / max(self.accepted, 1e-9)
 
     def recurring_tree(self, width: int, rows: int) -> DynamicTree:
-        """The shape as an accelerator records it: rows don't share their nodes, of which there are few numbers."""
-        nodes = min(recurring(1 + math.ceil(self.nodes / rows)), _LARGEST) - 1
+        """The shape as an accelerator records it: rows don't share their nodes, of which there are six numbers."""
+        nodes = min(1 << math.ceil(self.nodes / rows).bit_length(), _LARGEST) - 1
         return DynamicTree(min(self.shape.depth + 1, nodes), width, nodes)
 
 
