@@ -345,7 +345,7 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     monkeypatch.setattr(made._explorer, "instead_of_plain", lambda *known: (asked.append(1), look(*known))[1])
     simulation.run(made, 40)
     assert 4 <= len(asked) <= 8
-    while made._resting < 2:
+    while made._ahead < 2:
         simulation.run(made, 1)
     before, lengths = len(asked), simulation.current_lengths()
     made.plan(16, lengths)
@@ -354,3 +354,25 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     assert len(asked) == before + 1
     made.plan(15, lengths[1:])
     assert len(asked) == before + 2
+
+
+def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:
+    made, simulation = controller(MACHINE, max_length=400), Simulation(MACHINE, mixed(1))
+    ticks = counter()
+    made._clock = lambda: 0.03 * next(ticks)  # reading candidates takes as long as a pass
+    simulation.run(made, 200)
+    planned = list[TreeSpec | None]()
+    while made._ahead < 3 or simulation.lengths[0] > 300:  # no other text begins meanwhile
+        planned = [made.plan(1, simulation.current_lengths())]
+        made.learn(simulation.round(planned[0]))
+    known = made.gain.drift
+    while made._ahead:
+        planned.append(made.plan(1, simulation.current_lengths()))
+        made.learn(simulation.round(planned[-1]))
+        assert made._ahead == 0 or made.gain.drift == known
+    assert planned == [planned[0]] * 4
+    assert planned[0] is not None
+    assert made.gain.drift != known
+    near = [(made.plan(1, [length]), made._ahead) for length in range(389, 397)]
+    assert any(spec is not None for spec, _ in near)
+    assert all(ahead == 0 for spec, ahead in near if spec is not None)

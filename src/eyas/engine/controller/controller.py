@@ -42,9 +42,6 @@ _THINKING, _ANALYSING = 0.002, 0.005
 _STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
 """The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again: twice
 as late each time, as some machines are never the same, and at most so late."""
-_STRETCH = 8
-"""Plain rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay: they teach
-little, and after each pass, whose weights fill the caches, every line of Python is slow."""
 _COLD = 8
 """Rounds of which the least seconds of planning and learning are taken, not the average."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
@@ -162,8 +159,9 @@ class Controller:
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
-        self._resting = 0
-        """Plain rounds that are planned already."""
+        self._planned: TreeSpec | None = None
+        self._ahead = 0
+        """Rounds that are planned already, like the last one."""
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and what was expected of the lengths before each."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
@@ -187,10 +185,10 @@ class Controller:
         row, which a draft begins with reading; None = as many as there were rounds since the last draft. Speculation
         begins when it would have saved the time that this takes, so that a moment in which it pays costs little.
         """
-        if self._resting and rows == self._situation[0] and self._expected.issuperset(lengths):
-            self._resting -= 1
-            return None
-        self._resting = 0
+        if self._ahead and rows == self._situation[0] and self._expected.issuperset(lengths):
+            self._ahead -= 1
+            return self._planned
+        self._ahead = 0
         self._learn_waiting()
         room = self._depth
         if self._max_length is not None:
@@ -225,25 +223,27 @@ class Controller:
                 self._probe = self._explorer.beside(known, self._choice, rows, chooses, self._analysing.cost)
             else:
                 self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
-        if self._probe is None and self._choice is None:
-            if self._looks_up and self._lookups.looking:
-                return None if self._lookups.plain_due else self._spec(None, rows, groups)
-            self._resting = self._explorer.stretch(_STRETCH) - 1 if self._wanted is None else 0
+        if self._probe is None and self._choice is None and self._looks_up and self._lookups.looking:
+            return None if self._lookups.plain_due else self._spec(None, rows, groups)
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
-        return None if prospect is None else self._spec(prospect, rows, groups)
+        self._planned = None if prospect is None else self._spec(prospect, rows, groups)
+        if self._probe is None and self._wanted is None:
+            left = math.inf if self._max_length is None else self._max_length - max(lengths)
+            self._ahead = self._explorer.ahead(self._planned, left)
+        return self._planned
 
     def learn(self, record: RoundRecord) -> None:
-        """Update costs, gains and accounts from a measured round; plain ones of a stretch are learnt from together."""
+        """Update costs, gains and accounts from a measured round; from those planned together it is learnt together."""
         self._unlearnt.append((record, self._expected))
         paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
         self._counts["rounds"] += 1
         looked_up = record.draft is None or record.draft.tree.looked_up
         self._counts["plain_rounds"] += looked_up and record.tokens == record.rows
-        if not self._resting or record.draft is not None:
+        if not self._ahead:
             self._learn_waiting()
 
     def _learn_waiting(self) -> None:

@@ -32,6 +32,9 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 8, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
+_STRETCH, _REPEATED = 8, 4
+"""Rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay, and while it does:
+after each pass, whose weights fill the caches, every line of Python is slow."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
@@ -121,10 +124,15 @@ class Explorer:
         """Account for texts that are new, all of them or nearly so."""
         self._age = 0
 
-    def stretch(self, most: int) -> int:
-        """Plain rounds, at most so many, until a trial or a second thought may be due."""
-        marks = (_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS))
-        return min((most, *(mark for mark in marks if mark > 0)))
+    def ahead(self, planned: TreeSpec | None, left: float) -> int:
+        """How many rounds may be like the `planned` one until a probe may be due; `left` is a row's room in tokens."""
+        if planned is None:
+            most, marks = _STRETCH, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
+        elif planned.keeps_candidates or left < _REPEATED * (planned.depth + 2):
+            return 0
+        else:
+            most, marks = _REPEATED, [at - self._speculated for at in _ON_TRIAL]
+        return min((most, *(mark for mark in marks if mark > 0))) - 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
