@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any
 
 from eyas.engine.controller import Controller
+from eyas.engine.room import HEADROOM
 from eyas.engine.round import RoundOutput, Speculation
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
@@ -208,6 +209,8 @@ class EngineCore:
         enough = runner.target.dense_pass if runner.target.head_is_exact else None
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
         self.scheduler.room.beside = state_columns(runner.slots.cache)
+        if runner.target.max_length is not None:
+            self.scheduler.room.context = runner.target.max_length + HEADROOM
         self.outcome: RoundOutput | None = None
         self.rounds = self.prompt_tokens = self.prefix_hits = 0
         """Counts since the start; of prompts' tokens, those that were reused."""
@@ -238,13 +241,16 @@ class EngineCore:
         intact = False
         try:
             ended = False
+            self._foresee()
             if not scheduler.budget.round_due(scheduler.running, scheduler.waiting):
                 self._admit(now)
                 ended = self._prefill()
             if not ended:
                 self._decode()
-            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
-                slots.reshape(scheduler.room)
+            if not scheduler.busy:
+                slots.prepare(None)
+                if scheduler.shrink():  # the system gets memory back
+                    slots.reshape(scheduler.room)
             if not scheduler.busy and runner.controller is not None:
                 runner.controller.gain.keep()
             scheduler.passes.succeeded()
@@ -365,6 +371,13 @@ class EngineCore:
             slots.keep(gone)
             freed = [sequence.slot for sequence in gone if sequence.slot is not None]
             slots.move(freed, drop(gone))
+
+    def _foresee(self) -> None:
+        """Copy a piece of the caches to larger ones that are soon needed: all at once takes a CPU seconds."""
+        room = self.scheduler.room
+        if self.runner.target.device.type == "cpu":
+            self.scheduler.foresee(staging_columns(self.runner.tree))
+            room.ready = self.runner.slots.prepare(room.planned)
 
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""

@@ -17,13 +17,14 @@ import torch
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.room import CacheRoom
 from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
-from eyas.engine.scheduler import CacheRoom, Move
+from eyas.engine.scheduler import Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
-from eyas.targets.slots import COLUMNS, SlotCache
+from eyas.targets.slots import COLUMNS, Growth, SlotCache
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.types import DraftRound
@@ -32,6 +33,8 @@ from eyas.verify.constraint import Constraint, await_any
 
 _WAIT = 0.005
 """Seconds between two looks for new requests while all sequences wait for their grammars."""
+_PIECE = 0.05
+"""Seconds for which a step copies caches to larger ones that aren't needed yet."""
 
 
 class SlotManager:
@@ -72,6 +75,22 @@ class SlotManager:
         """Give all caches the shape of `room`, keeping what they hold."""
         for cache in self._caches:
             cache.reshape(room.slots, room.columns)
+
+    def prepare(self, planned: tuple[int, int] | None) -> bool:
+        """Copy a piece of the target's cache to one of the `planned` shape, for `reshape`; whether that was the last.
+
+        The drafter's is small. None: no larger one is needed.
+        """
+        cache = self.cache
+        if planned is None:
+            cache.growth = None
+        elif cache.growth is None or cache.growth.shape != planned:
+            cache.growth = Growth(cache, *planned, layers=1)
+        end = time.perf_counter() + _PIECE
+        while cache.growth is not None and cache.growth.copy_next(cache.lengths):
+            if time.perf_counter() > end:
+                return False
+        return True
 
     def free_memory(self) -> None:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -120,6 +121,8 @@ class SlotCache:
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
         self.states = states
+        self.growth: Growth | None = None
+        """What has been copied already for the next `reshape`."""
 
     @property
     def slots(self) -> int:
@@ -155,14 +158,13 @@ class SlotCache:
         """
         if (slots, capacity) == (self.slots, self.capacity):
             return
-        made = {shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()}
-        for slot, length in enumerate(self.lengths[:slots]):
-            kept = min(length + staged, capacity, self.capacity)
-            for shape, new in made.items():
-                new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
+        growth, self.growth = self.growth, None
+        if growth is None or growth.shape != (slots, capacity):
+            growth = Growth(self, slots, capacity)
+        growth.finish([length + staged for length in self.lengths])
         if self.states is not None and slots != self.slots:
             self.states.reshape(slots)
-        self._groups, self.capacity, self._addresses = made, capacity, None
+        self._groups, self.capacity, self._addresses = growth.groups, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
         for graphs in (self.graphs, self.drafts):  # they know the addresses
             if graphs is not None:
@@ -243,6 +245,8 @@ class SlotCache:
                 raise InvariantError(f"the recurrent states of slot {slot} can't go back to {length} tokens")
             self.states.clear(slot)
         before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
+        if self.growth is not None:
+            self.growth.forget(slot, length)
         if not length and before:
             _give_back(self, slot)
 
@@ -254,6 +258,9 @@ class SlotCache:
         if self.states is not None:
             self.states.move(source, target)
         self.lengths[target], self.lengths[source] = used, 0
+        if self.growth is not None:
+            self.growth.forget(target, 0)
+            self.growth.forget(source, 0)
         _give_back(self, source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
@@ -280,6 +287,53 @@ class SlotCache:
         dense = self._dense is None or capacity <= self._dense
         with out_of_memory_as(lambda: CacheMemoryError(why)):
             return mapped_zeros(size, dtype, self._device, huge=dense)
+
+
+class Growth:
+    """The buffers of a cache's next shape, to which its columns are copied before the passes go over to them.
+
+    So that no step has to copy them all, it can be done a few layers at a time while passes go on: what is committed
+    changes in slots alone that are emptied or moved, which `forget` tells.
+    """
+
+    def __init__(self, cache: SlotCache, slots: int, capacity: int, layers: int | None = None) -> None:
+        """For `slots` x `capacity`; `layers` are copied at a time, None = all. CacheMemoryError without memory."""
+        self.shape = slots, capacity
+        old = cache._groups
+        self.groups = {shape: cache._allocate(len(old[shape]), slots, shape, capacity) for shape in old}
+        self._pieces = [  # from, to, and how many columns of each slot are copied
+            (old[shape][first:last], new[first:last], [0] * min(slots, cache.slots))
+            for shape, new in self.groups.items()
+            for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
+        ]
+        self._next = 0
+
+    def copy_next(self, lengths: Sequence[int]) -> bool:
+        """Copy the next layers of slots that hold `lengths` columns; False if each was copied once."""
+        if self._next == len(self._pieces):
+            return False
+        self._copy(self._next, lengths)
+        self._next += 1
+        return True
+
+    def finish(self, lengths: Sequence[int]) -> None:
+        """Copy all that isn't copied yet."""
+        for piece in range(len(self._pieces)):
+            self._copy(piece, lengths)
+
+    def forget(self, slot: int, length: int) -> None:
+        """What a slot holds from `length` on isn't what was copied."""
+        for _, _, copied in self._pieces:
+            if slot < len(copied):
+                copied[slot] = min(copied[slot], length)
+
+    def _copy(self, piece: int, lengths: Sequence[int]) -> None:
+        old, new, copied = self._pieces[piece]  # [g, slots, Hkv, C, D']
+        for slot, (begin, length) in enumerate(zip(copied, lengths, strict=False)):
+            end = min(length, old.shape[3], new.shape[3])
+            if begin < end:
+                new[:, slot, :, begin:end] = old[:, slot, :, begin:end]
+                copied[slot] = end
 
 
 def _give_back(cache: SlotCache, slot: int) -> None:
