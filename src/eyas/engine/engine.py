@@ -70,8 +70,9 @@ class Engine:
         self.eos_ids = self._inputs.eos_ids
         self._outputs = OutputProcessor(tokenizer, SeededWalk() if speculation is None else self.rule)
         runner = ModelRunner(
-            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
-        )
+            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk,
+            step_tokens=self.limits.prefill_chunk,
+        )  # fmt: skip
         self._core = EngineCore(self.limits, runner, self._inputs, self._outputs)
         self._submitted = 0
         if self.limits.prefix_tokens:
@@ -327,12 +328,12 @@ class EngineCore:
             runner.await_grammars(scheduler.running.decoding)
             return
         started = time.perf_counter()
-        tree, reading = runner.plan(decoding)
+        tree, drafting, reading = runner.plan(decoding)
         columns, tokens = scheduler.columns(staging_columns(tree)), pass_tokens(len(decoding), tree)
         if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
-        self.outcome = runner.round(decoding, tree)
+        self.outcome = runner.round(decoding, tree, drafting)
         self.rounds += 1
         seconds = time.perf_counter() - started
         scheduler.budget.charge_round(decoding, seconds)

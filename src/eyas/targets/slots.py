@@ -16,6 +16,7 @@ are kept of a head (D, or its codes and a scale), G tensors of one shape (keys o
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -33,6 +34,8 @@ from eyas.targets.states import SlotStates
 
 COLUMNS = 256
 """Capacities are multiples of this."""
+_FEW = 64
+"""Columns of a slot that aren't worth a copy ahead of a new shape."""
 
 
 class KVShape(NamedTuple):
@@ -306,32 +309,38 @@ class Growth:
             for shape, new in self.groups.items()
             for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
         ]
-        self._next = 0
+        self._next = self._enough = 0  # the next piece; how many columns are worth another look
 
-    def copy_next(self, lengths: Sequence[int]) -> bool:
-        """Copy the next layers of slots that hold `lengths` columns; False if each was copied once."""
-        if self._next == len(self._pieces):
-            return False
-        self._copy(self._next, lengths)
-        self._next += 1
+    def catch_up(self, lengths: Sequence[int], seconds: float) -> bool:
+        """Copy of slots that hold `lengths` columns for so many seconds; whether little was left to copy."""
+        if sum(lengths) < self._enough:
+            return True
+        end = time.perf_counter() + seconds
+        for _ in self._pieces:
+            self._copy(self._next, lengths, _FEW)
+            self._next = (self._next + 1) % len(self._pieces)
+            if time.perf_counter() > end:
+                return False
+        self._enough = sum(lengths) + _FEW * len(lengths)
         return True
 
     def finish(self, lengths: Sequence[int]) -> None:
         """Copy all that isn't copied yet."""
         for piece in range(len(self._pieces)):
-            self._copy(piece, lengths)
+            self._copy(piece, lengths, 0)
 
     def forget(self, slot: int, length: int) -> None:
         """What a slot holds from `length` on isn't what was copied."""
+        self._enough = 0
         for _, _, copied in self._pieces:
             if slot < len(copied):
                 copied[slot] = min(copied[slot], length)
 
-    def _copy(self, piece: int, lengths: Sequence[int]) -> None:
+    def _copy(self, piece: int, lengths: Sequence[int], few: int) -> None:
         old, new, copied = self._pieces[piece]  # [g, slots, Hkv, C, D']
         for slot, (begin, length) in enumerate(zip(copied, lengths, strict=False)):
             end = min(length, old.shape[3], new.shape[3])
-            if begin < end:
+            if begin + few < end:
                 new[:, slot, :, begin:end] = old[:, slot, :, begin:end]
                 copied[slot] = end
 
