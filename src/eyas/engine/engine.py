@@ -20,7 +20,6 @@ from itertools import islice
 from typing import Any
 
 from eyas.engine.controller import Controller
-from eyas.engine.room import HEADROOM
 from eyas.engine.round import RoundOutput, Speculation
 from eyas.engine.runner import ModelRunner, draft_rounds, pass_tokens, staging_columns, state_columns
 from eyas.engine.scheduler import Move, Scheduler
@@ -211,7 +210,7 @@ class EngineCore:
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
         self.scheduler.room.beside = state_columns(runner.slots.cache)
         if runner.target.max_length is not None:
-            self.scheduler.room.context = runner.target.max_length + HEADROOM
+            self.scheduler.room.context = runner.target.max_length
         self.outcome: RoundOutput | None = None
         self.rounds = self.prompt_tokens = self.prefix_hits = 0
         """Counts since the start; of prompts' tokens, those that were reused."""

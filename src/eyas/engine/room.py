@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-HEADROOM = 64
-"""Tokens that every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
-
 
 class PassSize:
     """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
@@ -82,7 +79,7 @@ class CacheRoom:
         self._rows: Sequence[int] = ()  # columns that each row needs
         self._found = math.inf  # what memory turned out to have room for
         self.context = math.inf
-        """Columns beyond which no sequence can come, its draft trees included."""
+        """Columns of the longest possible sequence."""
         self.planned: tuple[int, int] | None = None
         """Slots and columns that are soon needed, to which the caches are copied a piece at a time."""
         self.ready = False
@@ -134,7 +131,7 @@ class CacheRoom:
         if slots > wide:
             wide = max(slots, min(max(2 * wide, expected), self._most_slots))
         if columns > long:
-            long = max(columns, soon, int(min(long + min(long, _MOST_MORE), self.context)))
+            long = max(columns, soon, int(min(long + min(long, _MOST_MORE), self.context + _GRANULE)))
             long += -long % _GRANULE
         if not self._may(wide, long):
             wide, long = slots, int(min(long, self.most(slots) // slots - self.beside))

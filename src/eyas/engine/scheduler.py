@@ -21,10 +21,13 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
-from eyas.engine.room import HEADROOM, CacheRoom, PassSize
+from eyas.engine.room import CacheRoom, PassSize
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError
 from eyas.types import Limits
+
+_HEADROOM = 64
+"""Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
 
 _LEAST_HELD = 8
 """Slots that a client with many requests may hold, however few of its rows a short round takes."""
@@ -94,7 +97,7 @@ class RunningSlots:
         if not self:
             return True
         rows = (*self.sequences, sequence)
-        grown = [min(one.known + HEADROOM, one.longest) + staging for one in rows]
+        grown = [min(one.known + _HEADROOM, one.longest) + staging for one in rows]
         # also as they are: long rows may take less memory, since short ones beside them need not be as long
         now = [one.known + staging for one in rows]
         return len(self) < self._passes.rows and self._room.fits(grown) and self._room.fits(now)
@@ -390,7 +393,7 @@ class Scheduler:
 def _soon(sequence: SequenceState, staging: int) -> int:
     """The columns that a sequence needs soon, before it is a quarter longer."""
     known = sequence.known
-    return min(known + max(HEADROOM, known // 4), sequence.longest) + max(staging, HEADROOM)
+    return min(known + max(_HEADROOM, known // 4), sequence.longest) + max(staging, _HEADROOM)
 
 
 class _BatchSize(NamedTuple):

@@ -309,18 +309,18 @@ class Growth:
             for shape, new in self.groups.items()
             for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
         ]
-        self._next = self._enough = 0  # the next piece; how many columns are worth another look
+        self._done = self._enough = 0  # pieces that were copied; how many columns are worth another look
 
     def catch_up(self, lengths: Sequence[int], seconds: float) -> bool:
-        """Copy of slots that hold `lengths` columns for so many seconds; whether little was left to copy."""
+        """Copy of slots that hold `lengths` columns for so many seconds; whether all was copied, or twice already."""
         if sum(lengths) < self._enough:
             return True
         end = time.perf_counter() + seconds
         for _ in self._pieces:
-            self._copy(self._next, lengths, _FEW)
-            self._next = (self._next + 1) % len(self._pieces)
+            self._copy(self._done % len(self._pieces), lengths, _FEW)
+            self._done += 1
             if time.perf_counter() > end:
-                return False
+                return self._done >= 2 * len(self._pieces)  # else whoever waits might never come
         self._enough = sum(lengths) + _FEW * len(lengths)
         return True
 
