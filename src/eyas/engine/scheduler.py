@@ -322,7 +322,7 @@ class Scheduler:
 
     def cover(self, staging: int) -> bool:
         """Let the cache's room grow to these columns, and to who is about to come; whether its shape has changed."""
-        soon = max((_soon(one, staging) for one in self.running.sequences), default=0)
+        soon = max((_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
         return self.room.cover(self.columns(staging), self._expected, soon)
 
     @property
@@ -339,7 +339,7 @@ class Scheduler:
         coming, _ = self._next()
         if coming is not None and self.running.has_room(coming, staging):
             rows = [*rows, coming]
-        columns = max(_soon(one, staging) for one in rows)
+        columns = max(map(_soon, rows)) + staging
         if not self.room.has(len(rows), columns):
             self.room.plan(len(rows), columns, self._expected)
         elif not self.waiting:  # else one of those may need it, whoever is next now
@@ -390,10 +390,9 @@ class Scheduler:
             raise InvariantError("a waiting sequence has a slot")
 
 
-def _soon(sequence: SequenceState, staging: int) -> int:
-    """The columns that a sequence needs soon, before it is a quarter longer."""
-    known = sequence.known
-    return min(known + max(_HEADROOM, known // 4), sequence.longest) + max(staging, _HEADROOM)
+def _soon(sequence: SequenceState) -> int:
+    """How long a sequence is before it has grown by more than a quarter."""
+    return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 
 
 class _BatchSize(NamedTuple):
