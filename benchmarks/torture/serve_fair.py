@@ -3,7 +3,8 @@
     python -m benchmarks.torture.serve_fair [--seconds 6] [--output FILE.json] [-- options of eyas serve]
 
 Both have an API key. The polite one asks for 8 tokens, again and again: first alone, then beside each attack. Fails
-if beside one its median is more than `--most` times its median alone, or any answer takes more than `--worst` seconds.
+if beside one its median is more than `--most` times its median alone, or any answer takes more than `--worst` seconds,
+or if the server's log has a traceback, which is printed.
 The greedy one is a process of its own, of the lowest priority: it stands for another machine.
 """
 
@@ -27,7 +28,7 @@ from benchmarks.harness import Output, report, script
 from eyas.bench.serving.servers import ServerProcess, eyas_server
 from tests.toy.pair import TOY_PAIR
 
-GREEDY, POLITE = "greedy", "polite"
+GREEDY, POLITE, TRACEBACK = "greedy", "polite", "Traceback (most recent call last)"
 Ask = Callable[[int], tuple[str, bytes]]
 SILENT_HEAD = (
     b"POST /health HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n"
@@ -58,9 +59,16 @@ def _many_users(number: int) -> tuple[str, bytes]:
     return _encoded(body(user=str(number), max_tokens=64, ignore_eos=True))
 
 
+def _ever_longer(number: int) -> tuple[str, bytes]:
+    """Answers in 64 slots that go on, then prompts that need wider ones."""
+    short = body(prompt=LONG[:500], max_tokens=800, ignore_eos=True)
+    return _encoded(short if number < 64 else body(prompt=LONG, max_tokens=16))
+
+
 ATTACKS: dict[str, tuple[int, Ask]] = {
     "64 answers to one long prompt": (2, _always(body(prompt=LONG, n=64, max_tokens=16))),
     "100 times the same long prompt": (100, _always(body(prompt=LONG, max_tokens=16))),
+    "long prompts behind many short ones": (100, _ever_longer),
     "tool arguments of 7 MB": (
         8,
         _always({"model": "m", "messages": [HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}]}),
@@ -207,15 +215,19 @@ def main(
 ) -> int:
     keys = ["--api-key", GREEDY, "--api-key", POLITE]
     with eyas_server("fair", [*serve, *keys, "--served-model-name", "m"]) as server:
-        results = asyncio.run(attack_all(server, seconds, only))
-        log = server.log_tail(10**6)
+        try:
+            results = asyncio.run(attack_all(server, seconds, only))
+        finally:
+            log = server.log_tail(10**6)
+            if TRACEBACK in log:
+                print("the server's log:", log[max(0, log.index(TRACEBACK) - 1000) :][:10_000], sep="\n", flush=True)
     alone = results["alone"]["median_seconds"]
     held = {
         f"{name}: median at most {most:g} x alone, worst {worst:g} s": (
             found["median_seconds"] <= most * alone and found["worst_seconds"] <= worst
         )
         for name, found in results.items()
-    } | {"no traceback": "Traceback" not in log}
+    } | {"no traceback": TRACEBACK not in log}
     report({"attacks": results, "held": held}, output)
     return not all(held.values())
 

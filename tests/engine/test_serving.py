@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
-from eyas.engine import Engine, Limits, Speculation
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.engine import Engine, Limits, Speculation, runner, scheduler
 from eyas.engine.fair_queue import TimeShares
 from eyas.errors import CacheMemoryError, InvariantError, QueueFullError, RequestError
-from eyas.targets import KVShape, SlotCache, Target
+from eyas.targets import KVShape, SlotCache, Target, slots
 from eyas.tree import parse_tree
 from eyas.types import Chunk, Completion, Request, SamplingParams
 
@@ -409,6 +411,74 @@ def test_a_step_copies_no_more_of_known_prompts_than_it_reads() -> None:
     assert most <= 48, "one prompt, not eight"
     assert before == 8 * 46
     assert all(each.token_ids == expected for each in done.values())
+
+
+LONG = replace(request(0, 4), prompt=tuple(PROMPTS[2] * 8))
+
+
+@cache
+def _grown() -> list[list[int]]:
+    """110 tokens after each of four prompts, and 4 after a long one, in a cache that never grows."""
+    plain = Engine(tiny.target(), None, batch_size=5)
+    return [one.token_ids for one in plain.generate([*(request(index, 110) for index in range(4)), LONG])]
+
+
+@pytest.mark.parametrize(("tree", "comes"), [(None, True), ("chain:4", False), ("chain:4", True)])
+def test_no_step_copies_all_that_slots_hold_to_larger_caches(
+    monkeypatch: pytest.MonkeyPatch, tree: str | None, comes: bool
+) -> None:
+    """Rows that grow, and a longer one that comes: a piece is copied ahead in each step, and rounds go on meanwhile."""
+    monkeypatch.setattr(slots, "_FEW", 0)
+    monkeypatch.setattr(runner, "_PIECE", 0.0)
+    monkeypatch.setattr(scheduler, "_HEADROOM", 0)
+    run = engine(tree, max_running=5, prefill_chunk=16)
+    target, missing, reshape = run._core.runner.slots.cache, list[int](), SlotCache.reshape
+    target.reshape(0, 64)  # it has 256 columns
+
+    def reshaped(self: SlotCache, slots: int, capacity: int, staged: int = 0) -> None:
+        if self is target and sum(self.lengths) > 64 and capacity > self.capacity:
+            ahead = [] if self.growth is None else [sum(copied) for *_, copied in self.growth._pieces]
+            missing.append(sum(self.lengths) - min(ahead, default=0))
+        reshape(self, slots, capacity, staged)
+
+    monkeypatch.setattr(SlotCache, "reshape", reshaped)
+    for index in range(4):
+        run.submit(request(index, 110))
+    rounds, done = [], dict[int, Completion]()
+    while not run.idle:
+        done |= {chunk.index: chunk.completion for chunk in run.step() if chunk.completion is not None}
+        rounds.append(run.outcome is not None)
+        run.check_invariants()
+        if comes and run.state().cached_tokens > 160:
+            comes = bool(run.submit(LONG) < 0)
+    assert missing
+    assert max(missing) <= 40, "each of 8 buffers was copied at most 7 rounds before"
+    assert sum(rounds) > 0.6 * len(rounds)
+    assert {index: one.token_ids for index, one in done.items()} == dict(enumerate(_grown()[: len(done)]))
+
+
+def test_a_round_reads_pairs_of_few_rows_that_are_far_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafting begins after a while without drafts; the other rows go on without."""
+    read, catch_up = [], NetworkDrafter.catch_up
+
+    def counted(self: NetworkDrafter, rows: range, wanted: list[bool]) -> None:
+        read.append(sum(self.pairs.unread(row) for row, want in zip(rows, wanted, strict=True) if want))
+        catch_up(self, rows, wanted)
+
+    monkeypatch.setattr(NetworkDrafter, "catch_up", counted)
+    run = engine("chain:4", max_running=4, prefill_chunk=16)
+    for index in range(4):
+        run.submit(request(index, 110))
+    run._core.runner.tree = None
+    for _ in range(40):
+        run.step()
+    assert not any(read)
+    run._core.runner.tree = parse_tree("chain:4")
+    done = drain(run)
+    assert sum(read) > 4 * 40
+    assert max(read) < 16 + 40 + 20, "a row, and who has few"
+    assert all(one.stats.drafted_depth for one in done.values())
+    assert [done[index].token_ids for index in range(4)] == _grown()[:4]
 
 
 @pytest.mark.parametrize("tree", [None, "chain:4"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -49,6 +50,42 @@ def test_a_call_that_nobody_waits_for_is_not_made_and_one_that_runs_holds_its_th
 
     run(work())
     assert made == [4, 9]
+
+
+def test_a_call_that_is_cancelled_as_its_turn_comes_is_nobody_elses_error() -> None:
+    made: list[str] = []
+    errors: list[object] = []
+    go = threading.Event()
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        workers = FairWorkers(1, "test")
+        running = asyncio.ensure_future(workers.run("a", 1, go.wait, 30))
+        gone = [asyncio.ensure_future(workers.run("a", 1, made.append, "gone")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        go.set()
+        time.sleep(0.1)  # the loop is told that the thread is free, but hasn't heard yet
+        for task in gone:
+            task.cancel()
+        await workers.run("b", 1, made.append, "b")
+        await asyncio.gather(running, *gone, return_exceptions=True)
+        await asyncio.gather(*(workers.run("b", 1, made.append, "b") for _ in range(2)))
+
+    run(work())
+    assert made == ["b"] * 3
+    assert not errors
+
+
+def test_requests_begin_after_one_that_is_cancelled_as_its_turn_comes() -> None:
+    async def work() -> None:
+        turns = FairTurns()
+        gone = asyncio.ensure_future(turns.next("a", 1))
+        await asyncio.sleep(0)  # it waits now, and the next pass of the loop is its turn
+        gone.cancel()
+        await asyncio.wait_for(turns.next("b", 1), 5)
+        assert gone.cancelled()
+
+    run(work())
 
 
 def test_too_much_waiting_text_is_refused_but_everyone_may_bring_some() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -98,6 +99,30 @@ def test_cancelling_ends_with_a_completion() -> None:
             assert engine.cancelled == [1]
 
     run(work())
+
+
+def test_others_go_on_while_a_client_that_leaves_cancels_much() -> None:
+    calls: list[str] = []
+
+    class Slow(FakeEngine):
+        def cancel(self, index: int) -> None:
+            calls.append("cancel")
+            time.sleep(0.02)
+            super().cancel(index)
+
+        def step(self) -> list[Chunk]:
+            calls.append("step")
+            return super().step()
+
+    async def work() -> None:
+        async with running(Slow(range(5, 200), stride=1, pause=0.001)) as thread:
+            many, other = await thread.submit([request(150)] * 20), await thread.submit([request(150)])
+            many.cancel()
+            await asyncio.gather(tokens_of(many, 20), tokens_of(other))
+
+    run(work())
+    assert calls.count("cancel") == 20
+    assert "cancel " * 6 not in " ".join(calls) + " "
 
 
 def test_a_submission_nobody_waits_for_is_cancelled() -> None:

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from torch import Tensor
 
 from eyas.errors import CacheMemoryError
-from eyas.targets import KVShape, SlotCache
-from eyas.targets.slots import dense_columns
+from eyas.targets import KVShape, SlotCache, slots
+from eyas.targets.slots import Growth, dense_columns
 
 from ..test_mapped import resident
 
@@ -57,10 +57,10 @@ def held(cache: SlotCache, slot: int) -> list[int]:
 class SlotMachine(RuleBasedStateMachine):
     """Any order of passes, commits, truncations and moves keeps exactly what was committed."""
 
-    @initialize(slots=st.integers(1, 4))
-    def begin(self, slots: int) -> None:
-        self.cache = make(slots)
-        self.model: list[list[int]] = [[] for _ in range(slots)]
+    @initialize(number=st.integers(1, 4))
+    def begin(self, number: int) -> None:
+        self.cache = make(number)
+        self.model: list[list[int]] = [[] for _ in range(number)]
         self.counter = 0
 
     @rule(data=st.data())
@@ -134,6 +134,30 @@ def test_rows_of_any_length_stage_behind_what_they_hold() -> None:
     assert [held(cache, slot) for slot in range(3)] == [[*range(9), 20], [30, 31], []]
     views = stage(cache, range(1, 3), torch.tensor([[50.0], [60]]))
     assert [round(float(views[0][0][row, 0, at, 0])) for row, at in ((0, 2), (1, 0))] == [50, 60]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_what_was_copied_ahead_follows_the_slots(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """Slots are shortened, moved and filled while their columns are copied to a larger cache, in three pieces."""
+    monkeypatch.setattr(slots, "_FEW", 0)
+    cache = make(4, capacity=16)
+    stage(cache, range(4), torch.arange(20.0).view(4, 5))
+    cache.commit(range(4), [range(5)] * 4)
+    growth = cache.growth = Growth(cache, 6, 32, layers=2)
+    assert [growth.catch_up(cache.lengths, 0.0) for _ in range(ahead)] == [False] * ahead
+    assert ahead < 3 or growth.catch_up(cache.lengths, 10.0)
+    cache.truncate(0, 2)
+    cache.move(3, 1)
+    stage(cache, range(4), torch.arange(50.0, 58.0).view(4, 2))
+    cache.commit(range(4), [[1], [0, 1], [], [0]])
+    if ahead == 3:
+        assert growth.catch_up(cache.lengths, 10.0)
+        assert all(copied == cache.lengths for *_, copied in growth._pieces)
+    cache.reshape(6, 32)
+    assert (cache.slots, cache.capacity, cache.growth) == (6, 32, None)
+    assert [held(cache, slot) for slot in range(4)] == [
+        [0, 1, 51], [*range(15, 20), 52, 53], [*range(10, 15)], [56]
+    ]  # fmt: skip
 
 
 def test_commit_reads_all_sources_before_it_writes() -> None:

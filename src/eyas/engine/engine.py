@@ -69,8 +69,9 @@ class Engine:
         self.eos_ids = self._inputs.eos_ids
         self._outputs = OutputProcessor(tokenizer, SeededWalk() if speculation is None else self.rule)
         runner = ModelRunner(
-            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk
-        )
+            target, speculation, self.rule, controller, max_running=self.batch_size, prefill_chunk=prefill_chunk,
+            step_tokens=self.limits.prefill_chunk,
+        )  # fmt: skip
         self._core = EngineCore(self.limits, runner, self._inputs, self._outputs)
         self._submitted = 0
         if self.limits.prefix_tokens:
@@ -208,6 +209,8 @@ class EngineCore:
         enough = runner.target.dense_pass if runner.target.head_is_exact else None
         self.scheduler = Scheduler(limits, dense_columns(runner.target.device), enough)
         self.scheduler.room.beside = state_columns(runner.slots.cache)
+        if runner.target.max_length is not None:
+            self.scheduler.room.context = runner.target.max_length
         self.outcome: RoundOutput | None = None
         self.rounds = self.prompt_tokens = self.prefix_hits = 0
         """Counts since the start; of prompts' tokens, those that were reused."""
@@ -238,13 +241,16 @@ class EngineCore:
         intact = False
         try:
             ended = False
+            self._foresee()
             if not scheduler.budget.round_due(scheduler.running, scheduler.waiting):
                 self._admit(now)
                 ended = self._prefill()
             if not ended:
                 self._decode()
-            if not scheduler.busy and scheduler.shrink():  # the system gets memory back
-                slots.reshape(scheduler.room)
+            if not scheduler.busy:
+                slots.prepare(None)
+                if scheduler.shrink():  # the system gets memory back
+                    slots.reshape(scheduler.room)
             if not scheduler.busy and runner.controller is not None:
                 runner.controller.gain.keep()
             scheduler.passes.succeeded()
@@ -321,12 +327,12 @@ class EngineCore:
             runner.await_grammars(scheduler.running.decoding)
             return
         started = time.perf_counter()
-        tree, reading = runner.plan(decoding)
+        tree, drafting, reading = runner.plan(decoding)
         columns, tokens = scheduler.columns(staging_columns(tree)), pass_tokens(len(decoding), tree)
         if not (scheduler.room.fits(columns) and scheduler.passes.fits(tokens)):
             tree = None  # a plain round costs less than reading a preempted sequence again
         self._cover(staging_columns(tree))
-        self.outcome = runner.round(decoding, tree)
+        self.outcome = runner.round(decoding, tree, drafting)
         self.rounds += 1
         seconds = time.perf_counter() - started
         scheduler.budget.charge_round(decoding, seconds)
@@ -365,6 +371,13 @@ class EngineCore:
             slots.keep(gone)
             freed = [sequence.slot for sequence in gone if sequence.slot is not None]
             slots.move(freed, drop(gone))
+
+    def _foresee(self) -> None:
+        """Copy a piece of the caches to larger ones that are soon needed: all at once takes a CPU seconds."""
+        room = self.scheduler.room
+        if self.runner.target.device.type == "cpu":
+            self.scheduler.foresee(staging_columns(self.runner.tree))
+            room.ready = self.runner.slots.prepare(room.planned)
 
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""

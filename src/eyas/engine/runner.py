@@ -17,13 +17,14 @@ import torch
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
+from eyas.engine.room import CacheRoom
 from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
-from eyas.engine.scheduler import CacheRoom, Move
+from eyas.engine.scheduler import Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
-from eyas.targets.slots import COLUMNS, SlotCache
+from eyas.targets.slots import COLUMNS, Growth, SlotCache
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.types import DraftRound
@@ -32,6 +33,8 @@ from eyas.verify.constraint import Constraint, await_any
 
 _WAIT = 0.005
 """Seconds between two looks for new requests while all sequences wait for their grammars."""
+_PIECE = 0.05
+"""Seconds for which a step copies caches to larger ones that aren't needed yet."""
 
 
 class SlotManager:
@@ -72,6 +75,18 @@ class SlotManager:
         """Give all caches the shape of `room`, keeping what they hold."""
         for cache in self._caches:
             cache.reshape(room.slots, room.columns)
+
+    def prepare(self, planned: tuple[int, int] | None) -> bool:
+        """Copy a piece of the target's cache to one of the `planned` shape, for `reshape`; whether little is left.
+
+        The drafter's is small. None: no larger one is needed.
+        """
+        cache = self.cache
+        if planned is None:
+            cache.growth = None
+        elif cache.growth is None or cache.growth.shape != planned:
+            cache.growth = Growth(cache, *planned, layers=1)
+        return cache.growth is None or cache.growth.catch_up(cache.lengths, _PIECE)
 
     def free_memory(self) -> None:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""
@@ -168,7 +183,9 @@ class ModelRunner:
         *,
         max_running: int,
         prefill_chunk: int,
+        step_tokens: int | None = None,
     ) -> None:
+        """`step_tokens`: a round reads about so many deferred pairs; None = any number."""
         self.target, self.speculation, self.controller = target, speculation, controller
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
@@ -178,7 +195,7 @@ class ModelRunner:
         self.tree = None if speculation is None else speculation.tree
         """The shape of the last round's draft trees; None = it drafted nothing."""
         self.slots = SlotManager(target, self.drafter, rule, max_running)
-        self._prefill_chunk = prefill_chunk
+        self._prefill_chunk, self._step_tokens = prefill_chunk, step_tokens
         self._values = LearntValues()
         self._prompt_pairs = 0
         self._planned_at = self._overhead = 0.0
@@ -235,39 +252,58 @@ class ModelRunner:
             sequence.cached = sequence.known
         return output
 
-    def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, float]:
-        """The shape of the next round's draft trees (None = a plain round), and the seconds that prompts took.
+    def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, list[bool], float]:
+        """The shape of the next round's draft trees (None = a plain round), whom it drafts for, and seconds of reading.
 
         While trees are being drafted, prompts whose first tokens were handed out just now are read by the drafter.
+        Of rows that are far behind a few are read at a time, and the others go on without drafts.
         """
-        if not any(map(self._drafts_for, decoding)):
-            return None, 0.0
+        drafting = [self._drafts_for(sequence) for sequence in decoding]
+        if not any(drafting):
+            return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
         begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
-        if self.drafter is not None and self._drafts and any(begun):
-            started = time.perf_counter()
-            with _pass_of(
-                sum(self.drafter.pairs.unread(row) for row, starts in zip(rows, begun, strict=True) if starts)
-            ):
-                self.drafter.catch_up(rows, begun)
-            reading = time.perf_counter() - started
-            for sequence in compress(decoding, begun):
-                sequence.stats.prefill_seconds += reading
+        if self._drafts and any(begun):
+            reading = self._catch_up(decoding, self._within_a_step(rows, begun))
         sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
-        if self.controller is None:
-            tree = self.tree
-            return None if tree is None else tree.valued(self._values.table, tuple(map(int, sampled))), reading
         unread = [0 if self.drafter is None else self.drafter.pairs.unread(row) for row in rows]
-        lengths = [sequence.cached for sequence in decoding]
-        self._planned_at = time.perf_counter()
-        self.tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-        return self.tree, reading
+        if self.controller is None:
+            tree = None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
+        else:
+            lengths = [sequence.cached for sequence in decoding]
+            self._planned_at = time.perf_counter()
+            self.tree = tree = self.controller.plan(len(decoding), lengths, sampled, unread)
+        if tree is not None and self._within_a_step(rows, drafting) != drafting:
+            drafting = self._within_a_step(rows, drafting)
+            seconds = self._catch_up(decoding, drafting)
+            reading, self._planned_at = reading + seconds, self._planned_at + seconds
+        return tree, drafting, reading
 
-    def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None) -> RoundOutput:
-        """Advance all sequences by a round with draft trees of shape `tree`."""
+    def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
+        """The `wanted` rows [R] whose deferred pairs can be read in one step, those with few first; one at least."""
+        if self._step_tokens is None or self.drafter is None:
+            return wanted
+        unread, total, reached = self.drafter.pairs.unread, 0, [False] * len(rows)
+        for row in sorted(range(len(rows)), key=lambda row: unread(rows[row])):
+            if wanted[row] and total < self._step_tokens:
+                reached[row], total = True, total + unread(rows[row])
+        return reached
+
+    def _catch_up(self, decoding: Sequence[SequenceState], wanted: list[bool]) -> float:
+        """Let the drafter read what the `wanted` rows [R] have deferred; returns the seconds it takes."""
+        if self.drafter is None:
+            return 0.0
+        rows, started = slots_of(decoding), time.perf_counter()
+        with _pass_of(sum(self.drafter.pairs.unread(row) for row in compress(rows, wanted))):
+            self.drafter.catch_up(rows, wanted)
+        seconds = time.perf_counter() - started
+        for sequence in compress(decoding, wanted):
+            sequence.stats.prefill_seconds += seconds
+        return seconds
+
+    def round(self, decoding: Sequence[SequenceState], tree: TreeSpec | None, drafting: Sequence[bool]) -> RoundOutput:
+        """Advance all sequences by a round, those that are `drafting` [R] with draft trees of shape `tree`."""
         started = time.perf_counter()
-        drafting = [self._drafts_for(sequence) for sequence in decoding]
-        tree = tree if any(drafting) else None
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = slots_of(decoding)

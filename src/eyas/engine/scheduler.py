@@ -15,13 +15,13 @@ wait, also those that are half read, and decoding rows take turns.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
+from eyas.engine.room import CacheRoom, PassSize
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError
 from eyas.types import Limits
@@ -248,7 +248,11 @@ class Scheduler:
         self.budget.begin(requests, now)
         if self.budget.alone and not self.budget.alone & self.running.held().keys():
             sequence, _ = self._next()
-            if sequence is None or not (self.running.has_room(sequence, staging) or self.crowding(staging)):
+            if (
+                sequence is None
+                or self._awaits_room(sequence, staging)
+                or not (self.running.has_room(sequence, staging) or self.crowding(staging))
+            ):
                 self.budget.open()  # else nobody would go on
 
     def admit(self, staging: int, now: float) -> tuple[SequenceState | None, list[Move]]:
@@ -259,7 +263,7 @@ class Scheduler:
         sequence, held = self._next()
         if sequence is None or not self.running.has_room(sequence, staging):
             return None, []
-        if not self.budget.allows(sequence.client, held[sequence.client]):
+        if not self.budget.allows(sequence.client, held[sequence.client]) or self._awaits_room(sequence, staging):
             return None, []
         alone, left, prefilling = self.budget.alone, self.budget.left, self.running.prefilling
         position = len(prefilling)
@@ -318,8 +322,33 @@ class Scheduler:
 
     def cover(self, staging: int) -> bool:
         """Let the cache's room grow to these columns, and to who is about to come; whether its shape has changed."""
-        expected = min(len(self.running) + len(self.waiting), self.passes.rows)
-        return self.room.cover(self.columns(staging), expected)
+        soon = max((_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
+        return self.room.cover(self.columns(staging), self._expected, soon)
+
+    @property
+    def _expected(self) -> int:
+        """Slots that those who are here could take."""
+        return min(len(self.running) + len(self.waiting), self.passes.rows)
+
+    def foresee(self, staging: int) -> None:
+        """Plan larger caches for those that grow or come soon, if copying what they hold isn't done in a moment."""
+        chunk, rows = self.passes.prefill_chunk, self.running.sequences
+        if chunk is None or sum(one.cached for one in rows) <= chunk:
+            self.room.planned = None
+            return
+        coming, _ = self._next()
+        if coming is not None and self.running.has_room(coming, staging):
+            rows = [*rows, coming]
+        columns = max(map(_soon, rows)) + staging
+        if not self.room.has(len(rows), columns):
+            self.room.plan(len(rows), columns, self._expected)
+        elif not self.waiting:  # else one of those may need it, whoever is next now
+            self.room.planned = None
+
+    def _awaits_room(self, sequence: SequenceState, staging: int) -> bool:
+        """Whether a sequence waits until the caches are copied to larger ones, which it needs."""
+        enough = self.room.has(len(self.running) + 1, sequence.known + 1 + staging)
+        return self.room.planned is not None and not self.room.ready and not enough
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
         """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
@@ -359,6 +388,11 @@ class Scheduler:
             raise InvariantError("a finished sequence is still there")
         if any(sequence.slot is not None or sequence.cached for sequence in self.waiting):
             raise InvariantError("a waiting sequence has a slot")
+
+
+def _soon(sequence: SequenceState) -> int:
+    """How long a sequence is before it has grown by more than a quarter."""
+    return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 
 
 class _BatchSize(NamedTuple):
@@ -438,135 +472,3 @@ class _Batches:
         longest, total = self._others.but(range(rows.start, rows.stop + 1))
         taken = total + joint.cached + joint.rows * (joint.most + 1)
         return self._room.holds(self._slots, max(longest, columns), taken)
-
-
-class PassSize:
-    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
-
-    After a while without such a failure twice as many are tried.
-    """
-
-    LEAST = 16
-    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
-    _RECOVERY = 256
-    """Steps without a failure until more is tried."""
-
-    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
-        self._max_running, self._prefill_chunk = max_running, prefill_chunk
-        self._most: int | None = None
-        self._failed = self._steps = 0
-
-    @property
-    def rows(self) -> int:
-        """The most sequences in slots."""
-        return self._max_running if self._most is None else min(self._max_running, self._most)
-
-    @property
-    def prefill_chunk(self) -> int | None:
-        """The most prompt tokens that a step reads; None = all."""
-        return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
-
-    def fits(self, tokens: int) -> bool:
-        """Whether a pass may hold so many tokens."""
-        return self._most is None or tokens <= self._most
-
-    def exhausted(self, tokens: int) -> None:
-        """Memory ran out in a pass of so many tokens."""
-        self._failed = max(self._failed, tokens)
-        self._most = max(1, min(tokens, self._most or tokens) // 2)
-        self._steps = 0
-
-    def succeeded(self) -> None:
-        """A step has gone well."""
-        if self._most is None:
-            return
-        self._steps += 1
-        if self._steps == self._RECOVERY:
-            self._most, self._steps = 2 * self._most, 0
-            if self._most > self._failed:
-                self.restore()
-
-    def restore(self) -> None:
-        """Forget that memory has run out: nothing runs any more."""
-        self._most, self._failed, self._steps = None, 0, 0
-
-
-_GRANULE, _FLOOR = 64, 256
-_MOST_MORE = 4096
-"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
-
-
-class CacheRoom:
-    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
-
-    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
-    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to. A row also
-    takes what doesn't grow with it, its recurrent states: as much as `beside` columns.
-    """
-
-    def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
-        """`dense` None: every rectangle takes all of its memory."""
-        self.slots = self.columns = self.beside = 0
-        self.limit = limit
-        self._most_slots, self._dense = most_slots, dense
-        self._peak = (0, 0)
-        self._rows: Sequence[int] = ()  # columns that each row needs
-        self._found = math.inf  # what memory turned out to have room for
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that there is memory for, used or not."""
-        columns = sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
-        return columns + self.slots * self.beside
-
-    def fits(self, rows: Sequence[int]) -> bool:
-        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
-        return self.holds(len(rows), max(rows, default=0), sum(rows))
-
-    def holds(self, rows: int, longest: int, total: int) -> bool:
-        """`fits` for so many rows, the `longest` of which has so many columns, and all together a `total`."""
-        taken = total if self._sparse(longest) else rows * longest
-        return taken + rows * self.beside <= self.most(rows)
-
-    def cover(self, rows: Sequence[int], expected: int = 0) -> bool:
-        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
-
-        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
-        `expected` soon; close to the limit it takes what is left.
-        """
-        slots, columns = len(rows), max(rows, default=0)
-        self._rows = tuple(rows)
-        self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
-        if slots <= self.slots and columns <= self.columns:
-            return False
-        wide, long = self.slots, self.columns
-        if slots > wide:
-            wide = max(slots, min(max(2 * wide, expected), self._most_slots))
-        if columns > long:
-            long = max(columns, long + min(long, _MOST_MORE))
-            long += -long % _GRANULE
-        if not self._sparse(long) and not self.fits([long] * wide):
-            wide, long = slots, int(min(long, self.most(slots) // slots - self.beside))
-        self.slots, self.columns = wide, max(long, columns)
-        return True
-
-    def exhausted(self) -> None:
-        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
-        self._found, self.slots = self.tokens // 2, 0
-
-    def shrink(self) -> bool:
-        """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
-        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
-        self._rows = ()
-        columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
-        if slots * columns * 2 > self.slots * self.columns:
-            return False
-        self.slots, self.columns = slots, columns
-        return True
-
-    def _sparse(self, columns: int) -> bool:
-        return self._dense is not None and columns > self._dense
-
-    def most(self, slots: int) -> float:
-        """The most tokens that so many slots may take."""
-        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)

@@ -127,7 +127,7 @@ class FairWorkers:
         except asyncio.CancelledError:
             if job in self._queue:
                 self._queue.remove(job)
-            else:
+            elif not job.turn.cancelled():
                 self._ended()
             raise
         loop, call = asyncio.get_running_loop(), self._pool.submit(function, *arguments)
@@ -145,8 +145,10 @@ class FairWorkers:
 
     def _give_turns(self) -> None:
         while self._free and self._queue:
-            self._free -= 1
-            self._queue.pop().turn.set_result(None)
+            turn = self._queue.pop().turn
+            if not turn.cancelled():  # its request doesn't know yet
+                self._free -= 1
+                turn.set_result(None)
 
 
 class FairTurns:
@@ -175,11 +177,13 @@ class FairTurns:
             raise
 
     def _give_turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._giving = bool(self._queue)
-        if self._giving:
+        while self._queue:
             job = self._queue.pop()
-            job.turn.set_result(None)
-            loop.call_later(self._pause * job.longest, self._give_turn, loop)
+            if not job.turn.cancelled():  # its request doesn't know yet
+                job.turn.set_result(None)
+                loop.call_later(self._pause * job.longest, self._give_turn, loop)
+                return
+        self._giving = False
 
 
 @dataclass

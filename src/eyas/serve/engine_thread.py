@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 Status = Literal["loading", "ready", "draining", "stopped", "failed"]
 Call = Callable[[Any], None]
 log = logging.getLogger(__name__)
+_CALLS = 0.05
+"""Seconds for which calls are made between two steps."""
 
 
 class TooSlowError(EyasError):
@@ -190,8 +193,12 @@ class EngineThread:
         self._sequences.clear()
 
     def _make_calls(self, engine: ServedEngine) -> bool:
-        """Make all queued calls, waiting for one if the engine is idle; False once `stop` was called."""
-        while True:
+        """Make the queued calls, waiting for one if the engine is idle; False once `stop` was called.
+
+        A client that leaves may cancel a hundred long sequences: others wait no longer than for a step.
+        """
+        end = time.monotonic() + _CALLS
+        while engine.idle or time.monotonic() < end:
             try:
                 call = self._calls.get(block=engine.idle)
             except queue.Empty:
@@ -199,6 +206,7 @@ class EngineThread:
             if call is None:
                 return False
             call(engine)
+        return True
 
     def _deliver(self, chunks: list[Chunk]) -> None:
         batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestHandle, int, Chunk]]] = defaultdict(list)

@@ -16,7 +16,9 @@ are kept of a head (D, or its codes and a scale), G tensors of one shape (keys o
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +34,8 @@ from eyas.targets.states import SlotStates
 
 COLUMNS = 256
 """Capacities are multiples of this."""
+_FEW = 64
+"""Columns of a slot that aren't worth a copy ahead of a new shape."""
 
 
 class KVShape(NamedTuple):
@@ -120,6 +124,8 @@ class SlotCache:
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
         self.states = states
+        self.growth: Growth | None = None
+        """What has been copied already for the next `reshape`."""
 
     @property
     def slots(self) -> int:
@@ -155,14 +161,13 @@ class SlotCache:
         """
         if (slots, capacity) == (self.slots, self.capacity):
             return
-        made = {shape: self._allocate(old.shape[0], slots, shape, capacity) for shape, old in self._groups.items()}
-        for slot, length in enumerate(self.lengths[:slots]):
-            kept = min(length + staged, capacity, self.capacity)
-            for shape, new in made.items():
-                new[:, slot, :, :kept] = self._groups[shape][:, slot, :, :kept]
+        growth, self.growth = self.growth, None
+        if growth is None or growth.shape != (slots, capacity):
+            growth = Growth(self, slots, capacity)
+        growth.finish([length + staged for length in self.lengths])
         if self.states is not None and slots != self.slots:
             self.states.reshape(slots)
-        self._groups, self.capacity, self._addresses = made, capacity, None
+        self._groups, self.capacity, self._addresses = growth.groups, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
         for graphs in (self.graphs, self.drafts):  # they know the addresses
             if graphs is not None:
@@ -243,6 +248,8 @@ class SlotCache:
                 raise InvariantError(f"the recurrent states of slot {slot} can't go back to {length} tokens")
             self.states.clear(slot)
         before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
+        if self.growth is not None:
+            self.growth.forget(slot, length)
         if not length and before:
             _give_back(self, slot)
 
@@ -254,6 +261,9 @@ class SlotCache:
         if self.states is not None:
             self.states.move(source, target)
         self.lengths[target], self.lengths[source] = used, 0
+        if self.growth is not None:
+            self.growth.forget(target, 0)
+            self.growth.forget(source, 0)
         _give_back(self, source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
@@ -280,6 +290,59 @@ class SlotCache:
         dense = self._dense is None or capacity <= self._dense
         with out_of_memory_as(lambda: CacheMemoryError(why)):
             return mapped_zeros(size, dtype, self._device, huge=dense)
+
+
+class Growth:
+    """The buffers of a cache's next shape, to which its columns are copied before the passes go over to them.
+
+    So that no step has to copy them all, it can be done a few layers at a time while passes go on: what is committed
+    changes in slots alone that are emptied or moved, which `forget` tells.
+    """
+
+    def __init__(self, cache: SlotCache, slots: int, capacity: int, layers: int | None = None) -> None:
+        """For `slots` x `capacity`; `layers` are copied at a time, None = all. CacheMemoryError without memory."""
+        self.shape = slots, capacity
+        old = cache._groups
+        self.groups = {shape: cache._allocate(len(old[shape]), slots, shape, capacity) for shape in old}
+        self._pieces = [  # from, to, and how many columns of each slot are copied
+            (old[shape][first:last], new[first:last], [0] * min(slots, cache.slots))
+            for shape, new in self.groups.items()
+            for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
+        ]
+        self._done = self._enough = 0  # pieces that were copied; how many columns are worth another look
+
+    def catch_up(self, lengths: Sequence[int], seconds: float) -> bool:
+        """Copy of slots that hold `lengths` columns for so many seconds; whether all was copied, or twice already."""
+        if sum(lengths) < self._enough:
+            return True
+        end = time.perf_counter() + seconds
+        for _ in self._pieces:
+            self._copy(self._done % len(self._pieces), lengths, _FEW)
+            self._done += 1
+            if time.perf_counter() > end:
+                return self._done >= 2 * len(self._pieces)  # else whoever waits might never come
+        self._enough = sum(lengths) + _FEW * len(lengths)
+        return True
+
+    def finish(self, lengths: Sequence[int]) -> None:
+        """Copy all that isn't copied yet."""
+        for piece in range(len(self._pieces)):
+            self._copy(piece, lengths, 0)
+
+    def forget(self, slot: int, length: int) -> None:
+        """What a slot holds from `length` on isn't what was copied."""
+        self._enough = 0
+        for _, _, copied in self._pieces:
+            if slot < len(copied):
+                copied[slot] = min(copied[slot], length)
+
+    def _copy(self, piece: int, lengths: Sequence[int], few: int) -> None:
+        old, new, copied = self._pieces[piece]  # [g, slots, Hkv, C, D']
+        for slot, (begin, length) in enumerate(zip(copied, lengths, strict=False)):
+            end = min(length, old.shape[3], new.shape[3])
+            if begin + few < end:
+                new[:, slot, :, begin:end] = old[:, slot, :, begin:end]
+                copied[slot] = end
 
 
 def _give_back(cache: SlotCache, slot: int) -> None:
