@@ -35,8 +35,11 @@ def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
     return drawn.reshape(*values.shape[:-1], -1)
 
 
-def write_llama(path: Path, kind: str = "F32", **others: int) -> Any:
-    """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of."""
+def write_llama(path: Path, kind: str = "F32", rule: str | None = "default", **others: int) -> Any:
+    """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of.
+
+    `rule`: how its tokenizer splits text.
+    """
     sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
     model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1], **others)
     heads = {"q_proj": model.config.num_attention_heads, "k_proj": model.config.num_key_value_heads}
@@ -44,7 +47,7 @@ def write_llama(path: Path, kind: str = "F32", **others: int) -> Any:
     for name, weight in model.state_dict().items():
         turned = heads.get(name.split(".")[-2])
         tensors[name.removesuffix(".weight")] = weight if turned is None else permuted(weight, turned)
-    _write(path, gguf.MODEL_ARCH.LLAMA, model.config, tensors, kind)
+    _write(path, gguf.MODEL_ARCH.LLAMA, model.config, tensors, kind, rule=rule)
     return model
 
 
@@ -65,8 +68,9 @@ def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: 
 
 
 def _write(
-    path: Path, architecture: Any, config: Any, tensors: dict[str, torch.Tensor], kind: str, down: str | None = None
-) -> None:
+    path: Path, architecture: Any, config: Any, tensors: dict[str, torch.Tensor], kind: str, down: str | None = None,
+    rule: str | None = "default",
+) -> None:  # fmt: skip
     """Write tensors by the names of a model's modules; stacks of experts keep theirs."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("tiny")
@@ -87,7 +91,7 @@ def _write(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    _add_tokenizer(writer, config.vocab_size)
+    _add_tokenizer(writer, config.vocab_size, rule)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, weight in tensors.items():
         own = down if down is not None and weight.dim() == 3 and name.endswith("down_proj") else kind
@@ -102,7 +106,7 @@ def _write(
     writer.close()
 
 
-def _add_tokenizer(writer: Any, size: int) -> None:
+def _add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
     """A byte-level BPE of `size` tokens: characters, two merges, and the end of a turn.
 
     transformers 5.17 takes a list with one merge for the merge itself.
@@ -110,7 +114,8 @@ def _add_tokenizer(writer: Any, size: int) -> None:
     letters = [chr(code) for code in range(33, 33 + size - 4)]
     tokens = [*letters, "cd", "ab", "<end>", "<pad>"]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    if rule is not None:
+        writer.add_tokenizer_pre(rule)
     writer.add_token_list(tokens)
     writer.add_token_types([1] * (len(tokens) - 2) + [3, 3])
     writer.add_token_merges(["a b", "c d"])

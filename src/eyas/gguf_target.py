@@ -7,23 +7,24 @@ only who reads weights asks for `weights_file`.
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
+from eyas.gguf_splits import SPLITS, split_as
 
 _SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
 """The file of such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
-_DIGITS_APART = frozenset({
-    "codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder",
-})  # fmt: skip
-"""Splitting rules of llama.cpp (`tokenizer.ggml.pre`) that cut out every digit, then split as GPT-2 does."""
-_FORM = 2
+_LOG = logging.getLogger("eyas")
+_FORM = 3
 """Changes with what is written into a folder."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -89,7 +90,6 @@ def _made(file: Path) -> str:
 
 def _convert(file: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file as transformers keeps them."""
-    from tokenizers import pre_tokenizers
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from eyas.gguf import Gguf  # it imports torch
@@ -105,10 +105,23 @@ def _convert(file: Path, folder: Path) -> None:
         config.moe_intermediate_size = size  # which transformers overlooks in some architectures
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
-    if metadata.get("tokenizer.ggml.pre") in _DIGITS_APART:  # which transformers splits as GPT-2 does, and no more
-        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    if metadata.get("tokenizer.ggml.model") == "gpt2":  # a byte-level BPE
+        split_as(tokenizer.backend_tokenizer, _splitting_rule(file, metadata))
     tokenizer.save_pretrained(folder)
+
+
+def _splitting_rule(file: Path, metadata: Mapping[str, Any]) -> str:
+    """By which rule a file's tokenizer splits text. Raises ModelError for one that isn't known."""
+    rule = metadata.get("tokenizer.ggml.pre")
+    if rule is None:
+        _LOG.warning("%s doesn't say how to split text: as in llama.cpp, it is done by the rule `default`", file)
+        return "default"
+    if rule not in SPLITS:
+        raise ModelError(
+            f"the tokenizer in {file} splits text by the rule {rule}, which eyas doesn't know: its tokens wouldn't be "
+            "those that the model was trained on; use the model's own folder"
+        )
+    return str(rule)
 
 
 def _downloaded(repository: str, file: str) -> Path:

@@ -60,6 +60,26 @@ def test_tokenizer_template_and_stop_tokens_come_from_the_file(gguf_file: Path) 
     assert load_target(gguf_file).model.generation_config.eos_token_id == tiny.VOCAB - 2
 
 
+@pytest.mark.parametrize(("rule", "pieces"), [("gpt-2", "a¦-¦123"), ("glm4", "a¦-¦123"), ("smollm", "a¦-¦1¦2¦3")])
+def test_text_is_split_by_the_file_s_rule(rule: str, pieces: str, tmp_path: Path) -> None:
+    gguf_models.write_llama(tmp_path / "tiny.gguf", rule=rule)
+    backend = load_tokenizer(tmp_path).backend_tokenizer
+    assert "¦".join(piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("a-123")) == pieces
+    assert backend.model.ignore_merges == (rule == "glm4")
+
+
+def test_a_rule_that_is_not_known_is_refused_and_a_missing_one_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gguf_models.write_llama(tmp_path / "tiny.gguf", rule="kimi-k2")
+    with pytest.raises(ModelError, match=r"tiny\.gguf splits text by the rule kimi-k2, which eyas doesn't know"):
+        load_tokenizer(tmp_path)
+    assert not caplog.text
+    gguf_models.write_llama(tmp_path / "tiny.gguf", rule=None)
+    assert load_tokenizer(tmp_path).tokenize("ab") == ["ab"]
+    assert "doesn't say how to split text" in caplog.text
+
+
 def test_a_file_is_converted_once_and_anew_when_it_changes(gguf_file: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy.gguf"
     path.write_bytes(gguf_file.read_bytes())
