@@ -147,11 +147,11 @@ def setting(report: Report, remark: str) -> str:
     """What was measured, and where."""
     settings = report["settings"]
     sampling = settings["sampling"]
-    penalty = sampling["frequency_penalty"]
+    penalty, repeats = sampling["frequency_penalty"], settings.get("repeats")  # only what is timed is repeated
     text = (
         f"**`{Path(settings['model']).name}`**, {settings['dtype']}, batch {settings['batch_size']}, answers of up to "
-        f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
-        f"{settings['repeats']} {'repeat' if settings['repeats'] == 1 else 'repeats'}; {_place(report)}. {remark}"
+        f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}"
+        f"{f', {repeats} ' + ('repeat' if repeats == 1 else 'repeats') if repeats else ''}; {_place(report)}. {remark}"
     )
     return fill(text.strip(), 150)
 
