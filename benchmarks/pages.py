@@ -19,4 +19,5 @@ def insert(page: str, marks: tuple[str, str], made: str) -> str:
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
+    first, *others = ("| " + " | ".join(row) + " |" for row in (head, *rows))
+    return "\n".join((first, "|" + "---|" * len(head), *others))

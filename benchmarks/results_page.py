@@ -100,7 +100,8 @@ def sweep(report: Report) -> str:
             "" if trial["seconds"] is None else f"{trial['seconds'] / 60:.0f} min",
         ]
         rows.append([*(format_value(trial["values"][knob]) for knob in knobs), *figures])
-    head = [*map(short_key, knobs), "accept length", "tokens/s", "training"]
+    columns = zip([*map(short_key, knobs), "accept length", "tokens/s", "training"], *rows, strict=True)
+    head, *rows = map(list, zip(*(column for column in columns if any(column[1:])), strict=True))
     return f"**`{report['config']['recipe']}`**, {_place(report)}.\n\n{markdown(head, rows)}"
 
 
@@ -118,16 +119,20 @@ def load(report: Report) -> str:
 
 def accuracy(report: Report) -> str:
     """What `eyas bench accuracy` found: right answers with and without speculation."""
+    names = list(dict.fromkeys(name for line in report["lines"] for name in line["metrics"]))
     rows = []
     for line in report["lines"]:
-        for metric, score in line["metrics"].items():
-            share = f"{score['share']:.1%} ± {score['standard_error']:.1%}"
-            equal = f"{line['equal']} of {line['compared']}" if line["compared"] else ""
-            rows.append(
-                [line["task"], f"`{line['method']}`", metric, f"{score['right']} of {line['problems']}", share, equal]
-            )
-    head = ["task", "method", "metric", "right", "share", "equal to plain"]
-    return f"{setting(report, '')}\n\n{markdown(head, rows)}"
+        scores = [_score(line["metrics"].get(name), line["problems"]) for name in names]
+        equal = f"{line['equal']} of {line['compared']}" if line["compared"] else ""
+        rows.append([line["task"], f"`{line['method']}`", *scores, equal])
+    return f"{setting(report, '')}\n\n{markdown(['task', 'method', *names, 'equal to plain'], rows)}"
+
+
+def _score(score: Report | None, problems: int) -> str:
+    """Right answers, and their share with its standard error."""
+    if score is None:
+        return ""
+    return f"{score['right']} of {problems} ({score['share']:.1%} ± {score['standard_error']:.1%})"
 
 
 PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
@@ -147,11 +152,11 @@ def setting(report: Report, remark: str) -> str:
     """What was measured, and where."""
     settings = report["settings"]
     sampling = settings["sampling"]
-    penalty = sampling["frequency_penalty"]
+    penalty, repeats = sampling["frequency_penalty"], settings.get("repeats")  # only what is timed is repeated
     text = (
         f"**`{Path(settings['model']).name}`**, {settings['dtype']}, batch {settings['batch_size']}, answers of up to "
-        f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}, "
-        f"{settings['repeats']} {'repeat' if settings['repeats'] == 1 else 'repeats'}; {_place(report)}. {remark}"
+        f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}"
+        f"{f', {repeats} ' + ('repeat' if repeats == 1 else 'repeats') if repeats else ''}; {_place(report)}. {remark}"
     )
     return fill(text.strip(), 150)
 

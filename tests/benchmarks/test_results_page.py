@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import results_page
-from benchmarks.results_page import PARTS, load, made, marks, methods, newest_of, sweep, trees
+from benchmarks.results_page import PARTS, accuracy, load, made, marks, methods, newest_of, sweep, trees
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 
@@ -83,7 +83,8 @@ def test_trials_that_failed_say_so() -> None:
         "machine": REPORT["machine"],
         "trials": [{**trial, "accept_length": 2.125}, {**trial, "accept_length": None, "failure": "out of memory"}],
     }
-    assert "| 0.125 | 2.12 |  | 2 min |\n| 0.125 | out of memory |" in sweep(report)
+    head = "| data_share | accept length | training |"  # no trial has a speed
+    assert f"{head}\n|---|---|---|\n| 0.125 | 2.12 | 2 min |\n| 0.125 | out of memory |" in sweep(report)
 
 
 def test_the_load_says_what_it_is_compared_with() -> None:
@@ -94,6 +95,21 @@ def test_the_load_says_what_it_is_compared_with() -> None:
     table = load({"baseline": "plain", "machine": REPORT["machine"], "lines": [row]})
     assert table.startswith("Baseline: `plain`, a processor, 2 threads.")
     assert "| 4 | auto | 120 | 1.20 (1.05) | 90 | 1.80 | 15 of 16 |" in table
+
+
+def test_right_answers_are_not_timed() -> None:
+    def row(method: str, right: int, equal: int, compared: int) -> dict[str, Any]:
+        score = {"right": right, "share": right / 8, "standard_error": 0.125}
+        figures = {"metrics": {"number": score}, "problems": 8, "equal": equal, "compared": compared}
+        return {"task": "gsm8k", "method": method, **figures}
+
+    settings = {name: value for name, value in REPORT["settings"].items() if name != "repeats"}
+    report = {"machine": REPORT["machine"], "settings": settings}
+    table = accuracy(report | {"lines": [row("none", 2, 0, 0), row("eagle3", 3, 7, 8)]})
+    assert "frequency penalty 0.5; a processor" in table
+    assert "| task | method | number | equal to plain |" in table
+    assert "| gsm8k | `none` | 2 of 8 (25.0% ± 12.5%) |  |" in table
+    assert "| gsm8k | `eagle3` | 3 of 8 (37.5% ± 12.5%) | 7 of 8 |" in table
 
 
 def test_the_script_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
