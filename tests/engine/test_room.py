@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.engine.room import CacheRoom, PassSize
+from eyas.engine.scheduler import PassSize
+from eyas.targets.slots import CacheRoom
 
 wishes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 400), st.integers(0, 12)), max_size=30)
 

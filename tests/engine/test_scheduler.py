@@ -297,6 +297,18 @@ def test_room_in_the_cache_is_made_for_a_client_that_has_none() -> None:
     assert 8 in machine.admitted
 
 
+def test_nobody_makes_room_in_vain() -> None:
+    """One of the greedy client's left, and the polite one had no room all the same: the step went to nobody."""
+    machine = Machine(Limits(max_running=4, max_cached_tokens=60))
+    for index in range(2):
+        machine.scheduler.submit(sequence(index, 6, 10, key="greedy"))
+    machine.step(1, 1)
+    machine.scheduler.submit(sequence(2, 1, 29, key="polite"))
+    machine.step(1, 1)
+    assert machine.scheduler.preempted_total == 0
+    assert len(machine.scheduler.running.decoding) == 2
+
+
 def test_how_long_to_wait_follows_the_pace() -> None:
     scheduler = Scheduler(Limits())
     for index in range(41):

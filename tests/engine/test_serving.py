@@ -437,7 +437,7 @@ def test_no_step_copies_all_that_slots_hold_to_larger_caches(
 
     def reshaped(self: SlotCache, slots: int, capacity: int, staged: int = 0) -> None:
         if self is target and sum(self.lengths) > 64 and capacity > self.capacity:
-            ahead = [] if self.growth is None else [sum(copied) for *_, copied in self.growth._pieces]
+            ahead = [] if self.reshaping is None else [sum(copied) for *_, copied in self.reshaping._pieces]
             missing.append(sum(self.lengths) - min(ahead, default=0))
         reshape(self, slots, capacity, staged)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eyas.errors import CacheMemoryError
 from eyas.targets import KVShape, SlotCache, slots
-from eyas.targets.slots import Growth, dense_columns
+from eyas.targets.slots import Reshaping, dense_columns
 
 from ..test_mapped import resident
 
@@ -143,18 +143,18 @@ def test_what_was_copied_ahead_follows_the_slots(monkeypatch: pytest.MonkeyPatch
     cache = make(4, capacity=16)
     stage(cache, range(4), torch.arange(20.0).view(4, 5))
     cache.commit(range(4), [range(5)] * 4)
-    growth = cache.growth = Growth(cache, 6, 32, layers=2)
-    assert [growth.catch_up(cache.lengths, 0.0) for _ in range(ahead)] == [False] * ahead
-    assert ahead < 3 or growth.catch_up(cache.lengths, 10.0)
+    reshaping = cache.reshaping = Reshaping(cache, 6, 32, layers=2)
+    assert [reshaping.catch_up(cache.lengths, 0.0) for _ in range(ahead)] == [False] * ahead
+    assert ahead < 3 or reshaping.catch_up(cache.lengths, 10.0)
     cache.truncate(0, 2)
     cache.move(3, 1)
     stage(cache, range(4), torch.arange(50.0, 58.0).view(4, 2))
     cache.commit(range(4), [[1], [0, 1], [], [0]])
     if ahead == 3:
-        assert growth.catch_up(cache.lengths, 10.0)
-        assert all(copied == cache.lengths for *_, copied in growth._pieces)
+        assert reshaping.catch_up(cache.lengths, 10.0)
+        assert all(copied == cache.lengths for *_, copied in reshaping._pieces)
     cache.reshape(6, 32)
-    assert (cache.slots, cache.capacity, cache.growth) == (6, 32, None)
+    assert (cache.slots, cache.capacity, cache.reshaping) == (6, 32, None)
     assert [held(cache, slot) for slot in range(4)] == [
         [0, 1, 51], [*range(15, 20), 52, 53], [*range(10, 15)], [56]
     ]  # fmt: skip

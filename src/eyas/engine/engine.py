@@ -377,7 +377,8 @@ class EngineCore:
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
             self.scheduler.foresee(staging_columns(self.runner.tree))
-            room.ready = self.runner.slots.prepare(room.planned)
+            if not self.scheduler.budget.alone:  # nobody waits for it in the others' steps
+                room.ready = self.runner.slots.prepare(room.planned)
 
     def _cover(self, staging: int) -> None:
         """Let the caches grow to what those in slots need, `staging` columns of a round included."""

@@ -17,14 +17,13 @@ import torch
 from eyas.drafters.base import Drafter, SlotPairs
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.prefix_cache import PrefixCache
-from eyas.engine.room import CacheRoom
 from eyas.engine.round import RoundOutput, Slots, Speculation, VerifiedDraft, observe_rows, run_first_round, run_round
 from eyas.engine.scheduler import Move
 from eyas.engine.sequence import PrefillBatch, SequenceState, slots_of
 from eyas.errors import InvariantError, PassMemoryError, UsageError
 from eyas.runtime import out_of_memory, out_of_memory_as, to_device
 from eyas.targets import PrefillChunk, Target
-from eyas.targets.slots import COLUMNS, Growth, SlotCache
+from eyas.targets.slots import COLUMNS, CacheRoom, Reshaping, SlotCache
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.types import DraftRound
@@ -83,10 +82,10 @@ class SlotManager:
         """
         cache = self.cache
         if planned is None:
-            cache.growth = None
-        elif cache.growth is None or cache.growth.shape != planned:
-            cache.growth = Growth(cache, *planned, layers=1)
-        return cache.growth is None or cache.growth.catch_up(cache.lengths, _PIECE)
+            cache.reshaping = None
+        elif cache.reshaping is None or cache.reshaping.shape != planned:
+            cache.reshaping = Reshaping(cache, *planned, layers=1)
+        return cache.reshaping is None or cache.reshaping.catch_up(cache.lengths, _PIECE)
 
     def free_memory(self) -> None:
         """Let go of all cache memory, of what the slots hold and of the prefixes."""

@@ -21,9 +21,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from eyas.engine.fair_queue import StepPlan, TimeShares, WaitingQueue
-from eyas.engine.room import CacheRoom, PassSize
 from eyas.engine.sequence import PrefillBatch, SequenceState
 from eyas.errors import CacheMemoryError, InvariantError, PassMemoryError, RequestError
+from eyas.targets.slots import CacheRoom
 from eyas.types import Limits
 
 _HEADROOM = 64
@@ -92,15 +92,27 @@ class RunningSlots:
                 sequence.slot = slot
         return moves
 
-    def has_room(self, sequence: SequenceState, staging: int) -> bool:
-        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow."""
-        if not self:
+    def has_room(self, sequence: SequenceState, staging: int, gone: Collection[SequenceState] = ()) -> bool:
+        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow, `gone` ones not.
+
+        Alone, one always has.
+        """
+        rows = [*(one for one in self.sequences if one not in gone), sequence]
+        if len(rows) == 1:
             return True
-        rows = (*self.sequences, sequence)
         grown = [min(one.known + _HEADROOM, one.longest) + staging for one in rows]
         # also as they are: long rows may take less memory, since short ones beside them need not be as long
         now = [one.known + staging for one in rows]
-        return len(self) < self._passes.rows and self._room.fits(grown) and self._room.fits(now)
+        return len(rows) <= self._passes.rows and self._room.fits(grown) and self._room.fits(now)
+
+    def awaits_room(self, sequence: SequenceState, staging: int) -> bool:
+        """Whether a sequence waits until the caches are copied to larger ones, which it needs."""
+        enough = self._room.has(len(self) + 1, sequence.known + 1 + staging)
+        return self._room.planned is not None and not self._room.ready and not enough
+
+    def expected(self, waiting: int) -> int:
+        """How many there may be soon, if so many wait."""
+        return min(len(self) + waiting, self._passes.rows)
 
     def overflow(self) -> list[SequenceState]:
         """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
@@ -250,7 +262,7 @@ class Scheduler:
             sequence, _ = self._next()
             if (
                 sequence is None
-                or self._awaits_room(sequence, staging)
+                or self.running.awaits_room(sequence, staging)
                 or not (self.running.has_room(sequence, staging) or self.crowding(staging))
             ):
                 self.budget.open()  # else nobody would go on
@@ -263,7 +275,9 @@ class Scheduler:
         sequence, held = self._next()
         if sequence is None or not self.running.has_room(sequence, staging):
             return None, []
-        if not self.budget.allows(sequence.client, held[sequence.client]) or self._awaits_room(sequence, staging):
+        if not self.budget.allows(sequence.client, held[sequence.client]) or self.running.awaits_room(
+            sequence, staging
+        ):
             return None, []
         alone, left, prefilling = self.budget.alone, self.budget.left, self.running.prefilling
         position = len(prefilling)
@@ -275,12 +289,20 @@ class Scheduler:
         return sequence, self.running.insert(sequence, position)
 
     def crowding(self, staging: int) -> list[SequenceState]:
-        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots."""
+        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots.
+
+        Nobody where that doesn't help, or as soon as it would have as many slots.
+        """
         sequence, held = self._next()
-        greedy, most = max(held.items(), key=lambda item: item[1], default=("", 0))
-        if sequence is None or most <= held[sequence.client] + 1 or self.running.has_room(sequence, staging):
-            return []
-        return [max((one for one in self.running.sequences if one.client == greedy), key=lambda one: one.index)]
+        gone: list[SequenceState] = []
+        while sequence is not None and not self.running.has_room(sequence, staging, gone):
+            greedy, most = max(held.items(), key=lambda item: item[1], default=("", 0))
+            if most <= held[sequence.client] + 1:
+                return []
+            left = [one for one in self.running.sequences if one.client == greedy and one not in gone]
+            gone.append(max(left, key=lambda one: one.index))
+            held[greedy] -= 1
+        return gone
 
     def _next(self) -> tuple[SequenceState | None, Counter[str]]:
         """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
@@ -323,12 +345,7 @@ class Scheduler:
     def cover(self, staging: int) -> bool:
         """Let the cache's room grow to these columns, and to who is about to come; whether its shape has changed."""
         soon = max((_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
-        return self.room.cover(self.columns(staging), self._expected, soon)
-
-    @property
-    def _expected(self) -> int:
-        """Slots that those who are here could take."""
-        return min(len(self.running) + len(self.waiting), self.passes.rows)
+        return self.room.cover(self.columns(staging), self.running.expected(len(self.waiting)), soon)
 
     def foresee(self, staging: int) -> None:
         """Plan larger caches for those that grow or come soon, if copying what they hold isn't done in a moment."""
@@ -341,14 +358,9 @@ class Scheduler:
             rows = [*rows, coming]
         columns = max(map(_soon, rows)) + staging
         if not self.room.has(len(rows), columns):
-            self.room.plan(len(rows), columns, self._expected)
+            self.room.plan(len(rows), columns, self.running.expected(len(self.waiting)))
         elif not self.waiting:  # else one of those may need it, whoever is next now
             self.room.planned = None
-
-    def _awaits_room(self, sequence: SequenceState, staging: int) -> bool:
-        """Whether a sequence waits until the caches are copied to larger ones, which it needs."""
-        enough = self.room.has(len(self.running) + 1, sequence.known + 1 + staging)
-        return self.room.planned is not None and not self.room.ready and not enough
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
         """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
@@ -472,3 +484,54 @@ class _Batches:
         longest, total = self._others.but(range(rows.start, rows.stop + 1))
         taken = total + joint.cached + joint.rows * (joint.most + 1)
         return self._room.holds(self._slots, max(longest, columns), taken)
+
+
+class PassSize:
+    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
+
+    After a while without such a failure twice as many are tried.
+    """
+
+    LEAST = 16
+    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
+    _RECOVERY = 256
+    """Steps without a failure until more is tried."""
+
+    def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
+        self._max_running, self._prefill_chunk = max_running, prefill_chunk
+        self._most: int | None = None
+        self._failed = self._steps = 0
+
+    @property
+    def rows(self) -> int:
+        """The most sequences in slots."""
+        return self._max_running if self._most is None else min(self._max_running, self._most)
+
+    @property
+    def prefill_chunk(self) -> int | None:
+        """The most prompt tokens that a step reads; None = all."""
+        return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
+
+    def fits(self, tokens: int) -> bool:
+        """Whether a pass may hold so many tokens."""
+        return self._most is None or tokens <= self._most
+
+    def exhausted(self, tokens: int) -> None:
+        """Memory ran out in a pass of so many tokens."""
+        self._failed = max(self._failed, tokens)
+        self._most = max(1, min(tokens, self._most or tokens) // 2)
+        self._steps = 0
+
+    def succeeded(self) -> None:
+        """A step has gone well."""
+        if self._most is None:
+            return
+        self._steps += 1
+        if self._steps == self._RECOVERY:
+            self._most, self._steps = 2 * self._most, 0
+            if self._most > self._failed:
+                self.restore()
+
+    def restore(self) -> None:
+        """Forget that memory has run out: nothing runs any more."""
+        self._most, self._failed, self._steps = None, 0, 0

@@ -15,6 +15,7 @@ are kept of a head (D, or its codes and a scale), G tensors of one shape (keys o
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +37,9 @@ COLUMNS = 256
 """Capacities are multiples of this."""
 _FEW = 64
 """Columns of a slot that aren't worth a copy ahead of a new shape."""
+_GRANULE, _FLOOR = 64, 256
+_MOST_MORE = 4096
+"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
 
 
 class KVShape(NamedTuple):
@@ -124,7 +128,7 @@ class SlotCache:
             shape: self._allocate(count, slots, shape, capacity) for shape, count in members.items()
         }
         self.states = states
-        self.growth: Growth | None = None
+        self.reshaping: Reshaping | None = None
         """What has been copied already for the next `reshape`."""
 
     @property
@@ -161,13 +165,13 @@ class SlotCache:
         """
         if (slots, capacity) == (self.slots, self.capacity):
             return
-        growth, self.growth = self.growth, None
-        if growth is None or growth.shape != (slots, capacity):
-            growth = Growth(self, slots, capacity)
-        growth.finish([length + staged for length in self.lengths])
+        reshaping, self.reshaping = self.reshaping, None
+        if reshaping is None or reshaping.shape != (slots, capacity):
+            reshaping = Reshaping(self, slots, capacity)
+        reshaping.finish([length + staged for length in self.lengths])
         if self.states is not None and slots != self.slots:
             self.states.reshape(slots)
-        self._groups, self.capacity, self._addresses = growth.groups, capacity, None
+        self._groups, self.capacity, self._addresses = reshaping.groups, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
         for graphs in (self.graphs, self.drafts):  # they know the addresses
             if graphs is not None:
@@ -248,8 +252,8 @@ class SlotCache:
                 raise InvariantError(f"the recurrent states of slot {slot} can't go back to {length} tokens")
             self.states.clear(slot)
         before, self.lengths[slot] = self.lengths[slot], min(self.lengths[slot], length)
-        if self.growth is not None:
-            self.growth.forget(slot, length)
+        if self.reshaping is not None:
+            self.reshaping.forget(slot, length)
         if not length and before:
             _give_back(self, slot)
 
@@ -261,9 +265,9 @@ class SlotCache:
         if self.states is not None:
             self.states.move(source, target)
         self.lengths[target], self.lengths[source] = used, 0
-        if self.growth is not None:
-            self.growth.forget(target, 0)
-            self.growth.forget(source, 0)
+        if self.reshaping is not None:
+            self.reshaping.forget(target, 0)
+            self.reshaping.forget(source, 0)
         _give_back(self, source)
 
     def copy_out(self, slot: int, start: int, stop: int) -> Saved:
@@ -292,7 +296,7 @@ class SlotCache:
             return mapped_zeros(size, dtype, self._device, huge=dense)
 
 
-class Growth:
+class Reshaping:
     """The buffers of a cache's next shape, to which its columns are copied before the passes go over to them.
 
     So that no step has to copy them all, it can be done a few layers at a time while passes go on: what is committed
@@ -360,6 +364,106 @@ def dense_columns(device: torch.device) -> int | None:
     length, so they get small pages, which take no memory until they are written to.
     """
     return 4096 if device.type == "cpu" and sys.platform.startswith("linux") else None
+
+
+class CacheRoom:
+    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
+
+    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
+    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to. A row also
+    takes what doesn't grow with it, its recurrent states: as much as `beside` columns.
+    """
+
+    def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
+        """`dense` None: every rectangle takes all of its memory."""
+        self.slots = self.columns = self.beside = 0
+        self.limit = limit
+        self._most_slots, self._dense = most_slots, dense
+        self._peak = (0, 0)
+        self._rows: Sequence[int] = ()  # columns that each row needs
+        self._found = math.inf  # what memory turned out to have room for
+        self.context = math.inf
+        """Columns of the longest possible sequence."""
+        self.planned: tuple[int, int] | None = None
+        """Slots and columns that are soon needed, to which the caches are copied a piece at a time."""
+        self.ready = False
+        """Whether they are copied."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that there is memory for, used or not."""
+        columns = sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
+        return columns + self.slots * self.beside
+
+    def fits(self, rows: Sequence[int]) -> bool:
+        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
+        return self.holds(len(rows), max(rows, default=0), sum(rows))
+
+    def holds(self, rows: int, longest: int, total: int) -> bool:
+        """`fits` for so many rows, the `longest` of which has so many columns, and all together a `total`."""
+        taken = total if self._sparse(longest) else rows * longest
+        return taken + rows * self.beside <= self.most(rows)
+
+    def has(self, slots: int, columns: int) -> bool:
+        """Whether the present rectangle has so many slots and columns."""
+        return slots <= self.slots and columns <= self.columns
+
+    def cover(self, rows: Sequence[int], expected: int = 0, soon: int = 0) -> bool:
+        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
+
+        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
+        `expected` and the columns needed `soon`; close to the limit it takes what is left.
+        """
+        slots, columns = len(rows), max(rows, default=0)
+        self._rows = tuple(rows)
+        self._peak = (max(self._peak[0], slots), max(self._peak[1], columns))
+        if self.has(slots, columns):
+            return False
+        if self.planned is None or slots > self.planned[0] or columns > self.planned[1] or not self._may(*self.planned):
+            self.planned = self._larger(slots, columns, expected, soon)
+        (self.slots, self.columns), self.planned, self.ready = self.planned, None, False
+        return True
+
+    def plan(self, slots: int, columns: int, expected: int) -> None:
+        """Plan the rectangle that soon has to `cover` so much, if that may be."""
+        planned = self.planned or (0, 0)
+        if (slots > planned[0] or columns > planned[1]) and self._may(slots, columns):
+            self.planned, self.ready = self._larger(slots, columns, expected, columns), False
+
+    def _larger(self, slots: int, columns: int, expected: int, soon: int) -> tuple[int, int]:
+        wide, long = self.slots, self.columns
+        if slots > wide:
+            wide = max(slots, min(max(2 * wide, expected), self._most_slots))
+        if columns > long:
+            long = max(columns, soon, int(min(long + min(long, _MOST_MORE), self.context + _GRANULE)))
+            long += -long % _GRANULE
+        if not self._may(wide, long):
+            wide, long = slots, int(min(long, self.most(slots) // slots - self.beside))
+        return wide, max(long, columns)
+
+    def _may(self, slots: int, columns: int) -> bool:
+        return self._sparse(columns) or self.fits([columns] * slots)
+
+    def exhausted(self) -> None:
+        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
+        self._found, self.slots, self.planned = self.tokens // 2, 0, None
+
+    def shrink(self) -> bool:
+        """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
+        (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
+        self._rows, self.planned = (), None
+        columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
+        if slots * columns * 2 > self.slots * self.columns:
+            return False
+        self.slots, self.columns = slots, columns
+        return True
+
+    def _sparse(self, columns: int) -> bool:
+        return self._dense is not None and columns > self._dense
+
+    def most(self, slots: int) -> float:
+        """The most tokens that so many slots may take."""
+        return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
