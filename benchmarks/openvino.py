@@ -8,8 +8,9 @@ and reads what optimum-intel makes of the pair:
     optimum-cli export openvino --model PAIR/target --task text-generation-with-past --weight-format fp16 OV_TARGET
     optimum-cli export openvino --model PAIR/drafter --task text-generation-with-past --trust-remote-code OV_DRAFTER
 
-The drafter's export imports a module that names `diffusers` and `einops`; neither is needed for it. Its taps must be
-those that OpenVINO takes: 2, half of the layers, and the last but two.
+For int8 and int4 (`--quantize`, ours) the target's weight format is int8 or int4. The drafter's export imports a module
+that names `diffusers` and `einops`; neither is needed for it. Its taps must be those that OpenVINO takes: 2, half of
+the layers, and the last but two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import eyas
 from benchmarks.harness import Output, interleave, paired, report, script
@@ -107,11 +108,12 @@ def main(
     drafter: Path,
     chains: Sequence[int] = (1, 2, 3),
     dtype: str = "bfloat16",
+    quantize: Annotated[Literal["int8", "int4"] | None, "eyas's weights"] = None,
     limit: int = 12,
     tokens: int = 64,
     output: Output = None,
 ) -> None:
-    auto = eyas.load(pair / "target", pair / "drafter", tree="auto", dtype=dtype)
+    auto = eyas.load(pair / "target", pair / "drafter", tree="auto", dtype=dtype, quantize=quantize)
     sides = {"eyas auto": ours(auto), "eyas plain": ours(eyas.Engine(auto.target, auto.tokenizer))}
     for chain in (0, *chains):
         sides[f"openvino chain:{chain}" if chain else "openvino plain"] = openvino(python, target, drafter, chain)
@@ -143,7 +145,7 @@ def main(
         for name, answers in found.items()
     }
     named = {f"{mine} / {theirs}": ratios(mine, theirs) for mine, theirs in against}
-    report({"pair": pair.name, "dtype": dtype, "sides": shown, "ratios": named}, output)
+    report({"pair": pair.name, "dtype": dtype, "quantize": quantize, "sides": shown, "ratios": named}, output)
 
 
 if __name__ == "__main__":

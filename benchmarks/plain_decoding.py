@@ -155,7 +155,7 @@ def main(
     tokens: int = 64,
     repeats: int = 5,
     batch: int = 1,
-    quantize: Literal["int8"] | None = None,
+    quantize: Literal["int8", "int4"] | None = None,
     draft_model: str | None = None,
     prompt_file: Path | None = None,
     output: Output = None,

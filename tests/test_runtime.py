@@ -82,6 +82,29 @@ def test_what_was_loaded_moves_into_huge_pages_where_the_system_can() -> None:
     assert int(done[2]) >= int(done[1]) + 24
 
 
+FREED = """
+import re
+from pathlib import Path
+from eyas.runtime import keep_freed_memory, return_freed_memory
+
+def resident():
+    return int(re.findall(r"^VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)[0]) // 1024
+
+keep_freed_memory()
+pieces = [b"x" * 1024 * (1 + n % 3) for n in range(2**15)]
+del pieces
+kept = resident()
+return_freed_memory()
+print(kept, resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_memory_is_returned_when_it_is_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True).stdout.split()
+    assert int(done[0]) - int(done[1]) >= 32
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux counts what its processors have done")
 def test_the_work_of_others_is_seen() -> None:
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])

@@ -2,10 +2,14 @@
 
     python -m benchmarks.serving.peers PAIR --prompts EVAL [--vllm VENV/bin/python]
         [--llama LLAMA_SERVER [TARGET.gguf [DRAFTER.gguf]]] [--vllm-k 1 2 3] [--llama-k 2 3]
-        [--sections plain best chain first] [--output FILE.json]
+        [--sections plain best chain first] [--quantize int8 | --same-file] [--output FILE.json]
 
 PAIR is a folder with `target` and `drafter` in it, as `heavy_pair.py` writes it, or `smollm2`, whose GGUF file
 llama.cpp reads itself; vLLM only takes folders.
+
+In 4 and 8 bits, with `--dtype auto`: `--same-file` has eyas read TARGET.gguf too (made by llama-quantize: Q4_0,
+Q4_K_M, Q8_0), `--quantize` make such weights of PAIR's; PAIR's target may be an AWQ or GPTQ folder, which vLLM reads
+as well. llama.cpp has flash attention and caches in float16 then.
 
   plain   plain decoding of every engine, one client
   best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
@@ -74,14 +78,20 @@ def vllm_server(python: Path, pair: Pair, chain: int, dtype: str, eager: bool) -
     return ServerProcess(f"vllm {chain}", command, environment=environment(python, 2), ready_seconds=600)  # it compiles
 
 
-def llama_server(binary: Path, target: Path, drafter: Path | None = None, *, chain: int) -> ServerProcess:
-    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain. UsageError without a drafter for them."""
+def llama_server(
+    binary: Path, target: Path, drafter: Path | None = None, *, chain: int, fast: bool = False
+) -> ServerProcess:
+    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain. UsageError without a drafter for them.
+
+    `fast`: with flash attention, and caches in float16.
+    """
+    own = ["-np", "16", "-fa", "on", "--no-webui", "--host", "127.0.0.1"] if fast else exact(16)
     if chain and drafter is None:
         raise UsageError("--llama: chains need a drafter as GGUF: eyas export DRAFTER --to gguf")
 
     def command(port: int) -> list[str]:
         return [
-            *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "--port", str(port), *exact(16)),
+            *(str(binary), "-m", str(target), "-t", "2", "-c", "16384", "--port", str(port), *own),
             *(drafting(drafter, chain) if drafter and chain else []),
         ]
 
@@ -110,11 +120,24 @@ def main(
     repeats: int = 3,
     tokens: int = 64,
     dtype: str = "bfloat16",
+    quantize: Annotated[Literal["int8", "int4"] | None, "eyas's weights, made of PAIR's"] = None,
+    same_file: Annotated[bool, "eyas reads llama.cpp's target, too"] = False,
     output: Output = None,
 ) -> None:
     items = read_items(sorted(prompts.glob("*.jsonl")), None, 0, load_tokenizer(pair.target))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    common = ["--model", pair.target, "--dtype", dtype, "--prefix-tokens", "0"]
+    if same_file and len(llama) < 2:
+        raise UsageError("--same-file: --llama names no target")
+    model = str(llama[1]) if same_file else pair.target
+    common = [
+        "--model",
+        model,
+        "--dtype",
+        dtype,
+        "--prefix-tokens",
+        "0",
+        *(["--quantize", quantize] if quantize else []),
+    ]
     measured = partial(compare, items=items, params=params)
     peers: dict[str, Callable[..., ServerProcess]] = {}
     own_file = weights_file(find_target(pair.target))
@@ -123,7 +146,8 @@ def main(
             raise UsageError("--vllm: it reads folders; dequantise the target into one")
         peers["vllm"] = partial(vllm_server, vllm, pair, dtype=dtype, eager=vllm_eager)
     if llama:
-        peers["llama.cpp"] = partial(llama_server, *llama, *([own_file] if own_file and len(llama) == 1 else []))
+        files = [*llama, own_file] if own_file and len(llama) == 1 else llama
+        peers["llama.cpp"] = partial(llama_server, *files, fast=dtype == "auto" or quantize is not None)
     tried = {"vllm": vllm_k, "llama.cpp": llama_k}
     chosen = {name: tried[name][-1] for name in peers}
     findings = Findings(output)

@@ -17,6 +17,7 @@ from eyas.engine.default_tree import default_tree, own_shape, tree_for
 from eyas.engine.engine import Engine
 from eyas.engine.round import Speculation
 from eyas.options import EngineOptions, TargetOptions
+from eyas.runtime import return_freed_memory
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.loading import keep_codes, resolve_device, resolve_dtype
 from eyas.targets.tokenizers import read_chat_template
@@ -50,7 +51,9 @@ class Session:
             compiled=options.compiled, eager=options.eager, quantize=options.quantize,
         )  # fmt: skip
         keep_codes(target, options.kv_cache_dtype)
-        return cls(target, load_tokenizer(options.model, template), options.model)
+        tokenizer = load_tokenizer(options.model, template)
+        return_freed_memory()
+        return cls(target, tokenizer, options.model)
 
     def drafter(self, options: DrafterOptions) -> Drafter:
         """The drafter for this target. Raises UsageError, CheckpointError and DrafterMismatchError."""

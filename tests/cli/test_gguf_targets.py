@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 
 from eyas.drafters.checkpoint import save_network
+from eyas.targets.native.library import kernels
 from tests import tiny
 
 Run = Callable[..., Result]
@@ -34,6 +35,12 @@ def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: P
         "--batch-sizes", "1", "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "float32", "--transformers",
     )  # fmt: skip
     assert verified.stdout.rstrip().endswith("\nEQUAL"), verified.output
+    as_served = run(
+        "verify", gguf_file, "--draft-model", drafter, "--prompt-file", rows, "--max-new-tokens", 6,
+        "--batch-sizes", "1", "--temperatures", "0,1", "--tree", "chain:2", "--dtype", "auto", "--json",
+    )  # fmt: skip
+    certificate = json.loads(as_served.stdout)
+    assert (certificate["weights"], certificate["equal"]) == (None if kernels() is None else "Q8_0", True)
     inspected = run("inspect", gguf_file, "--json")
     assert json.loads(inspected.stdout)["layers"] == 4, inspected.output
     doctored = run("doctor", gguf_file, "--draft-model", drafter, "--max-new-tokens", 16, "--json")

@@ -187,6 +187,8 @@ class Certificate:
     draft_model: str
     dtype: torch.dtype
     cells: Sequence[Cell]
+    weights: str | None = None
+    """In which formats of 4 and 8 bits weights are multiplied; None: in the dtype."""
 
     @property
     def equal(self) -> bool:
@@ -210,6 +212,7 @@ class Certificate:
             "model": self.model,
             "draft_model": self.draft_model,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "weights": self.weights,
             "promise": promise(self.dtype),
             "near_tie_relative": RELATIVE[self.dtype],
             "equal": self.equal,

@@ -39,7 +39,10 @@ class VerifyTargetOptions(TargetPanel):
     """The target, in the precision in which every token is promised unless another is named."""
 
     dtype: Annotated[
-        Dtype, Option(help="In float32 every token is equal; in other precisions near-ties may differ.")
+        Dtype,
+        Option(
+            help="In float32 every token is equal; in other precisions near-ties may differ. auto: as it is served."
+        ),
     ] = "float32"
 
 
@@ -87,13 +90,14 @@ def verify(
     drafts.check()
     from eyas.bench.offline.certificate import Certificate, CertificateGrid, Certifier, own_modules
     from eyas.bench.offline.external import TransformersBaseline
+    from eyas.targets.native.linears import weight_formats
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
 
     trees = {text: parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
-    session = open_session(loading, modules=True)
+    session = open_session(loading)
     drafter = session.drafter(drafts)
     own = own_modules(target.model, session.target) if modules else None
     baseline = TransformersBaseline(target.model, session.engine()) if transformers else None
@@ -104,7 +108,8 @@ def verify(
     for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
-    certificate = Certificate(target.model, draft_model or str(method), session.target.dtype, cells)
+    weights = weight_formats(session.target.model)
+    certificate = Certificate(target.model, draft_model or str(method), session.target.dtype, cells, weights)
     for error in certificate.errors:
         note(f"error: {error}")
     if json:
@@ -151,6 +156,8 @@ def _print(certificate: Certificate) -> None:
             where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"
             combination = f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}"
             console.print(f"{combination}: {where}: {divergence.describe()}")
+    if certificate.weights is not None:
+        console.print(f"Weights are multiplied in {certificate.weights}.")
     console.print(f"Compared with {' and '.join(certificate.compared_with)}. Promised in {promise(certificate.dtype)}.")
     ties = any(cell.divergences for cell in certificate.cells)
     console.print(("EQUAL BUT FOR NEAR-TIES" if ties else "EQUAL") if certificate.equal else "NOT EQUAL")
