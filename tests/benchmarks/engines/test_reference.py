@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.engines.reference import references
+from benchmarks.engines import reference
 from eyas.drafters import decoding
 
 from ...pairs import save_drafter, save_target
@@ -25,8 +25,8 @@ def test_the_smallest_lead_of_a_guess_is_recorded(tmp_path: Path, monkeypatch: p
 
     for prompt in ((5, 6, 7), (9, 8)):
         leads.append([])
-        monkeypatch.setattr("benchmarks.engines.reference.best_children", listed)
-        (found,) = references(str(target), str(drafter), [prompt], 6, [3])
+        monkeypatch.setattr(reference, "best_children", listed)
+        (found,) = reference.references(str(target), str(drafter), [prompt], 6, [3])
         assert found.leads == {3: min(leads[-1])}
         assert len(leads[-1]) == 3 * len(found.rounds[3])
         assert len(found.answer) == 6
