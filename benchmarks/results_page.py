@@ -35,26 +35,27 @@ def methods(report: Report) -> str:
 def _heat(report: Report, heat: float) -> str:
     lines = {(line["task"], line["method"]): line for line in report["lines"] if line["temperature"] == heat}
     tasks = list(dict.fromkeys(task for task, _ in lines))
-    rows = []
+    rows, told = [], all(line["same"] == line["answers"] for line in lines.values())  # then words say so
     for name in dict.fromkeys(method for _, method in lines):
         last = lines[tasks[-1], name]
         efficiency = "" if last["efficiency"] is None else f"{last['efficiency']:.2f}"
-        equal = f"{last['same']} of {last['answers']}"
         cells = [_speed(lines[task, name]) for task in tasks]
-        rows.append([f"`{name}`", *cells, efficiency, f"{last['draft_share']:.0%}", equal])
-    return markdown([f"T = {heat:g}", *tasks, "efficiency", "drafting", "equal answers"], rows)
+        equal = () if told else (f"{last['same']} of {last['answers']}",)
+        rows.append([f"`{name}`", *cells, efficiency, f"{last['draft_share']:.0%}", *equal])
+    head = [f"T = {heat:g}", *tasks, "efficiency", "drafting"]
+    return markdown(head if told else [*head, "equal answers"], rows)
 
 
 def _speed(line: Report) -> str:
     if line["speedup_quartiles"] is None and not line["pairs"]:
         return f"{line['tokens_per_second']:.1f} tokens/s"
-    spread = "" if line["speedup_quartiles"] is None else " ({:.2f} to {:.2f})".format(*line["speedup_quartiles"])
+    spread = "" if line["speedup_quartiles"] is None else " ({:.2f}-{:.2f})".format(*line["speedup_quartiles"])
     return f"{line['speedup']:.2f}x{spread}, {line['accept_length']:.2f}"
 
 
 def _costs(report: Report) -> str:
     rows = []
-    for one in report["methods"]:
+    for one in filter(lambda one: one["weights_bytes"], report["methods"]):
         sizes = [f"{one[name] / 1e6:.1f}" for name in ("weights_bytes", "cache_bytes")]
         rows.append([f"`{one['method']}`", f"`{one['tree']}`", *sizes, training_words(one["training"])])
     return markdown(["method", "tree", "weights, MB", "cache, MB", "training"], rows)
@@ -107,14 +108,16 @@ def sweep(report: Report) -> str:
 
 def load(report: Report) -> str:
     """What `eyas bench serve` found, by clients at once."""
-    rows = []
+    rows, told = [], all(line["same"] == line["compared"] for line in report["lines"])
     for line in report["lines"]:
         ratio = f"{line['ratio_median']:.2f} ({line['ratio_least']:.2f})"
         length = "" if line["accept_length"] is None else f"{line['accept_length']:.2f}"
         cells = [f"{line['tokens_per_second_median']:.0f}", ratio, f"{line['ttft_ms']['p50']:.0f}", length]
-        rows.append([f"{line['load']['level']:g}", line["side"], *cells, f"{line['same']} of {line['compared']}"])
-    head = ["clients", "side", "tokens/s", "ratio (least)", "first token, ms", "accept length", "equal answers"]
-    return f"Baseline: `{report['baseline']}`, {_place(report)}.\n\n{markdown(head, rows)}"
+        equal = () if told else (f"{line['same']} of {line['compared']}",)
+        rows.append([f"{line['load']['level']:g}", line["side"], *cells, *equal])
+    head = ["clients", "side", "tokens/s", "ratio (least)", "first token, ms", "accept length"]
+    table = markdown(head if told else [*head, "equal answers"], rows)
+    return f"Baseline: `{report['baseline']}`, {_place(report)}.{' All answers are equal.' * told}\n\n{table}"
 
 
 def accuracy(report: Report) -> str:
