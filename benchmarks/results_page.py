@@ -20,6 +20,8 @@ from eyas.files import write_text
 from eyas.sweep.trial import format_value, short_key
 
 RESULTS = Path(__file__).parent / "results"
+_TREES = 10
+"""Trees of a table: slower ones are in the JSON."""
 Report = Mapping[str, Any]
 
 
@@ -62,17 +64,17 @@ def _costs(report: Report) -> str:
 
 
 def trees(report: Report) -> str:
-    """What `eyas bench trees` found, each tree with the last pass that it took part in."""
+    """What `eyas bench trees` found of the fastest trees, each with the last pass that it took part in."""
     last: dict[str, tuple[int, Report]] = {}
     for done in report["passes"]:
         last |= {one["name"]: (done["prompts"], one["mean"]) for one in done["candidates"]}
     ranked = sorted(last.items(), key=lambda item: (-item[1][0], -item[1][1]["speedup"]))
     rows = []
-    for name, (prompts, mean) in ranked:
+    for name, (prompts, mean) in ranked[:_TREES]:
         length, speedup = mean["accept_length"], mean["speedup"]
         rows.append([f"`{name}`", f"{length:.2f}", f"{speedup:.2f}x", f"{speedup / length:.2f}", str(prompts)])
     table = markdown(["tree", "accept length", "speedup", "efficiency", "prompts of each set"], rows)
-    return f"{setting(report, report['reason'])}\n\n{table}"
+    return f"{setting(report, '')} The fastest of {len(ranked)} trees:\n\n{table}"
 
 
 def checkpoints(report: Report) -> str:
@@ -86,7 +88,7 @@ def checkpoints(report: Report) -> str:
         rows.append(
             [f"{checkpoint['step']:,}", *(f"{length:.2f}" for length in (*lengths, one["mean"]["accept_length"]))]
         )
-    return f"{setting(report, report['reason'])}\n\n{markdown(['step', *tasks, 'mean'], rows)}"
+    return f"{setting(report, '')}\n\n{markdown(['step', *tasks, 'mean'], rows)}"
 
 
 def sweep(report: Report) -> str:
