@@ -272,8 +272,8 @@ class ModelRunner:
             lengths = [sequence.cached for sequence in decoding]
             self._planned_at = time.perf_counter()
             self.tree = tree = self.controller.plan(len(decoding), lengths, sampled, unread)
-        if tree is not None and self._within_a_step(rows, drafting) != drafting:
-            drafting = self._within_a_step(rows, drafting)
+        if tree is not None and (reached := self._within_a_step(rows, drafting)) != drafting:
+            drafting = reached
             seconds = self._catch_up(decoding, drafting)
             reading, self._planned_at = reading + seconds, self._planned_at + seconds
         return tree, drafting, reading

@@ -174,3 +174,10 @@ def test_long_runs_of_native_passes_are_not_repeated(native: bool, runs: int) ->
     taken = iter([0.5, 0.4])
     found = bench._turns({("rows", 1): lambda: 0.001, ("rows", 64): lambda: next(taken)}, 4.0)
     assert [len(times) for times in found.values()] == [8, runs]
+
+
+def test_runs_that_record_a_graph_do_not_count() -> None:
+    bench = object.__new__(calibration._Bench)
+    bench._rows, bench._target = [1], SimpleNamespace(native=None, record=object())  # type: ignore[assignment]
+    taken = iter([0.5, 9.0, 0.3, 0.2])
+    assert bench._turns({("tokens", 1): lambda: next(taken)}, 0.0) == {("tokens", 1): [0.3, 0.2]}

@@ -362,7 +362,9 @@ def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:
     made._clock = lambda: 0.03 * next(ticks)  # reading candidates takes as long as a pass
     simulation.run(made, 200)
     planned = list[TreeSpec | None]()
-    while made._ahead < 3 or simulation.lengths[0] > 300:  # no other text begins meanwhile
+    for _ in range(400):
+        if made._ahead == 3 and any(planned) and simulation.lengths[0] <= 300:  # no other text begins soon
+            break
         planned = [made.plan(1, simulation.current_lengths())]
         made.learn(simulation.round(planned[0]))
     known = made.gain.drift
