@@ -201,7 +201,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         for (int p = 0; p < P; p++) {
             block[p] = panels + p * bytes + first_block(KIND, blocks) + b * block_bytes(KIND);
             const char* next = panels + p * bytes + fetch.at(b);
-            for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, _MM_HINT_T1);
+            for (int64_t line = 0; line < fetch.pace; line += 64) _mm_prefetch(next + line, PACKED_HINT);
         }
         const int8_t* inputs = tokens.codes + b * GROUP;
         const Step* step = tokens.steps + b;

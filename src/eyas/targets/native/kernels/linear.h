@@ -23,21 +23,6 @@ constexpr int together(int tokens) {        // panels that are worked on at once
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 9 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
-using Hint = decltype(_MM_HINT_T0);
-
-// How many bytes a panel is fetched before it is read, and into which cache: on AMD's cores the second, as the first would
-// lose its inputs to them.
-#if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
-constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
-constexpr Hint HINT = _MM_HINT_T1;
-#else
-constexpr int64_t ahead(int64_t) { return 4096; }
-constexpr Hint HINT = _MM_HINT_T0;
-#endif
-
-// The same for packed weights, which are worked on faster; measured on an AMD Zen 4.
-constexpr int64_t PACKED_AHEAD = 8192;
-
 // The sums [T, P, PARTS] of T tokens with P panels.
 template <int64_t KIND, bool PAIRED, int T, int P>
 void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {

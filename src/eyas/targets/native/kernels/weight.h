@@ -122,6 +122,20 @@ inline vec weight_of(const char* panel, int64_t i, int64_t in) {
     return load(found);
 }
 
+using Hint = decltype(_MM_HINT_T0);
+
+// How many bytes a panel is fetched before it is read (packed weights, which are worked on faster, earlier), and into which
+// caches. No weight is read again before caches have lost it, and on AMD's cores those that are fetched as not temporal
+// leave the last cache to what is: the drafter, keys and values, and the interpreter.
+constexpr int64_t PACKED_AHEAD = 8192;  // measured on AMD's Zen 4 and 5
+#if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
+constexpr Hint HINT = _MM_HINT_NTA, PACKED_HINT = _MM_HINT_NTA;
+#else
+constexpr int64_t ahead(int64_t) { return 4096; }
+constexpr Hint HINT = _MM_HINT_T0, PACKED_HINT = _MM_HINT_T1;
+#endif
+
 // Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each row i;
 // what would lie behind the `end` of a panel is `skip` bytes further, where the panel is that comes after it.
 struct Fetch {
