@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,19 @@ def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> N
     assert tree.looked_up
     observe(drafter, [9])
     assert drafter.pairs.unread(0) == 1
+
+
+def test_a_plan_may_leave_out_the_search() -> None:
+    drafter = hybrid()
+    coupling = slots(drafter, [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]).coupling(range(1), True)
+    spec = PlannedTree(SharedTree(2, 2, 4))
+    searched = drafter.draft(range(1), spec, coupling)
+    assert searched.sources is not None
+    assert searched.lookup_seconds > 0.0
+    tree = drafter.draft(range(1), replace(spec, looks_up=False), coupling)
+    assert tree.sources is None
+    assert tree.lookup_seconds == 0.0
+    assert torch.equal(tree.tokens, drafter.network.draft(range(1), spec, coupling).tokens)
 
 
 def test_what_is_refuted_is_worth_less_from_then_on() -> None:

@@ -10,6 +10,7 @@ Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -159,10 +160,11 @@ class HybridDrafter(Drafter):
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
+        began = time.perf_counter()
         # levels are what the network drafts; a passage that is found costs nodes alone
-        found = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting)
+        found = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting) if spec.looks_up else []
         some = any(proposal.tokens for proposal in found)
-        copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(found), torch.device("cpu"))
+        copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
         values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
         rests = spec.found_only or self._suffice(copies, wanted, values, groups)
@@ -171,9 +173,13 @@ class HybridDrafter(Drafter):
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
             tree = on_device(tree, device)
         else:
+            searched = time.perf_counter()
             tree = self.network.draft(rows, spec, coupling, drafting)
+            drafted = time.perf_counter()
             if some:
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
+            if spec.looks_up:
+                tree = replace(tree, lookup_seconds=searched - began + time.perf_counter() - drafted)
         self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree
 

@@ -85,6 +85,8 @@ class DraftTree:
     sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = one and the same
     looked_up: bool = False
     """Whether all nodes were found on the host: no network computed anything for the draft."""
+    lookup_seconds: float = 0.0
+    """What it took to look for copies, and to unite them with the network's nodes."""
     copies_promise: float | None = None
     """The tokens that nodes which only copies have promise together, in all rows; None = nobody has added them up."""
 
@@ -205,6 +207,8 @@ class TreeSpec(ABC):
     """Whether finished trees bring along all candidates they were chosen from."""
     found_only: bool = False
     """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
+    looks_up: bool = True
+    """Whether a drafter that also has a network looks for copies."""
 
     @property
     @abstractmethod

@@ -125,6 +125,7 @@ class PlannedTree(TreeSpec):
     groups: tuple[int, ...] | None = None
     keeps_candidates: bool = False
     found_only: bool = False
+    looks_up: bool = True
     depth: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

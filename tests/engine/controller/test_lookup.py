@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eyas.engine.controller import Controller, CostModel, RoundRecord
+from eyas.engine.controller.explore import LookupTrials
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.proposal import Proposal, found_tree, grow
@@ -45,7 +46,7 @@ class CopiedText(Text):
             return grow(spec, found, CPU), 0
         assert self.network
         tree, levels = super().draft(spec)
-        if any(one.tokens for one in found):
+        if spec.looks_up and any(one.tokens for one in found):
             tree = unite(spec, tree, found_tree(found, False), spec.values, torch.zeros(len(found), dtype=torch.int64))
         return tree, levels
 
@@ -69,11 +70,15 @@ def _network_s(tree: DraftTree) -> DraftTree:
 
 @dataclass
 class Lookups(Simulation):
-    """Rounds whose drafts cost `searching` seconds a row where nothing but copies is drafted."""
+    """Rounds in which looking for copies takes `searching` seconds: a row's where nothing else is drafted."""
 
     searching: float = 0.0
+    looked: int = 0
+    """Rounds with a network's draft in which copies were looked for."""
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
+        if spec is not None and not spec.found_only and spec.looks_up and self.searching:
+            return self.beside_a_network(super().round(spec))
         if spec is None or not spec.found_only:
             return super().round(spec)
         rows = len(self.text.sharpness)
@@ -89,6 +94,19 @@ class Lookups(Simulation):
         self.deferred += 1
         draft = VerifiedDraft(tree, paths)
         return RoundRecord(rows, lengths, spec, draft, drafting, passing, tokens, emitted, whole)
+
+    def beside_a_network(self, record: RoundRecord) -> RoundRecord:
+        """A round that drafted, in which copies were looked for besides."""
+        assert record.draft is not None
+        assert record.seconds is not None
+        self.looked, self.seconds = self.looked + 1, self.seconds + self.searching
+        tree = replace(record.draft.tree, lookup_seconds=self.searching)
+        return replace(
+            record,
+            draft=record.draft._replace(tree=tree),
+            draft_seconds=record.draft_seconds + self.searching,
+            seconds=record.seconds + self.searching,
+        )
 
 
 def looks_up(**options: object) -> Controller:
@@ -139,6 +157,29 @@ def test_copies_beside_a_network_gain_what_they_save() -> None:
         assert made.snapshot().depth > 0
     assert rates[1] > 1.3 * rates[0]
     assert rates[0] > 1.2 * plain_rate(2)
+
+
+@pytest.mark.parametrize(("share", "goes_on"), [(0.0, False), (0.4, True)])
+def test_looking_up_beside_a_network_goes_on_where_copies_pay(share: float, goes_on: bool) -> None:
+    text = CopiedText([3.0], [0.9], seed=9, share=share, sure=0.95, network=True)
+    simulation = Lookups(MACHINE, text, searching=0.1 / plain_rate(1))
+    made = looks_up()
+    simulation.run(made, 100)
+    simulation.looked = 0
+    simulation.run(made, 300)
+    assert (simulation.looked > 250) == goes_on
+    assert (simulation.looked < 60) == (not goes_on)
+
+
+def test_new_texts_are_judged_by_themselves() -> None:
+    trials = LookupTrials()
+    for _ in range(100):
+        trials.learn(1.0, 1.0, True)  # one that is copied
+    trials.renew()
+    for _ in range(8):
+        trials.earn(1.0)
+        trials.learn(-0.2, 1.0, False)
+    assert not trials.looking
 
 
 def test_a_network_that_does_not_pay_leaves_the_copies() -> None:

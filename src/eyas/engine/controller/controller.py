@@ -17,7 +17,7 @@ import numpy as np
 
 from eyas.engine.controller.costs import CostModel, Work
 from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe, Recordings
-from eyas.engine.controller.gain import THRESHOLDS, GainModel, accepted_of_network, found_values
+from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
@@ -53,6 +53,11 @@ _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
+
+
+def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | None) -> bool:
+    """Whether a plain round is the first one of rows that aren't of the `expected` lengths, or of a probe."""
+    return expected.isdisjoint(record.lengths) or (probe is not None and probe.warms_up)
 
 
 class Overhead:
@@ -205,6 +210,7 @@ class Controller:
             self.gain.renew(new / rows)
         if 2 * new > rows:
             self._explorer.renew()
+            self._lookups.renew()
         due = self._planning.due() or self._plain_prices.stale
         if changed or due or self._overtaken(rows):
             self._situation = situation
@@ -255,13 +261,13 @@ class Controller:
         """Learn from a round of rows whose lengths were `expected`, unless they were new."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None and not record.draft.tree.looked_up
-        first = expected.isdisjoint(record.lengths)
+        cold = _finds_cold_caches(record, expected, self._probe)
         self._learn_costs(record, whole, expected)
         looked_up = record.spec is not None and not drafted
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
         unseen = 0.0  # of reading what was emitted, which is measured among other things
         if drafted and record.seconds is not None:
-            unseen = whole - record.draft_seconds - record.pass_seconds
+            unseen = whole - record.draft_seconds + record.lookup_seconds - record.pass_seconds
             unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
@@ -282,7 +288,7 @@ class Controller:
             if self._wanted is not None:
                 rate = self._wanted.rate_if(self.gain.hope(record.rows), record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
-            if record.draft is None and not first:
+            if record.draft is None and not cold:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
         self._planning.round(whole)
@@ -291,10 +297,12 @@ class Controller:
         speedup = None if self._choice is None or prospects is None else self._choice.rate / prospects.plain_rate
         self._explorer.earn(whole, speedup)
         self._lookups.earn(whole)
-        if self._prospects is not None and record.spec is not None and record.spec.found_only:
-            verified = record.tokens > record.rows
+        if prospects is not None and record.spec is not None and record.spec.found_only:
             spent = whole + self._overhead.beyond_plain("looked up")
-            self._lookups.learn(record.emitted / self._prospects.plain_rate - spent, spent, verified)
+            self._lookups.learn(record.emitted / prospects.plain_rate - spent, spent, record.tokens > record.rows)
+        elif prospects is not None and drafted and self._looks_up and record.spec is not None and record.spec.looks_up:
+            rate = prospects.plain_rate if self._choice is None else self._choice.rate
+            self._lookups.learn(record.copied / rate - record.lookup_seconds, whole, True)
         if self._recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
                 self._recordings.learn(record.rows, record.spec, whole, self._choice.seconds)
@@ -396,23 +404,28 @@ class Controller:
         """The tree of a shape, the same until the next plan; None = of nothing but what is looked up."""
         chooses = self._probe is None or self._probe.chooses
         keeps = self._probe is not None or self._analysing.due()
-        key = (None if prospect is None else prospect.shape, groups, chooses, keeps)
+        looks_up = self._looks_up and self._lookups.looking
+        key = (None if prospect is None else prospect.shape, groups, chooses, keeps, looks_up)
         if key not in self._specs and prospect is not None and not (self._counts_freely or keeps):
             self._specs[key] = prospect.recurring_tree(self._widths[prospect.shape.width], rows)
         elif key not in self._specs:
-            made = self._found_tree(rows) if prospect is None else self._tree(prospect, rows, chooses)
+            made = self._found_tree(rows) if prospect is None else self._tree(prospect, rows, chooses, looks_up)
             self._specs[key] = replace(
-                made, values=self.gain.values, groups=groups if any(groups) else None, keeps_candidates=keeps
+                made,
+                values=self.gain.values,
+                groups=groups if any(groups) else None,
+                keeps_candidates=keeps,
+                looks_up=looks_up,
             )
         return self._specs[key]
 
-    def _tree(self, prospect: Prospect, rows: int, chooses: bool) -> PlannedTree:
+    def _tree(self, prospect: Prospect, rows: int, chooses: bool, looks_up: bool) -> PlannedTree:
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = None
-        if self._looks_up and self._counts_freely:
+        if looks_up and self._counts_freely:
             most, nodes = _MOST_PER_ROW, nodes + _FOUND  # at its price, a passage may be as long as it is
         if self._counts_freely and self._prospects is not None and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
@@ -461,7 +474,7 @@ class Controller:
         in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
         if tree is None or in_vain or record.spec is None:
             plain = record.spec is None or in_vain
-            if plain and not expected.isdisjoint(record.lengths):  # a first round finds cold caches
+            if plain and not _finds_cold_caches(record, expected, self._probe):
                 seconds = record.pass_seconds if in_vain else whole
                 self.costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
             return
@@ -486,7 +499,7 @@ class Controller:
                 padded=record.padded if self._counts_freely else 0,
                 width=record.spec.max_fanout,
                 levels=levels,
-                draft_seconds=record.draft_seconds,
+                draft_seconds=record.draft_seconds - record.lookup_seconds,
                 pairs=record.emitted if record.seconds is not None else 0,
                 observe_seconds=whole - record.draft_seconds - record.pass_seconds,
             )
@@ -505,7 +518,7 @@ class Controller:
             if self._recordings is not None and self._recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self._recordings.usual)
             self._analysing.done(spent)
-        network = accepted_of_network(record.draft)
+        network = sum(map(len, record.draft.paths)) - record.rows - record.copied
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
             self.gain.judge(judged.accepted, network, record.rows)

@@ -1,6 +1,6 @@
 """Exploration: probes, which are rounds of another shape than the one in use, within a budget of lost time.
 
-While speculating there are three kinds of probes: a plain round, which keeps the cost of plain decoding current; a
+While speculating there are three kinds of probes: plain rounds, which keep the cost of plain decoding current; a
 larger draft than the one in use, of which only the nodes that pay are verified (on a CPU, where that is cheap); and a
 round that verifies more. While not speculating there are two: a draft of which only the nodes that pay are verified,
 often none; and two rounds of a large shape. Both first observe everything that the drafter had deferred.
@@ -24,6 +24,9 @@ _CLOSE, _FOR_CLOSE = 1.3, 0.008
 """The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost
 then to keep that current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one second to the next,
 which plain rounds feel more than those with trees."""
+_PLAIN_PAIR = 2
+"""Plain rounds of a probe on a CPU where it is a close call. The first one after a draft takes 5 to 20 % longer, as
+caches are full of other weights, so that only the second tells what plain decoding takes."""
 _PLAIN_RUN = 12
 """The most plain rounds in a row while speculating: where a shape is used in hope, they lose and show nothing."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
@@ -73,6 +76,11 @@ class Probe(NamedTuple):
     """The accepted tokens that the rounds of such a probe have promised so far."""
     brought: float = 0.0
     """Those that they brought."""
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the round is plain, and another one follows that tells more."""
+        return self.prospect is None and self.rounds > 1
 
     def hopeless(self, needed: float) -> bool:
         """Whether a text has shown, but for one token, that it doesn't yield `needed` times what is promised."""
@@ -153,12 +161,13 @@ class Explorer:
 
         A draft also loses the `analysis` of its candidates, in seconds.
         """
-        least = _LEAST * choice.seconds
-        doubtful = choice.rate < prospects.plain_rate * _ON_TRIAL.get(self._speculated, 0.0)
-        loss = max(prospects.plain_seconds + prospects.catching_up - rows / choice.rate, least)
+        least, speedup = _LEAST * choice.seconds, choice.rate / prospects.plain_rate
+        doubtful = speedup < _ON_TRIAL.get(self._speculated, 0.0)
+        run = _PLAIN_PAIR if chooses and speedup < _CLOSE else 1
+        loss = max(run * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up, least)
         if self._plain_running < _PLAIN_RUN and (doubtful or self._plain.affords(loss)):
-            self._plain_running += 1
-            return Probe(None, 1, prospects.catching_up, self._plain)
+            self._plain_running += run
+            return Probe(None, run, prospects.catching_up / run, self._plain)
         self._plain_running = 0
         if chooses:
             larger = prospects.larger(choice.shape, **_DRAFTS[self._draft])
@@ -204,10 +213,10 @@ class Explorer:
 
 
 class LookupTrials:
-    """Decides whether rounds in which nothing is drafted look for copies, which takes the host's time.
+    """Decides whether rounds look for copies, which takes the host's time: whether or not a network drafts as well.
 
-    What such rounds gained over plain ones is averaged over the latest of them. Where it is a loss beyond noise, rounds
-    are plain until trials afford to lose that much again, as a share of all time.
+    What it gained is averaged over the latest rounds of these texts. Where it is a loss beyond noise, nothing is looked
+    up until trials afford to lose that much again, as a share of all time.
     """
 
     def __init__(self) -> None:
@@ -222,6 +231,10 @@ class LookupTrials:
         speedup = 1.0 + self._gained / self._seconds if self._seconds else 1.0
         return self._rounds > 2 * self._plain_at and speedup < _ON_TRIAL.get(self._rounds, 0.0)
 
+    def renew(self) -> None:
+        """Account for texts that are new: what is copied in others says little about them."""
+        self._gained, self._seconds, self._tried = 0.0, 0.0, 0
+
     def earn(self, seconds: float) -> None:
         """Account for a round of any kind that took `seconds`."""
         self._allowance.earn(seconds)
@@ -231,9 +244,9 @@ class LookupTrials:
             self._tried, self.looking = 0, True
 
     def learn(self, gained: float, seconds: float, verified: bool) -> None:
-        """Learn from a round that looked up: `gained` is the time of its tokens in plain rounds, less its `seconds`.
+        """Learn from a round of `seconds` that looked up: `gained` is what copies saved of it, less what looking took.
 
-        `verified`: whether anything was found that paid; else the pass was a plain one.
+        `verified`: whether there were nodes; else the pass was a plain one.
         """
         if not verified:
             self._plain_at = self._rounds

@@ -200,16 +200,6 @@ class GainModel:
         return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)
 
 
-def accepted_of_network(draft: VerifiedDraft) -> int:
-    """The accepted tokens that the drafter's network guessed, whether or not they were found as well."""
-    if draft.tree.sources is None:
-        return sum(len(path) - 1 for path in draft.paths)
-    sources = draft.tree.sources.tolist()
-    return sum(
-        row[node - 1] != Source.LOOKUP for row, path in zip(sources, draft.paths, strict=True) for node in path[1:]
-    )
-
-
 def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
     """The accepted tokens that a tree's found nodes promised together."""
     if tree.sources is None or not tree.size:

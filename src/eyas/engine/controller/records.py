@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import TreeSpec
+from eyas.tree.draft_tree import Source
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,23 @@ class RoundRecord:
     """Seconds that the round before took beyond its `seconds`: to plan it, to make room for it, to learn from it."""
     prompt_pairs: int = 0
     """Pairs of prompts that the drafter was given since the round before, read or deferred."""
+
+    @property
+    def lookup_seconds(self) -> float:
+        """The part of `draft_seconds` in which a drafter with a network looked for copies."""
+        return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
+
+    @property
+    def copied(self) -> int:
+        """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess as well."""
+        if self.draft is None or self.draft.tree.sources is None:
+            return 0
+        sources = self.draft.tree.sources.tolist()
+        return sum(
+            row[node - 1] == Source.LOOKUP
+            for row, path in zip(sources, self.draft.paths, strict=True)
+            for node in path[1:]
+        )
 
     @property
     def padded(self) -> int:
