@@ -35,6 +35,8 @@ def library(folder: Path, name: str, content: bytes = b"code") -> Path:
         (V4, "Intel(R) Xeon(R)", "avx512"),
         (f"{V4} avx512_vnni", "Intel(R) Xeon(R)", "avx512-vnni"),
         (f"{V4} avx512_bf16 avx512_vnni", "AMD EPYC", "avx512-bf16-amd"),
+        (f"{V4} avx512_bf16 avx512_vnni avx_vnni", "AMD EPYC", "zen5"),
+        (f"{V4} avx512_bf16 avx512_vnni avx_vnni", "Intel(R) Xeon(R)", "avx512-bf16"),
         (f"{V4} avx512_bf16 avx512_vnni amx_tile amx_bf16", "Intel(R) Xeon(R)", "amx"),
         (f"{V4} avx512_bf16", "AMD EPYC", "avx512-amd"),
         ("avx2", "AMD EPYC", None),

@@ -53,9 +53,10 @@ def _builds() -> tuple[Build, ...]:
     )
     makers = ((False, "", ()), (True, "-amd", ("-DEYAS_AMD",)))
     others_only = {"avx512-vnni", "avx2-vnni"}  # AMD's processors with one of these have more
-    amx = ("-mamx-tile", "-mamx-bf16")
+    amx, zen5 = ("-mamx-tile", "-mamx-bf16"), ("-mavxvnni", *makers[1][2])
     return (
         Build("amx", frozenset(f"{levels[0][1]} amx_tile amx_bf16".split()), False, (*levels[0][2], *amx)),
+        Build("zen5", frozenset(f"{levels[0][1]} avx_vnni".split()), True, (*levels[0][2], *zen5)),
         *(
             Build(f"{level}{suffix}", frozenset(needs.split()), amd, (*flags, *more))
             for level, needs, flags in levels

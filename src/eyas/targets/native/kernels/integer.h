@@ -163,9 +163,10 @@ class Codes {
     std::unique_ptr<Step[]> steps_;
 };
 
-// Panels that are worked on at once: one where memory is waited for, which is fastest read in order.
+// Panels that are worked on at once: one where memory is waited for, which is fastest read in order, as Zen 5 always does
+// with up to 8 tokens; it reads two vectors of inputs a cycle, others share them between two panels.
 constexpr int together_in_integers(int tokens) {
-    return LANES == 16 ? (tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
+    return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
 // Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.

@@ -131,9 +131,15 @@ constexpr int64_t PACKED_AHEAD = 8192;  // measured on AMD's Zen 4 and 5
 #if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
 constexpr Hint HINT = _MM_HINT_NTA, PACKED_HINT = _MM_HINT_NTA;
+#ifdef __AVXVNNI__
+constexpr bool ZEN5 = true;
+#else
+constexpr bool ZEN5 = false;
+#endif
 #else
 constexpr int64_t ahead(int64_t) { return 4096; }
 constexpr Hint HINT = _MM_HINT_T0, PACKED_HINT = _MM_HINT_T1;
+constexpr bool ZEN5 = false;
 #endif
 
 // Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each row i;
