@@ -113,7 +113,7 @@ def differences(
 
     `option` names what sets a key, given with dots; None if nothing does.
     """
-    old, new = _flat(before), _flat(now)
+    old, new = flat(before), flat(now)
     lines = []
     for key in [*old, *(key for key in new if key not in old)]:
         if old.get(key) != new.get(key):
@@ -122,12 +122,12 @@ def differences(
     return lines
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one whose keys have dots; empty ones stay values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            found |= flat(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value
     return found

@@ -33,6 +33,12 @@ def test_lists_and_ranges(tmp_path: Path) -> None:
     assert (rate.bounds, rate.log, rate.whole) == ((1e-4, 1), True, False)
 
 
+def test_the_command_line_changes_what_is_set_for_all_trials(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(GOOD + "set: {drafter.store: there, drafter.loop.epochs: 1}")
+    config = load_config(SweepConfig, tmp_path / "sweep.yaml", ["set.drafter.store=here", "set.drafter.seed=3"])
+    assert config.set == {"drafter.store": "here", "drafter.loop.epochs": 1, "drafter.seed": 3}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field, field_validator, model_validator
 
-from eyas.config import StrictModel
+from eyas.config import StrictModel, flat
 from eyas.errors import UsageError
 
 
@@ -117,6 +117,12 @@ class SweepConfig(StrictModel):
     devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of each of the trials that run at once
     score: ScoreConfig = ScoreConfig()
     timing: TimingConfig = TimingConfig()
+
+    @field_validator("set", mode="before")
+    @classmethod
+    def _dotted(cls, given: Any) -> Any:
+        """Sections too, as `set.drafter.store=DIR` on the command line makes them: they replace what is set above."""
+        return flat(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _search_fits(self) -> SweepConfig:
