@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,6 +54,23 @@ def test_passes_too_large_to_pay_are_left_out(rows: int, largest: int) -> None:
     runs = bench._turns(dict(sizes), 0.0)
     assert list(runs) == [("tokens", n) for n in (1, 2, 4, 8, 16, 32, 64) if n <= largest] + [("pairs", 64)]
     assert {len(taken) for taken in runs.values()} == {2}  # the first isn't counted, and slow ones aren't repeated
+
+
+def test_drafts_and_plain_passes_come_after_a_pass() -> None:
+    """As in service: a draft that finds its own weights in the caches takes half as long."""
+    bench, order = object.__new__(calibration._Bench), list[str]()
+    bench._rows, bench._target = [1], SimpleNamespace(native=object(), record=None)  # type: ignore[assignment]
+
+    def timed(name: str, seconds: float) -> Callable[[], float]:
+        return lambda: order.append(name) or seconds  # type: ignore[func-returns-value]
+
+    work = {("rows", 1): timed("pass", 1e-3), ("first", 1): timed("draft", 1e-3), ("level1", 1): timed("draft", 1e-3)}
+    runs = bench._turns(dict(work), 1.0)
+    assert all(before == "pass" for before, after in itertools.pairwise(order) if after == "draft")
+    assert len({len(taken) for taken in runs.values()}) == 1  # the passes between aren't counted
+    order.clear()
+    bench._turns({**work, ("rows", 1): timed("pass", 1.0)}, 100.0)  # what caches hold doesn't matter there
+    assert order.count("pass") < order.count("draft")
 
 
 def test_medians_count_and_their_spread_is_kept() -> None:
