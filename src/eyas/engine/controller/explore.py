@@ -33,7 +33,7 @@ _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
-_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 8, 1.0 - 1.0 / 50.0, 0.01, 256
+_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
 _STRETCH, _REPEATED = 8, 4
 """Rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay, and while it does:
@@ -136,8 +136,8 @@ class Explorer:
         """How many rounds may be like the `planned` one until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
             most, marks = _STRETCH, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
-        elif planned.keeps_candidates or left < _REPEATED * (planned.depth + 2):
-            return 0
+        elif planned.keeps_candidates or left < _REPEATED * (planned.depth + 2) or self._age < _TRIAL_AT:
+            return 0  # the first rounds of a text say the most about it
         else:
             most, marks = _REPEATED, [at - self._speculated for at in _ON_TRIAL]
         return min((most, *(mark for mark in marks if mark > 0))) - 1
