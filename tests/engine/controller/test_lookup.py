@@ -171,6 +171,20 @@ def test_looking_up_beside_a_network_goes_on_where_copies_pay(share: float, goes
     assert (simulation.looked < 60) == (not goes_on)
 
 
+def test_a_search_that_rests_is_in_no_forecast() -> None:
+    searching = 0.2 / plain_rate(1)
+    simulation = Lookups(MACHINE, CopiedText([3.0], [0.9], seed=9, network=True), searching=searching)
+    made = looks_up()
+    while made._lookups.looking:
+        made._situation = ()  # plan anew
+        simulation.run(made, 1)
+    assert simulation.looked > 2
+    assert made.costs.overhead > 0.2 * searching
+    made._situation = ()
+    simulation.run(made, 1)
+    assert made.costs.overhead < 0.05 * searching
+
+
 def test_new_texts_are_judged_by_themselves() -> None:
     trials = LookupTrials()
     for _ in range(100):

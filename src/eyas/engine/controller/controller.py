@@ -51,6 +51,8 @@ _ANSWER = 100
 """The tokens of an answer that are taken for granted when a prompt's reading is shared out among them."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
+_SEARCHES = 8
+"""Rounds of that mean."""
 _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
 
@@ -142,6 +144,8 @@ class Controller:
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer, self._lookups = Explorer(), LookupTrials()
+        self._searching = 0.0
+        """Seconds that looking for copies takes beside a network's draft: a running mean."""
         self._recordings = None if counts_freely else Recordings()
         self._recording = 0.0
         """Seconds that it takes to record the shape that is wanted."""
@@ -267,7 +271,7 @@ class Controller:
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
         unseen = 0.0  # of reading what was emitted, which is measured among other things
         if drafted and record.seconds is not None:
-            unseen = whole - record.draft_seconds + record.lookup_seconds - record.pass_seconds
+            unseen = whole - record.draft_seconds - record.pass_seconds
             unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
@@ -303,6 +307,7 @@ class Controller:
         elif prospects is not None and drafted and self._looks_up and record.spec is not None and record.spec.looks_up:
             rate = prospects.plain_rate if self._choice is None else self._choice.rate
             self._lookups.learn(record.copied / rate - record.lookup_seconds, whole, True)
+            self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
         if self._recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
                 self._recordings.learn(record.rows, record.spec, whole, self._choice.seconds)
@@ -351,7 +356,7 @@ class Controller:
             self._plain_prices.settle()
             self.costs.settle()
         sampled = sum(groups)
-        self.costs.overhead = self._overhead.beyond_plain("drafted")
+        self.costs.overhead = self._overhead.beyond_plain("drafted") + self._searching * self._lookups.looking
         prospects = Prospects(
             self.gain.forecast((rows - sampled, sampled)),
             self.costs,
