@@ -158,8 +158,9 @@ def setting(report: Report, remark: str) -> str:
     settings = report["settings"]
     sampling = settings["sampling"]
     penalty, repeats = sampling["frequency_penalty"], settings.get("repeats")  # only what is timed is repeated
+    weights = settings.get("weights") or settings["dtype"]
     text = (
-        f"**`{Path(settings['model']).name}`**, {settings['dtype']}, batch {settings['batch_size']}, answers of up to "
+        f"**`{Path(settings['model']).name}`**, {weights}, batch {settings['batch_size']}, answers of up to "
         f"{sampling['max_tokens']} tokens{f', frequency penalty {penalty:g}' if penalty else ''}"
         f"{f', {repeats} ' + ('repeat' if repeats == 1 else 'repeats') if repeats else ''}; {_place(report)}. {remark}"
     )

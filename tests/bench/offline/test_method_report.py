@@ -44,7 +44,7 @@ def believable() -> dict[tuple[float, str], dict[str, MethodResult]]:
 
 def comparison(same: int = 2) -> MethodComparison:
     method = OpenedMethod(MethodChoice("lookup"), ENGINE, ENGINE, "chain:1", weights=2_000_000, cache=500_000)
-    settings = {"model": "m", "dtype": "float32", "batch_size": 1, "temperatures": [0.0, 1.0]}
+    settings = {"model": "m", "dtype": "float32", "weights": "float32", "batch_size": 1, "temperatures": [0.0, 1.0]}
     return MethodComparison([method], [Skipped("mtp", "no modules")], results(same), settings, {"cores": 2}, ["e"])
 
 

@@ -42,7 +42,7 @@ def test_json(demo: Run) -> None:
         assert row["speedup"] == pytest.approx(fast / plain, rel=0.01)
         assert row["efficiency"] == pytest.approx(row["speedup"] / row["accept_length"], abs=0.002)
     assert report["settings"]["max_new_tokens"] == 8
-    assert report["settings"]["dtype"] == "float32"
+    assert report["settings"]["dtype"] == report["settings"]["weights"] == "float32"
 
 
 def test_text(demo: Run) -> None:

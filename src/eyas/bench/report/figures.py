@@ -268,7 +268,7 @@ def methods_figure(content: Mapping[str, Any]) -> bytes:
                 positions.legend(fontsize=7)
                 length.legend(fontsize=7)
         settings = content["settings"]
-        figure.suptitle(f"{settings['model']}, {settings['dtype']}, batch {settings['batch_size']}", fontsize=10)
+        figure.suptitle(f"{settings['model']}, {settings['weights']}, batch {settings['batch_size']}", fontsize=10)
         return svg(figure)
 
 

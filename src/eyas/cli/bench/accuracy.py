@@ -13,7 +13,7 @@ from typer import Option
 from eyas.cli.bench.bench import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar, show_table
-from eyas.cli.common.measuring import check_output, write_report
+from eyas.cli.common.measuring import check_output, precision, write_report
 from eyas.cli.common.options import (
     BatchSize,
     Coupled,
@@ -121,7 +121,7 @@ def accuracy(
             results += measure_accuracy(one, answering, baseline, params, judge=judge, chat=chat, advance=advance)
     settings: dict[str, Any] = {
         "model": target.model,
-        "dtype": None if session is None else str(session.target.dtype).removeprefix("torch."),
+        **({} if session is None else precision(session.target)),
         "draft_model": draft_model,
         "methods": list(answering),
         "baseline": baseline,
@@ -135,7 +135,7 @@ def accuracy(
     content = accuracy_report(describe_machine(), settings, tasks, results, params.max_tokens, baseline)
     write_report(content, json, output_)
     if not json:
-        _show(content, results, "Servers" if session is None else f"{target.model}, {settings['dtype']}")
+        _show(content, results, "Servers" if session is None else f"{target.model}, {settings['weights']}")
     for error in content["errors"]:
         note(f"error: {error}")
     return 0 if content["equal"] and not content["errors"] else FAILURE

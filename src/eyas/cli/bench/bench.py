@@ -89,7 +89,7 @@ def bench(
         settings = settings_of(loading, session.target, measuring, params)
         settings |= {"drafters": draft_model, "coupled": shared.coupled}
         settings |= {name: value for name, value in vars(files).items() if name in _HOW and value is not None}
-        what = f"{target.model}, {settings['dtype']}, {what}"
+        what = f"{target.model}, {settings['weights']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
     if servers.endpoint is not None:
         report, table = measure_endpoints(servers, engines, tasks, params, plan, settings, what)

@@ -128,7 +128,7 @@ def methods(
         write_bytes(plot, methods_figure(comparison.as_dict()))
     note_impossible(one.line for one in comparison.lines)
     if not json:
-        _show(comparison, f"{target.model}, {settings['dtype']}, batch {measuring.batch_size}")
+        _show(comparison, f"{target.model}, {settings['weights']}, batch {measuring.batch_size}")
     code = finish(comparison.machine, errors)
     if not errors:
         best = comparison.to_serve

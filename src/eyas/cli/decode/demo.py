@@ -17,6 +17,7 @@ from typer import Option
 
 from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import note, output, quietly_refreshing, show_table
+from eyas.cli.common.measuring import precision
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import OutputError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def demo(
     max_new_tokens: MaxNewTokens = 128,
-    dtype: Annotated[Dtype, Option(help="auto: bfloat16, as the checkpoint is stored.")] = "auto",
+    dtype: Annotated[Dtype, Option(help="auto: as the GGUF file has them, in 4 bits.")] = "auto",
     tree: Annotated[
         str | None,
         Option(
@@ -76,8 +77,7 @@ def demo(
         raced.append((text, lanes))
         if not json and not show:
             screen.print(completions[1].text)
-    settings = {"dtype": str(plain.target.dtype).removeprefix("torch."), "max_new_tokens": max_new_tokens}
-    report = _report(results, list(engines), settings, methods)
+    report = _report(results, list(engines), precision(plain.target) | {"max_new_tokens": max_new_tokens}, methods)
     table = _methods_table(report) if methods else _table(report)
     if json:
         typer.echo(jsonlib.dumps(report))
@@ -87,7 +87,7 @@ def demo(
     if svg is not None:
         _draw(svg, raced, table)
     _warn(report)
-    exact = plain.target.native is not None or settings["dtype"] == "float32"
+    exact = plain.target.native is not None or report["settings"]["dtype"] == "float32"
     broken = exact and not all(row["identical_output"] for row in report["rows"])
     return FAILURE if broken else 0
 
@@ -187,7 +187,12 @@ def _methods_table(report: dict[str, Any]) -> Any:
     from rich.table import Table
 
     kinds = list(dict.fromkeys(row["text"] for row in report["rows"]))
-    table = Table("method", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same model, the same text")
+    table = Table(
+        "method",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"The same model ({report['settings']['weights']}), the same text",
+    )
     for header in ("tokens/s", *(f"speedup,\n{kind}" for kind in kinds), "accept\nlength", "effi-\nciency", "drafting"):
         table.add_column(header, justify="right")
     table.add_column("identical\noutput")
@@ -210,7 +215,12 @@ def _table(report: dict[str, Any]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table("text", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title="The same model, the same text")
+    table = Table(
+        "text",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        title=f"The same model ({report['settings']['weights']}), the same text",
+    )
     for header in ("plain\ntokens/s", "speculative\ntokens/s", "speedup", "accept\nlength", "effi-\nciency"):
         table.add_column(header, justify="right")
     for header in ("accepted by\nposition, %", "identical\noutput"):

@@ -52,7 +52,7 @@ _ANSWER = 100
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _SEARCHES = 8
-"""Rounds of that mean."""
+"""Rounds of the running mean of what looking for copies takes."""
 _FOUND = 64
 """Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
 
