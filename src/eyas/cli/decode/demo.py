@@ -181,18 +181,17 @@ def _draw(path: Path, raced: Sequence[tuple[str, Sequence[Lane]]], table: Any) -
         raise OutputError(f"can't write {path}: {error.strerror}") from error
 
 
+def _title(report: dict[str, Any]) -> str:
+    return f"The same model ({report['settings']['weights']}), the same text"
+
+
 def _methods_table(report: dict[str, Any]) -> Any:
     """A line a method: its speedup by kind of text, and the figures over all."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     kinds = list(dict.fromkeys(row["text"] for row in report["rows"]))
-    table = Table(
-        "method",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"The same model ({report['settings']['weights']}), the same text",
-    )
+    table = Table("method", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=_title(report))
     for header in ("tokens/s", *(f"speedup,\n{kind}" for kind in kinds), "accept\nlength", "effi-\nciency", "drafting"):
         table.add_column(header, justify="right")
     table.add_column("identical\noutput")
@@ -215,12 +214,7 @@ def _table(report: dict[str, Any]) -> Any:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(
-        "text",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        title=f"The same model ({report['settings']['weights']}), the same text",
-    )
+    table = Table("text", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=_title(report))
     for header in ("plain\ntokens/s", "speculative\ntokens/s", "speedup", "accept\nlength", "effi-\nciency"):
         table.add_column(header, justify="right")
     for header in ("accepted by\nposition, %", "identical\noutput"):

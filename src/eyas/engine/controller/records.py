@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import TreeSpec
@@ -43,7 +44,7 @@ class RoundRecord:
         """The part of `draft_seconds` in which a drafter with a network looked for copies."""
         return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
 
-    @property
+    @cached_property
     def copied(self) -> int:
         """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess as well."""
         if self.draft is None or self.draft.tree.sources is None:
