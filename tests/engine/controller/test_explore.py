@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from eyas.engine.controller.explore import Allowance, Pace
+import math
+
+from eyas.engine.controller.explore import Allowance, Explorer, Pace
+from eyas.tree.shared import PlannedTree, SharedTree
 
 
 def test_an_allowance_spends_its_share_and_no_more() -> None:
@@ -67,3 +70,13 @@ def test_a_pace_never_stops() -> None:
     for _ in range(6):
         pace.done(1e9)
     assert rounds_until_due(pace) == 5
+
+
+def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
+    explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
+    for _ in range(8):
+        assert explorer.ahead(planned, math.inf) == 0
+        explorer.earn(1.0, 1.5)
+    assert explorer.ahead(planned, math.inf) > 0
+    explorer.renew()
+    assert explorer.ahead(planned, math.inf) == 0
