@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import attention_of_any_shape
 from eyas.targets.architecture import refused_where_it_fails
-from eyas.targets.native.linears import lone_torch
+from eyas.targets.native.linears import lone_torch, weight_formats
 from eyas.targets.passes import EmbeddingAndHead, Passes
 from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
@@ -53,6 +53,12 @@ class Target(Passes):
                 if self.native is None:
                     find_odd_steps(self)
                 check_states(self)
+
+    @property
+    def precision(self) -> dict[str, str]:
+        """Its dtype, and what its weights are multiplied in: formats of 4 and 8 bits, or the same."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {"dtype": dtype, "weights": weight_formats(self.model) or dtype}
 
     @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:

@@ -13,7 +13,7 @@ from typer import Option
 from eyas.cli.bench.bench import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar, show_table
-from eyas.cli.common.measuring import check_output, precision, write_report
+from eyas.cli.common.measuring import check_output, write_report
 from eyas.cli.common.options import (
     BatchSize,
     Coupled,
@@ -121,7 +121,7 @@ def accuracy(
             results += measure_accuracy(one, answering, baseline, params, judge=judge, chat=chat, advance=advance)
     settings: dict[str, Any] = {
         "model": target.model,
-        **({} if session is None else precision(session.target)),
+        **({} if session is None else session.target.precision),
         "draft_model": draft_model,
         "methods": list(answering),
         "baseline": baseline,

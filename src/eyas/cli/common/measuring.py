@@ -33,21 +33,13 @@ def check_output(path: Path | None) -> None:
         raise UsageError(f"--output {path}: there is no directory {path.parent} to write it to; make it first")
 
 
-def precision(target: Target) -> dict[str, str]:
-    """A target's dtype, and what its weights are multiplied in: formats of 4 and 8 bits, or the same."""
-    from eyas.targets.native.linears import weight_formats
-
-    dtype = str(target.dtype).removeprefix("torch.")
-    return {"dtype": dtype, "weights": weight_formats(target.model) or dtype}
-
-
 def settings_of(
     options: TargetOptions, loaded: Target, measuring: MeasureOptions, params: SamplingParams
 ) -> dict[str, Any]:
     """What a measurement was taken with, apart from drafters and trees."""
     return {
         "model": options.model,
-        **precision(loaded),
+        **loaded.precision,
         "device": str(loaded.device),
         "attention": options.attention,
         "compile": options.compiled,

@@ -17,7 +17,6 @@ from typer import Option
 
 from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import note, output, quietly_refreshing, show_table
-from eyas.cli.common.measuring import precision
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import OutputError
@@ -77,7 +76,7 @@ def demo(
         raced.append((text, lanes))
         if not json and not show:
             screen.print(completions[1].text)
-    report = _report(results, list(engines), precision(plain.target) | {"max_new_tokens": max_new_tokens}, methods)
+    report = _report(results, list(engines), plain.target.precision | {"max_new_tokens": max_new_tokens}, methods)
     table = _methods_table(report) if methods else _table(report)
     if json:
         typer.echo(jsonlib.dumps(report))

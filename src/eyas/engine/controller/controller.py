@@ -272,7 +272,7 @@ class Controller:
         unseen = 0.0  # of reading what was emitted, which is measured among other things
         if drafted and record.seconds is not None:
             unseen = whole - record.draft_seconds - record.pass_seconds
-            unseen -= float(self.costs.observe_seconds(record.emitted, record.rows))
+            unseen -= self.costs.reading_seconds(record.emitted, record.rows)
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
         self._overhead.learn(unseen, whole, kind, record.overhead)

@@ -78,15 +78,14 @@ class RepeatFilter(logging.Filter):
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
     from eyas.targets.fingerprint import weight_shapes  # with torch, as late as possible
-    from eyas.targets.native.linears import describe_products, weight_formats
+    from eyas.targets.native.linears import describe_products
 
     target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "model": type(target.model).__name__,
         "parameters": sum(prod(shape) for shape in weight_shapes(target.model).values()),
-        "dtype": str(target.dtype).removeprefix("torch."),
-        "weights": weight_formats(target.model) or str(target.dtype).removeprefix("torch."),
+        **target.precision,
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",
         "kernels": describe_products(target.model),
