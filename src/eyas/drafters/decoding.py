@@ -474,7 +474,7 @@ class DeferredPairs:
         self.lengths = [0] * slots
         self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
         self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
-        """Appended, not sorted yet: tokens [n], taps [n, A, Ht], and each pair's slot and index into them."""
+        """Appended, not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], and each pair's slot and index into R * Q."""
 
     def reshape(self, slots: int) -> None:
         """Change to `slots` slots; those that stay keep their pairs."""
@@ -498,7 +498,7 @@ class DeferredPairs:
         elif given:
             width = next_tokens.shape[1]
             pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]
-            self._held.append((next_tokens.flatten(), taps.flatten(0, 1), pairs))
+            self._held.append((next_tokens, taps, pairs))
             if len(self._held) >= _HELD:
                 self._sort()
 
@@ -506,10 +506,10 @@ class DeferredPairs:
         """Give what is held to its slots."""
         if not self._held:
             return
-        all_tokens, all_taps, all_pairs = zip(*self._held, strict=True)
-        self._held = []
+        held, self._held = self._held, []
+        all_tokens, all_taps = [tokens.flatten() for tokens, _, _ in held], [taps.flatten(0, 1) for _, taps, _ in held]
         found: dict[int, list[int]] = defaultdict(list)
-        for start, pairs in zip(accumulate(map(len, all_tokens), initial=0), all_pairs, strict=False):
+        for start, (_, _, pairs) in zip(accumulate(map(len, all_tokens), initial=0), held, strict=False):
             for slot, index in pairs:
                 found[slot].append(start + index)
         order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)

@@ -124,10 +124,12 @@ def run_round(
         if spec is not None:
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
         counts = [accepted + 1 for accepted in output.accepted]
-        next_tokens, path = walk.tokens, walk.path  # [R, K]
+        next_tokens = walk.tokens  # [R, K]
         if tree.size:
-            next_tokens, path = next_tokens[:, : max(counts)].clamp(min=0), path[:, : max(counts)]
-        states = verified.taps_at(path)  # [R, K, A, Ht]
+            next_tokens = next_tokens[:, : max(counts)].clamp(min=0)
+            states = verified.taps_at(walk.path[:, : max(counts)])  # [R, K, A, Ht]
+        else:
+            states = verified.taps.unsqueeze(1)
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(
         draft=None if spec is None else VerifiedDraft(tree, paths),

@@ -52,8 +52,6 @@ class VerifyOutput(NamedTuple):
 
     def taps_at(self, nodes: Tensor) -> Tensor:
         """[R, P, A, Ht] the taps at P nodes of each row, by node index `nodes` [R, P]."""
-        if self.logits.index.shape[1] == 1:  # nothing but roots
-            return self.taps.unsqueeze(1)
         return self.taps[self.logits.index.gather(1, nodes)]
 
 
