@@ -1,6 +1,8 @@
 // Gumbel noise of tokens: the numbers that `eyas.verify.path.gumbel` defines, in the same integer arithmetic and float64.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -37,13 +39,30 @@ inline double logarithm(double x) {
     return e * 0.6931471803691238 + (2.0 * s + (2.0 * rest + e * 1.9082149292705877e-10));
 }
 
+// The 52 random bits of a token, of which its noise is a rising function; `key` is that of a seed and a position.
+inline uint64_t key_of(uint64_t seed, uint64_t position) { return mix(mix(seed) + position); }
+inline uint64_t bits_of(uint64_t key, int64_t id) {
+    return mix(key + (static_cast<uint64_t>(id) + 1) * 0x9E3779B97F4A7C15) >> 12;
+}
+
+// Whether any of the tokens from `first` on may have noise of at least so much; it may say so where none has.
+inline bool may_reach(uint64_t key, int64_t first, int64_t count, double noise) {
+    // noise x is exceeded by a share of 1 - exp(-exp(-x)) < exp(-x)
+    const double above = std::min(1.0, std::exp(-noise + 1e-3 * (1.0 + std::abs(noise))));
+    const int64_t least = static_cast<int64_t>((1.0 - above) * (int64_t{1} << 52)) - 2;
+    int64_t most = 0;
+#pragma omp simd reduction(max : most)
+    for (int64_t i = 0; i < count; i++) most = std::max(most, static_cast<int64_t>(bits_of(key, first + i)));
+    return most >= least;
+}
+
 // Noise [count] of tokens `id(i)`, for a seed and a position.
 template <class Id>
 inline void gumbel_of(uint64_t seed, uint64_t position, const Id& id, int64_t count, float* out) {
-    const uint64_t key = mix(mix(seed) + position);
+    const uint64_t key = key_of(seed, position);
 #pragma omp simd
     for (int64_t i = 0; i < count; i++) {
-        const uint64_t bits = mix(key + (static_cast<uint64_t>(id(i)) + 1) * 0x9E3779B97F4A7C15) >> 12;
+        const uint64_t bits = bits_of(key, id(i));
         // (bits + 1/2) / 2^52: exact, and never 0 or 1
         const double uniform = as_double(0x3FF0000000000000 | bits) - 1.0 + 1.1102230246251565e-16;
         out[i] = static_cast<float>(-logarithm(-logarithm(uniform)));

@@ -1,5 +1,7 @@
 // What native/library.py calls: packing weights, single products, attention, guesses, noise; the rest is in passes.cpp.
+#include <cmath>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
@@ -9,6 +11,37 @@
 #include "linear.h"
 
 using namespace eyas;
+
+// `eyas_draw`. Noise takes two logarithms, and hardly any token can win: it has to make up for what its logit is below the
+// best one's. Whether any of a few tokens does can be seen from their random bits.
+template <class T>
+static int64_t draw(const T* logits, int64_t size, float divisor, float scale, int64_t seed, int64_t position, int64_t threads) {
+    constexpr int64_t FEW = 32;
+    constexpr double MOST_NOISE = 100.0;  // which none has; logits may be minus infinity
+    constexpr float LEAST = -std::numeric_limits<float>::infinity();
+    const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE, likely = best(logits, size);
+    const uint64_t key = key_of(seed, position);
+    float noise;
+    gumbel(seed, position, likely, 1, &noise);
+    const double reached = wide(logits[likely]) / divisor + noise * scale;  // by the token with the best logit
+    const bool skips = scale > 0 && std::isfinite(reached);
+    std::vector<float> tops(pieces, LEAST);
+    std::vector<int64_t> found(pieces, 0);
+    Region(threads).share(pieces, 1, [&](int64_t piece, int64_t) {
+        const int64_t stop = std::min((piece + 1) * NOISE_PIECE, size);
+        for (int64_t first = piece * NOISE_PIECE, count; first < stop; first += count) {
+            count = std::min(FEW, stop - first);
+            const double missing = (reached - greatest(logits + first, count) / divisor) / scale;
+            if (skips && !may_reach(key, first, count, std::min(MOST_NOISE, missing))) continue;
+            float scores[FEW];
+            gumbel(seed, position, first, count, scores);
+            for (int64_t i = 0; i < count; i++) scores[i] = wide(logits[first + i]) / divisor + scores[i] * scale;
+            const int64_t top = best(scores, count);
+            if (scores[top] > tops[piece]) tops[piece] = scores[top], found[piece] = first + top;
+        }
+    });
+    return found[std::max_element(tops.begin(), tops.end()) - tops.begin()];
+}
 
 extern "C" {
 
@@ -130,21 +163,8 @@ int64_t eyas_best(const void* logits, int64_t size, int64_t bf16) {
 // The token with the greatest sum of logit [V] over `divisor` and noise times `scale`, the first of equals.
 int64_t eyas_draw(const void* logits, int64_t size, int64_t bf16, float divisor, float scale, int64_t seed,
                   int64_t position, int64_t threads) {
-    const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE;
-    std::vector<float> tops(pieces);
-    std::vector<int64_t> found(pieces);
-    Region(threads).share(pieces, 1, [&](int64_t piece, int64_t) {
-        const int64_t first = piece * NOISE_PIECE, count = std::min(NOISE_PIECE, size - first);
-        float scores[NOISE_PIECE];
-        gumbel(seed, position, first, count, scores);
-        for (int64_t i = 0; i < count; i++) {
-            const float logit = bf16 ? wide(static_cast<const uint16_t*>(logits)[first + i]) : static_cast<const float*>(logits)[first + i];
-            scores[i] = logit / divisor + scores[i] * scale;
-        }
-        found[piece] = first + best(scores, count);
-        tops[piece] = scores[found[piece] - first];
-    });
-    return found[std::max_element(tops.begin(), tops.end()) - tops.begin()];
+    return bf16 ? draw(static_cast<const uint16_t*>(logits), size, divisor, scale, seed, position, threads)
+                : draw(static_cast<const float*>(logits), size, divisor, scale, seed, position, threads);
 }
 
 // Noise [rows, steps, count] of the tokens `ids` at positions [rows, steps], with a seed for each row.
