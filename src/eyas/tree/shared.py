@@ -300,30 +300,29 @@ class HostGrowth:
                 break
 
     def tree(self) -> DraftTree:
-        scores = _side_by_side(self._scores)  # [B, M]
-        kept = self._kept(scores)
-        counts = kept.sum(axis=1)
-        width = int(counts.max())
-        stops = list(accumulate(self._sizes))
-        deepest = bisect_right(stops, int(np.flatnonzero(kept.any(axis=0))[-1])) + 1 if width else 0
+        kept = self._kept(_side_by_side(self._scores))  # [B, M]
         # kept candidates come first, in their order, which puts parents before children
-        chosen = (~kept).argsort(axis=1, kind="stable")[:, :width]  # [B, N]
-        valid = np.arange(width) < counts[:, None]
+        if self._batch == 1:  # in few operations: after a pass each costs more than its work
+            chosen = kept.nonzero()[1][None]  # [B, N]
+            valid = kept[:1, chosen[0]]
+        else:
+            counts = kept.sum(axis=1, keepdims=True)
+            chosen = (~kept).argsort(axis=1, kind="stable")[:, : counts.max()]
+            valid = np.arange(chosen.shape[1]) < counts
 
         def of_nodes(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
             return _side_by_side(levels)[self._rows, chosen]
 
-        column = np.zeros((self._batch, scores.shape[1] + 1), np.int64)  # of the root (-1) and the candidates
-        column[:, 0], column[:, 1:] = -1, kept.cumsum(axis=1) - 1
-        parents = column[self._rows, of_nodes(self._parents) + 1]
+        above = of_nodes(self._parents)
+        column = kept.cumsum(axis=1) - 1  # of each candidate
         return DraftTree(
             tokens=torch.from_numpy(of_nodes(self._tokens)),
             # an invalid column copies a candidate that may be dropped: it becomes a child of the root
-            parents=torch.from_numpy(np.where(valid, parents, -1)),
+            parents=torch.from_numpy(np.where(valid & (above >= 0), column[self._rows, above], -1)),
             logprob=torch.from_numpy(of_nodes(self._logprobs)),
             valid=torch.from_numpy(valid),
-            max_depth=deepest,
-            counted=int(counts.sum()),
+            max_depth=bisect_right(list(accumulate(self._sizes)), int(chosen[valid].max())) + 1 if valid.any() else 0,
+            counted=int(valid.sum()),
             candidates=self._candidates() if self._plan.keeps_candidates else None,
             levels=len(self._sizes),
         )
