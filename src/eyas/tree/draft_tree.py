@@ -282,6 +282,10 @@ class BeamSearch(NamedTuple):
     groups: npt.NDArray[np.int64]  # [B] of each row in `worth`
     drafting: npt.NDArray[np.bool_]  # [B]
     least: float
+    prices: npt.NDArray[np.float64] | None
+    """What 1, 2, ... nodes of a single row must gain together; None = the search doesn't choose any."""
+    most: int
+    """The most nodes that are chosen by `prices`."""
     finish: Callable[[BeamLevels], DraftTree]
     """Makes the finished trees of what was found."""
 
@@ -290,7 +294,8 @@ class BeamSearch(NamedTuple):
         cls, depth: int, width: int, batch: int, finish: Callable[[BeamLevels], DraftTree]
     ) -> BeamSearch:
         """To the full depth, in which paths are worth their probability."""
-        return cls(depth, width, None, np.zeros(batch, np.int64), np.ones(batch, np.bool_), -math.inf, finish)
+        everyone = np.ones(batch, np.bool_)
+        return cls(depth, width, None, np.zeros(batch, np.int64), everyone, -math.inf, None, 0, finish)
 
 
 class BeamLevels(NamedTuple):
@@ -304,6 +309,8 @@ class BeamLevels(NamedTuple):
     logprobs: npt.NDArray[np.float32]  # [B, M] of the paths
     beams: list[npt.NDArray[np.int64]]
     """For each level but the last [B, W'] its candidates that are the next frontier, best first."""
+    chosen: npt.NDArray[np.int64] | None
+    """[2, N] the candidates that are worth their price, and where each one's parent is among them (-1 = the root)."""
 
 
 class Growth(Protocol):

@@ -174,10 +174,11 @@ class PlannedTree(TreeSpec):
         if allowed is not None:
             value *= allowed
         padding_prices = self.padding_prices if len(value) > 1 else None
-        return most_profitable(value, self._node_prices, padding_prices, self.shape.per_row).mask(value)
+        return most_profitable(value, self.node_prices, padding_prices, self.shape.per_row).mask(value)
 
     @cached_property
-    def _node_prices(self) -> npt.NDArray[np.float64]:
+    def node_prices(self) -> npt.NDArray[np.float64]:
+        """The `prices`, as an array."""
         return np.array(self.prices)
 
 
@@ -255,12 +256,19 @@ class HostGrowth:
         plan, threshold = self._plan, self._plan.shape.threshold
         worth = None if plan.values is None else plan.values.logs
         least = math.log(threshold) if threshold > 0.0 else -math.inf
-        return BeamSearch(plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, self._finished)
+        prices = plan.node_prices if self._batch == len(self._drafting) == 1 and plan.prices is not None else None
+        most = 0 if prices is None else min(len(prices), plan.shape.per_row or len(prices))
+        return BeamSearch(
+            plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, prices, most, self._finished
+        )
 
     def _finished(self, found: BeamLevels) -> DraftTree:
         self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)
         self._beams = found.beams
-        return self.tree()
+        if found.chosen is None:
+            return self.tree()
+        chosen, parents = found.chosen[:, None]
+        return self._tree_of(chosen, parents, np.ones(chosen.shape, np.bool_))
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
@@ -301,25 +309,21 @@ class HostGrowth:
 
     def tree(self) -> DraftTree:
         kept = self._kept(_side_by_side(self._scores))  # [B, M]
+        counts = kept.sum(axis=1, keepdims=True)
         # kept candidates come first, in their order, which puts parents before children
-        if self._batch == 1:  # in few operations: after a pass each costs more than its work
-            chosen = kept.nonzero()[1][None]  # [B, N]
-            valid = kept[:1, chosen[0]]
-        else:
-            counts = kept.sum(axis=1, keepdims=True)
-            chosen = (~kept).argsort(axis=1, kind="stable")[:, : counts.max()]
-            valid = np.arange(chosen.shape[1]) < counts
-
-        def of_nodes(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:
-            return _side_by_side(levels)[self._rows, chosen]
-
-        above = of_nodes(self._parents)
+        chosen = (~kept).argsort(axis=1, kind="stable")[:, : counts.max()]
+        valid = np.arange(chosen.shape[1]) < counts
+        above = _side_by_side(self._parents)[self._rows, chosen]
         column = kept.cumsum(axis=1) - 1  # of each candidate
+        # an invalid column copies a candidate that may be dropped: it becomes a child of the root
+        return self._tree_of(chosen, np.where(valid & (above >= 0), column[self._rows, above], -1), valid)
+
+    def _tree_of(self, chosen: Indices, parents: Indices, valid: npt.NDArray[np.bool_]) -> DraftTree:
+        """The trees of `chosen` candidates [B, N] whose `parents` [B, N] are columns; `valid` [B, N] ones are nodes."""
         return DraftTree(
-            tokens=torch.from_numpy(of_nodes(self._tokens)),
-            # an invalid column copies a candidate that may be dropped: it becomes a child of the root
-            parents=torch.from_numpy(np.where(valid & (above >= 0), column[self._rows, above], -1)),
-            logprob=torch.from_numpy(of_nodes(self._logprobs)),
+            tokens=torch.from_numpy(_side_by_side(self._tokens)[self._rows, chosen]),
+            parents=torch.from_numpy(parents),
+            logprob=torch.from_numpy(_side_by_side(self._logprobs)[self._rows, chosen]),
             valid=torch.from_numpy(valid),
             max_depth=bisect_right(list(accumulate(self._sizes)), int(chosen[valid].max())) + 1 if valid.any() else 0,
             counted=int(valid.sum()),

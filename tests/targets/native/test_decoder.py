@@ -258,6 +258,33 @@ def test_a_search_in_one_call_is_that_of_its_levels(
                 assert torch.equal(part, other)
 
 
+@pytest.mark.parametrize("limit", [None, 4])
+@pytest.mark.parametrize("price", [0.0, 0.02, 0.2, 2.0])
+def test_a_search_chooses_what_pays(price: float, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the tree made of all candidates does: all of them, some, none; prices rise faster after the third node."""
+    drafter, draw = native_drafter("eagle3", torch.float32), torch.Generator().manual_seed(0)
+    sampler = Sampler(1, tiny.VOCAB, torch.device("cpu"))
+    drafter.pairs.resize(1)
+    sampler.admit(0, SamplingParams(), [1, 2, 3], ())
+    sizes = set()
+    for _ in range(5):
+        taps = torch.randn(1, 3, len(drafter.taps), tiny.HIDDEN, generator=draw)
+        drafter.observe(range(1), torch.randint(tiny.VOCAB, (1, 3), generator=draw), taps, [3])
+        prices = tuple(price * count + 2 * price * max(0, count - 3) for count in range(1, 25))
+        plan = PlannedTree(SharedTree(3, 3, 24, per_row=limit), prices=prices)
+        trees = []
+        for whole in (True, False):
+            monkeypatch.setattr(NativeLevels, "can_search", whole)
+            trees.append(drafter.draft(range(1), plan, sampler.coupling(range(1), True), None))
+        found, expected = trees
+        for part in ("tokens", "parents", "valid", "logprob", "max_depth", "counted", "levels"):
+            one, other = getattr(found, part), getattr(expected, part)
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        sizes.add(found.size)
+    assert sizes == {limit or 21} if not price else max(sizes) < 21
+    assert (sizes == {0}) == (price == 2.0)
+
+
 @pytest.mark.parametrize("kind", ["dflash", "dspark", "jetspec"])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_block_s_states_are_those_of_the_modules(kind: str, dtype: torch.dtype) -> None:

@@ -527,13 +527,14 @@ class NativeLevels:
         children, staged = width + (depth - 1) * width * width, (depth - 1) * width
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
-        beams = np.empty((rows, staged), np.int64)
+        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * search.most, np.int64)
         given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
         self._cache.reserve(max(self._lengths) + staged)
         beam = Beam(
             rows, depth, width, *map(address, (self._normed, self._above.states, ids, *warp)),
             *(array if array is None else array.ctypes.data for array in given), search.least,
             *(array.ctypes.data for array in made),
+            None if search.prices is None else search.prices.ctypes.data, search.most, chosen.ctypes.data,
         )  # fmt: skip
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]
@@ -541,4 +542,5 @@ class NativeLevels:
         return BeamLevels(
             sizes, tokens[found], parents[found], scores[found], logprobs[found],
             [beams[:, level * width : (level + 1) * width] for level in range(levels - 1)],
+            None if search.prices is None else chosen[1 : 1 + 2 * chosen[0]].reshape(2, -1),
         )  # fmt: skip

@@ -198,6 +198,9 @@ struct Beam {                            // a beam search, see beam.h
     int64_t *tokens, *parents;           // [R, M] candidates of all levels; parents: among the row's, -1 = the root
     float *scores, *logprobs;            // [R, M]
     int64_t* beams;                      // [R, (D - 1) * K] of each level but the last, among the level's candidates
+    const double* prices;                // [most] what 1, 2, ... nodes must gain together; null = none are chosen
+    int64_t most;                        // nodes that are chosen of a single row
+    int64_t* chosen;                     // [1 + 2 * most] how many, the candidates in their order, their parents among them
 };
 
 }  // namespace eyas

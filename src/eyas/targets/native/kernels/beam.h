@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "decoder.h"
@@ -58,6 +59,28 @@ inline float worth_of(const Beam& beam, int64_t row, float step, bool later) {
     const float place = std::sqrt(-step) * FINENESS;
     const int64_t bin = place < BINS - 1 ? static_cast<int64_t>(place) : BINS - 1;  // the last one for NaN too
     return beam.worth[(2 * beam.groups[row] + later) * BINS + bin] + TIE_BREAK * step;
+}
+
+// Choose those of a row's candidates whose value exceeds their price by the most, as eyas/tree/values.py does.
+inline void choose(const Beam& beam, int64_t candidates) {
+    std::vector<int64_t> order(candidates);
+    std::iota(order.begin(), order.end(), 0);
+    order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t i) { return std::isnan(beam.scores[i]); }), order.end());
+    std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return beam.scores[a] > beam.scores[b]; });
+    double value = 0, best = 0;
+    int64_t count = 0, most = std::min<int64_t>(beam.most, order.size());
+    for (int64_t i = 0; i < most; i++) {
+        value += std::exp(static_cast<double>(beam.scores[order[i]]));
+        if (value - beam.prices[i] > best) best = value - beam.prices[i], count = i + 1;
+    }
+    order.resize(count);
+    std::sort(order.begin(), order.end());
+    beam.chosen[0] = count;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t parent = beam.parents[order[i]];
+        beam.chosen[1 + i] = order[i];
+        beam.chosen[1 + count + i] = parent < 0 ? -1 : std::lower_bound(order.begin(), order.end(), parent) - order.begin();
+    }
 }
 
 // Search below the pairs that are committed. `base` says where they lie, and has the RoPE tables. Returns the number of
@@ -117,7 +140,10 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
             goes_on |= beam.drafting[row] && score[row * width] > beam.least;
         }
         begun += offered;
-        if (level + 1 == beam.depth || !goes_on) return level + 1;
+        if (level + 1 == beam.depth || !goes_on) {
+            if (beam.prices) choose(beam, begun);
+            return level + 1;
+        }
 
         Pass pass = base;
         pass.tokens = rows * next, pass.columns = next, pass.ids = frontier.data();
