@@ -366,7 +366,7 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     look = made._explorer.instead_of_plain
     monkeypatch.setattr(made._explorer, "instead_of_plain", lambda *known: (asked.append(1), look(*known))[1])
     simulation.run(made, 40)
-    assert 2 <= len(asked) <= 4
+    assert 4 <= len(asked) <= 8
     while made._ahead < 2:
         simulation.run(made, 1)
     before, lengths = len(asked), simulation.current_lengths()

@@ -35,7 +35,7 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
-_STRETCH, _REPEATED = 16, 8
+_STRETCH, _REPEATED = 8, 4
 """Rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay, and while it does:
 after each pass, whose weights fill the caches, every line of Python is slow."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
