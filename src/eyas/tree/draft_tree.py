@@ -283,9 +283,7 @@ class BeamSearch(NamedTuple):
     drafting: npt.NDArray[np.bool_]  # [B]
     least: float
     prices: npt.NDArray[np.float64] | None
-    """What 1, 2, ... nodes of a single row must gain together; None = the search doesn't choose any."""
-    most: int
-    """The most nodes that are chosen by `prices`."""
+    """What 1, 2, ... nodes of a single row must gain together, as many as it may have; None = none are chosen."""
     finish: Callable[[BeamLevels], DraftTree]
     """Makes the finished trees of what was found."""
 
@@ -294,8 +292,7 @@ class BeamSearch(NamedTuple):
         cls, depth: int, width: int, batch: int, finish: Callable[[BeamLevels], DraftTree]
     ) -> BeamSearch:
         """To the full depth, in which paths are worth their probability."""
-        everyone = np.ones(batch, np.bool_)
-        return cls(depth, width, None, np.zeros(batch, np.int64), everyone, -math.inf, None, 0, finish)
+        return cls(depth, width, None, np.zeros(batch, np.int64), np.ones(batch, np.bool_), -math.inf, None, finish)
 
 
 class BeamLevels(NamedTuple):

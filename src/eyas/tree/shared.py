@@ -178,7 +178,7 @@ class PlannedTree(TreeSpec):
 
     @cached_property
     def node_prices(self) -> npt.NDArray[np.float64]:
-        """The `prices`, as an array."""
+        """[budget] `prices` as numpy and native searches take them, converted once for all rounds of a plan."""
         return np.array(self.prices)
 
 
@@ -256,11 +256,9 @@ class HostGrowth:
         plan, threshold = self._plan, self._plan.shape.threshold
         worth = None if plan.values is None else plan.values.logs
         least = math.log(threshold) if threshold > 0.0 else -math.inf
-        prices = plan.node_prices if self._batch == len(self._drafting) == 1 and plan.prices is not None else None
-        most = 0 if prices is None else min(len(prices), plan.shape.per_row or len(prices))
-        return BeamSearch(
-            plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, prices, most, self._finished
-        )
+        alone = self._batch == len(self._drafting) == 1
+        prices = plan.node_prices[: plan.shape.per_row] if alone and plan.prices is not None else None
+        return BeamSearch(plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, prices, self._finished)
 
     def _finished(self, found: BeamLevels) -> DraftTree:
         self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)

@@ -527,14 +527,15 @@ class NativeLevels:
         children, staged = width + (depth - 1) * width * width, (depth - 1) * width
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
-        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * search.most, np.int64)
+        most = 0 if search.prices is None else len(search.prices)
+        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * most, np.int64)
         given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
         self._cache.reserve(max(self._lengths) + staged)
         beam = Beam(
             rows, depth, width, *map(address, (self._normed, self._above.states, ids, *warp)),
             *(array if array is None else array.ctypes.data for array in given), search.least,
             *(array.ctypes.data for array in made),
-            None if search.prices is None else search.prices.ctypes.data, search.most, chosen.ctypes.data,
+            None if search.prices is None else search.prices.ctypes.data, most, chosen.ctypes.data,
         )  # fmt: skip
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]

@@ -31,13 +31,14 @@ static int64_t draw(const T* logits, int64_t size, float divisor, float scale, i
         const int64_t stop = std::min((piece + 1) * NOISE_PIECE, size);
         for (int64_t first = piece * NOISE_PIECE, count; first < stop; first += count) {
             count = std::min(FEW, stop - first);
-            const double missing = (reached - greatest(logits + first, count) / divisor) / scale;
+            const double top = greatest(logits + first, count) / divisor, rounding = 1e-6 * (std::abs(reached) + std::abs(top));
+            const double missing = (reached - top - rounding) / scale;  // sums are rounded to float32
             if (skips && !may_reach(key, first, count, std::min(MOST_NOISE, missing))) continue;
             float scores[FEW];
             gumbel(seed, position, first, count, scores);
             for (int64_t i = 0; i < count; i++) scores[i] = wide(logits[first + i]) / divisor + scores[i] * scale;
-            const int64_t top = best(scores, count);
-            if (scores[top] > tops[piece]) tops[piece] = scores[top], found[piece] = first + top;
+            const int64_t own = best(scores, count);
+            if (scores[own] > tops[piece]) tops[piece] = scores[own], found[piece] = first + own;
         }
     });
     return found[std::max_element(tops.begin(), tops.end()) - tops.begin()];
