@@ -31,7 +31,7 @@ from eyas.targets import Target, load_target, load_tokenizer
 from eyas.text.chats import exchange, write_chats
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.train import train_drafter
-from eyas.train.loop.optimizer import OptimizerConfig, build_optimizers
+from eyas.train.loop.optimizer import ResolvedOptimizer, build_optimizers
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 from eyas.tree import parse_tree
@@ -68,7 +68,7 @@ def step_time(sizes: Sizes, device: torch.device) -> Outcome:
     release_pairs()
     network, head, batch = _problem(sizes, device)
     objective = _objective(network, head, batch, bf16=True)
-    optimizers = build_optimizers(network, OptimizerConfig())
+    optimizers = build_optimizers(network, ResolvedOptimizer())
     seconds: list[float] = []
     with peak_memory(device) as memory:
         for _ in range(1 + sizes.repeats):

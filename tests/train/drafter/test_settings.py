@@ -60,7 +60,7 @@ def outlook(config: DrafterTrainConfig, covered: float = 0.5, **sizes: Any) -> O
     known.max_length = sizes.get("max_length", target.max_length)
     settled = sized(config, known, "float32")
     batches = ChatBatches(rows, settled.batch_tokens, settled.max_length, 0)
-    loop = resolved(settled.loop, batches.per_epoch, config.output, ALONE)
+    loop = resolved(settled.loop, batches.per_epoch, target.hidden_size, config.output, ALONE)
     size = config.shape.draft_vocabulary(target.vocab_size)
     vocabulary = DraftVocabulary(torch.arange(size), covered, 60)
     network = fresh_network(settled.shape, target, vocabulary.ids)
@@ -125,7 +125,7 @@ def test_a_draft_vocabulary_is_judged_by_what_it_covers_and_data_by_its_size(tmp
     """Of a real vocabulary 97 tokens may be enough; 200 answer tokens never are, and it is said what to expect."""
     covering, lacking = (outlook(written(tmp_path), share, vocab_size=128_256) for share in (1.0, 0.98))
     [little] = covering.warnings()
-    assert "200 answer tokens are few: expect an accept length below 2" in little
+    assert "200 answer tokens are few: 60,000 gave" in little
     assert "--method ngram" in little
     again, vocabulary = lacking.warnings()
     assert again == little
@@ -157,9 +157,9 @@ def test_sizes_follow_the_data(tmp_path: Path) -> None:
 
 def test_a_loop_that_says_auto_is_judged_and_logged_often_enough(tmp_path: Path) -> None:
     loop = written(tmp_path, loop={"epochs": None, "steps": 33, "log_every": "auto", "validate_every": "auto"}).loop
-    found = resolved(loop, 7, tmp_path, ALONE)
+    found = resolved(loop, 7, 48, tmp_path, ALONE)
     assert (found.log_every, found.validate_every) == (1, 7)
-    long = resolved(loop.model_copy(update={"steps": 100_000}), 7, tmp_path, ALONE)
+    long = resolved(loop.model_copy(update={"steps": 100_000}), 7, 48, tmp_path, ALONE)
     assert (long.log_every, long.validate_every) == (50, 1000)
 
 

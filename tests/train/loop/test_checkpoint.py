@@ -15,7 +15,7 @@ from eyas.errors import CheckpointError
 from eyas.train.loop import checkpoint
 from eyas.train.loop.checkpoint import META, TrainingProgress, load_state, save_state
 from eyas.train.loop.distributed import ProcessGroup
-from eyas.train.loop.optimizer import OptimizerConfig, build_optimizers
+from eyas.train.loop.optimizer import ResolvedOptimizer, build_optimizers
 
 ALONE = ProcessGroup(0, 1, torch.device("cpu"), "none")
 
@@ -24,7 +24,7 @@ def model(seed: int, kind: str = "muon") -> tuple[nn.Module, list[torch.optim.Op
     """A network that has made a step."""
     torch.manual_seed(seed)
     made = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    optimizers = build_optimizers(made, OptimizerConfig(kind=kind))  # type: ignore[arg-type]
+    optimizers = build_optimizers(made, ResolvedOptimizer(kind=kind))  # type: ignore[arg-type]
     made(torch.randn(2, 3)).square().sum().backward()
     for optimizer in optimizers:
         optimizer.step()

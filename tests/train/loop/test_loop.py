@@ -112,8 +112,8 @@ def test_auto_is_bf16_where_the_device_computes_in_it(
     monkeypatch.setattr(loop, "computes_in_bf16", lambda _: computes)
     auto = LoopConfig(steps=2)
     assert auto.bf16 == "auto"
-    assert resolved(auto, 1, tmp_path, ALONE).bf16 is computes
-    assert resolved(LoopConfig(steps=2, bf16=not computes), 1, tmp_path, ALONE).bf16 is not computes
+    assert resolved(auto, 1, 48, tmp_path, ALONE).bf16 is computes
+    assert resolved(LoopConfig(steps=2, bf16=not computes), 1, 48, tmp_path, ALONE).bf16 is not computes
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_auto_is_bf16_where_the_device_computes_in_it(
 )
 def test_steps_come_from_epochs(tmp_path: Path, epochs: float, accumulate: int, batches: int, steps: int) -> None:
     config = LoopConfig(epochs=epochs, accumulate=accumulate, bf16=False)
-    assert resolved(config, batches, tmp_path, ALONE).steps == steps
+    assert resolved(config, batches, 48, tmp_path, ALONE).steps == steps
 
 
 @pytest.mark.parametrize("began", [False, True])
@@ -131,7 +131,7 @@ def test_a_resumed_run_keeps_the_precision_it_began_with(
     train(Regression(), config(2, bf16=began), tmp_path, ALONE, {})  # what a run wrote when bf16 was a boolean
     monkeypatch.setattr(loop, "computes_in_bf16", lambda _: not began)
     auto = LoopConfig.model_validate(config(4).model_dump() | {"bf16": "auto"})
-    again = resolved(auto, 1, tmp_path, ALONE)
+    again = resolved(auto, 1, 48, tmp_path, ALONE)
     assert again.bf16 is began
     capsys.readouterr()
     train(Regression(), again, tmp_path, ALONE, {})

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from eyas.train.loop import optimizer
-from eyas.train.loop.optimizer import Muon, OptimizerConfig, build_optimizers, computes_in_bf16, orthogonalised
+from eyas.train.loop.optimizer import (
+    Muon,
+    OptimizerConfig,
+    ResolvedOptimizer,
+    build_optimizers,
+    computes_in_bf16,
+    orthogonalised,
+)
 
 SHAPES = [(8, 8), (12, 6), (6, 12), (8, 8), (12, 6), (8, 8)]
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -131,8 +138,28 @@ def test_a_gpu_computes_in_bf16_and_a_cpu_is_measured(monkeypatch: pytest.Monkey
 
 def test_matrices_inside_layers_are_muons() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(5, 4), "inner": nn.Linear(4, 4), "lm_head": nn.Linear(4, 5)})
-    adamw, muon = build_optimizers(model, OptimizerConfig(kind="muon", matrix_lr=0.3))
+    adamw, muon = build_optimizers(model, ResolvedOptimizer(kind="muon", matrix_lr=0.3))
     assert isinstance(muon, Muon)
     assert [id(p) for g in muon.param_groups for p in g["params"]] == [id(model["inner"].weight)]
     assert sum(len(g["params"]) for g in adamw.param_groups) == 4
     assert muon.param_groups[0]["peak_lr"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("width", "sharded", "expected"),
+    [
+        (256, False, ("muon", 1e-3, 0.08)),
+        (576, False, ("muon", 1e-3, 0.04)),
+        (4096, False, ("muon", 1.5e-4, 0.0056)),
+        (16_384, False, ("muon", 1e-4, 0.0014)),
+        (576, True, ("adamw", 1e-4, 0.04)),
+    ],
+)
+def test_rates_follow_the_width(width: int, sharded: bool, expected: tuple[str, float, float]) -> None:
+    found = OptimizerConfig(kind="auto", lr="auto", matrix_lr="auto", clip=0.5).resolved(width, sharded)
+    assert (found.kind, found.lr, found.matrix_lr, found.clip) == (*expected, 0.5)
+
+
+def test_given_rates_are_kept() -> None:
+    given = OptimizerConfig(kind="adamw", lr=3e-3, matrix_lr=0.3, betas=(0.8, 0.9))
+    assert given.resolved(576, sharded=False).model_dump() == given.model_dump()

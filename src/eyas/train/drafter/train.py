@@ -297,7 +297,7 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
         ChatBatches(rows, config.batch_tokens, config.max_length, config.loop.seed, config.segments)
         for rows in (data.rows["train"], data.rows["validation"])
     )
-    loop = resolved(config.loop, train_batches.per_epoch, config.output, processes)
+    loop = resolved(config.loop, train_batches.per_epoch, target.hidden_size, config.output, processes)
     config = config.model_copy(update={"loop": loop})
     size = config.shape.draft_vocabulary(target.vocab_size)
     start = None if config.warm_start is None else load_network(local_directory(config.warm_start), target)

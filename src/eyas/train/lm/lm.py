@@ -393,7 +393,7 @@ def train_model(model: Any, corpus: Corpus, config: LmConfig) -> None:
     with join_processes(config.loop.parallel, torch.device(config.device)) as processes:
         if processes.world_size > 1:
             raise ConfigError("lm recipes run in a single process: start them without torchrun")
-        loop = resolved(config.loop, 0, config.output, processes)
+        loop = resolved(config.loop, 0, model.config.hidden_size, config.output, processes)
         objective = LmObjective(model, mixture, corpus.held_out[: config.validation_blocks], config, loop)
         train(objective, loop, config.output, processes, identity, "lm")
     with writing_folder(config.output / "model") as final:

@@ -33,6 +33,7 @@ from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
 from eyas.train.loop.log import Means, MicroBatchLoss, RunLog, check_trackers, writers
 from eyas.train.loop.optimizer import (
     OptimizerConfig,
+    ResolvedOptimizer,
     ScheduleConfig,
     build_optimizers,
     computes_in_bf16,
@@ -83,10 +84,12 @@ class ResolvedLoop(LoopConfig):
     bf16: bool
     log_every: int
     validate_every: int
+    optimizer: ResolvedOptimizer = ResolvedOptimizer()
 
 
-def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
-    """Resolve epochs (of `batches` micro-batches) to steps, and `auto` precision to bf16 where that is fast.
+def resolved(config: LoopConfig, batches: int, width: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
+    """Resolve epochs (of `batches` micro-batches) to steps, `auto` precision to bf16 where that is fast, and the
+    optimizer for a model of hidden size `width`.
 
     All processes must call this; rank 0 decides. A resumed run in `folder` keeps the precision it began with, whatever
     the machine.
@@ -98,7 +101,8 @@ def resolved(config: LoopConfig, batches: int, folder: Path, processes: ProcessG
     if bf16 == "auto":
         began = saved_identity(folder / "state").get("bf16")
         bf16 = processes.all_gather(computes_in_bf16(processes.device) if began is None else bool(began))[0]
-    filled: dict[str, Any] = {"steps": steps, "epochs": None, "bf16": bf16}
+    optimizer = config.optimizer.resolved(width, processes.mode == "fsdp")
+    filled: dict[str, Any] = {"steps": steps, "epochs": None, "bf16": bf16, "optimizer": optimizer.model_dump()}
     for name, times, most in (("log_every", 100, 50), ("validate_every", 5, 1000)):
         if getattr(config, name) == "auto":
             filled[name] = min(most, math.ceil(steps / times))

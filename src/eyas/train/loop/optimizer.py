@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -14,19 +14,44 @@ from torch import Tensor, nn
 from eyas.config import StrictModel
 from eyas.machine import cpu_trains_in
 
+Rate = Annotated[float, Field(gt=0)]
+
+_LR, _LOWEST_LR, _HIGHEST_LR = 0.6, 1e-4, 1e-3
+_MATRIX_LR, _HIGHEST_MATRIX_LR = 23.0, 0.08
+"""`auto` rates times the width. Measured at 256 (0.08 for matrices) and at 576 (0.04, and 1e-3 for the rest); at 4,096
+wide that gives 0.0056, between speculators' 0.001 and Keller Jordan's 0.02, and 1.5e-4, near the published 1e-4."""
+
 
 class OptimizerConfig(StrictModel):
     """Settings of the optimizer: `lr` is AdamW's learning rate, `matrix_lr` that of Muon for `kind: muon`."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
-    lr: float = Field(default=1e-3, gt=0)
-    matrix_lr: float = Field(default=0.02, gt=0)
+    kind: Literal["adamw", "muon", "auto"] = "adamw"  # auto: Muon, but AdamW under fsdp, which shards matrices
+    lr: Rate | Literal["auto"] = 1e-3  # auto, here and below: falls with the width of the target
+    matrix_lr: Rate | Literal["auto"] = 0.02
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, gt=0)
 
+    def resolved(self, width: int, sharded: bool) -> ResolvedOptimizer:
+        """The settings for a model of hidden size `width`, whose matrices are `sharded` or whole, without `auto`."""
+        kind = self.kind if self.kind != "auto" else "adamw" if sharded else "muon"
+        highest = _LOWEST_LR if kind == "adamw" else _HIGHEST_LR  # AdamW's published rate is for matrices too
+        lr = min(max(_LR / width, _LOWEST_LR), highest) if self.lr == "auto" else self.lr
+        matrix_lr = min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR) if self.matrix_lr == "auto" else self.matrix_lr
+        return ResolvedOptimizer.model_validate(
+            self.model_dump() | {"kind": kind, "lr": float(f"{lr:.2g}"), "matrix_lr": float(f"{matrix_lr:.2g}")}
+        )
 
-def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+
+class ResolvedOptimizer(OptimizerConfig):
+    """The settings of an optimizer with `auto` ones resolved."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    lr: Rate = 1e-3
+    matrix_lr: Rate = 0.02
+
+
+def build_optimizers(model: nn.Module, config: ResolvedOptimizer) -> list[torch.optim.Optimizer]:
     """The optimizers of a model: AdamW for all parameters, or Muon for matrices other than embeddings and heads."""
     outer = {
         id(weight)
