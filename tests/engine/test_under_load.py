@@ -43,12 +43,15 @@ def some_request(draw: random.Random, index: int) -> Request:
 
 
 class Whims(Controller):
-    """Another tree every round, and often none."""
+    """Another tree every round, and often none; the drafter observes a `share` of the sequences."""
 
     probing = False
 
-    def __init__(self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES)) -> None:
-        self._draw, self._trees = draw, [None if tree is None else parse_tree(tree) for tree in trees]
+    def __init__(
+        self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES), share: float = 1.0
+    ) -> None:
+        self._draw, self._share = draw, share
+        self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learnt = 0
 
     def plan(
@@ -61,6 +64,10 @@ class Whims(Controller):
         assert rows == len(lengths) == len(sampled or ()) == len(unread or ()) > 0
         self.planned += 1
         return self._draw.choice(self._trees)
+
+    def observes(self, rows: int) -> bool:
+        assert rows > 0
+        return self._share == 1.0 or self._draw.random() < self._share
 
     def learn(self, record: Any) -> None:
         assert record.rows == len(record.lengths)
@@ -173,7 +180,7 @@ def test_trees_that_change_every_round(name: str, kind: str) -> None:
     draw = random.Random(f"{name} {kind}")
     asked = [some_request(draw, i) for i in range(20)]
     expected = twins(name, asked)
-    controller = Whims(draw)
+    controller = Whims(draw, share=0.8)
     speculation = Speculation(tiny.drafter(kind), parse_tree("chain:2"))
     run = Engine(tiny.target(name), None, speculation, limits=LIMITS["all at once"], controller=controller)
     assert compare(serve(run, asked, draw), expected) > 8

@@ -35,10 +35,12 @@ from eyas.targets.fingerprint import fingerprint, weights_hash
 from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, best_layout
+from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, best_layout
 from eyas.targets.native.panel_files import kept_panels
 
 _LOG = logging.getLogger("eyas")
+
+_LAYOUTS: dict[str, type[PrepackedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
 """Method -> what finds its network among the target's own files. A new one is a file in `in_target/`."""
@@ -49,8 +51,8 @@ def make_drafter(
 ) -> Drafter:
     """A method without weights, a small language model, what `load_drafter` makes of a source, or a hybrid of two.
 
-    `tokenizer` is the target's, for language models of another vocabulary; they are in 8 bits only if `quantize` is
-    `int8`. `model` is what the target was loaded from, for methods that find their weights there when there is no
+    `tokenizer` is the target's, for language models of another vocabulary; they are in 8 or 4 bits only if `quantize`
+    says so. `model` is what the target was loaded from, for methods that find their weights there when there is no
     source. Raises what `DrafterOptions.check`, `load_drafter` and `load_small_lm` raise, and UsageError for a method
     that doesn't go with the source.
     """
@@ -70,7 +72,7 @@ def make_drafter(
         path = local_directory(source)
         if holds_language_model(path):
             _check_small_lm(options)
-            return load_small_lm(path, target, tokenizer, "int8" if options.quantize == "int8" else None)
+            return load_small_lm(path, target, tokenizer, None if options.quantize == "off" else options.quantize)
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
     drafter = load_drafter(
@@ -109,9 +111,9 @@ def load_drafter(
 
     `method` is the kind that the caller expects. `window` is the number of pairs that it attends to besides its sinks,
     `auto` (its own, or one within the length that it was trained on), `off`, or None for its own. `quantize` says
-    whether linears have weights in 8 bits, which are read in half the time and change guesses only: `int8`, `off`, or
-    None, which is `int8` on a CPU where eyas's own kernels are the fastest. A drafter trained for other weights than
-    the target's is used, with a warning in the log: output stays lossless, but it may draft badly.
+    whether linears have weights in 8 or 4 bits, which are read in less time and change guesses only: `int8`, `int4`,
+    `off`, or None, which is `int8` on a CPU where eyas's own kernels are the fastest. A drafter trained for other
+    weights than the target's is used, with a warning in the log: output stays lossless, but it may draft badly.
     Raises CheckpointError, ConfigError, DrafterMismatchError, UnsupportedModelError, UsageError.
     """
     name = str(source)
@@ -135,7 +137,7 @@ def _decoding(
     chosen = _window(network.config, read_window(window), trained)
     layout = drafter_layout(target, quantize)
     if layout is not None:
-        with kept_panels(lambda: weights_hash(network)):
+        with kept_panels(lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
         use_huge_pages()
     return drafter_of(network, network.config.taps_of(target.num_layers), chosen, target.record)
@@ -148,9 +150,11 @@ def drafter_layout(target: Target, quantize: str | None = None) -> type[Prepacke
     """
     check_quantize(quantize)
     layout = best_layout(target.device, target.dtype)
-    if quantize == "int8" and (target.device.type != "cpu" or kernels() is None):
-        raise UsageError("a drafter has weights in 8 bits on a CPU with eyas's own kernels only: leave int8 out")
-    return Int8Linear if quantize == "int8" or (quantize is None and layout is NativeLinear) else layout
+    if quantize in _LAYOUTS and (target.device.type != "cpu" or kernels() is None):
+        raise UsageError(f"a drafter is in {quantize} on a CPU with eyas's own kernels only: leave that out")
+    if quantize is None and layout is NativeLinear:
+        quantize = "int8"
+    return layout if quantize in (None, "off") else _LAYOUTS[quantize]
 
 
 def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> WindowChoice:

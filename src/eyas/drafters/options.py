@@ -80,7 +80,7 @@ class DrafterOptions:
     window: str | int | None = None
     """The pairs that it attends to besides its sinks, `auto`, `off`, or None for what its config says."""
     quantize: str | None = None
-    """Whether its linears have weights in 8 bits: `int8`, `off`, or None, which is `int8` where that is faster."""
+    """Whether its linears have weights in 8 or 4 bits: `int8`, `int4`, `off`, or None: `int8` where that is faster."""
 
     def of(self, source: str | Path | None, method: str | None = None) -> DrafterOptions:
         """The same for another drafter; one without files of its own has none to read otherwise."""
@@ -105,8 +105,8 @@ class DrafterOptions:
 
 def check_quantize(quantize: str | None) -> None:
     """Refuse what is no quantisation of a drafter. Raises UsageError."""
-    if quantize not in (None, "int8", "off"):
-        raise UsageError(f"unknown quantization {quantize!r} of a drafter: write int8 or off, or leave it out")
+    if quantize not in (None, "int8", "int4", "off"):
+        raise UsageError(f"unknown quantization {quantize!r} of a drafter: write int8, int4 or off, or leave it out")
 
 
 def check_source(method: str | None, source: str | Path | None) -> None:

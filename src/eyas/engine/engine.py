@@ -282,6 +282,8 @@ class EngineCore:
             try:
                 self._cover(0)
                 slots.move((), moves)
+                expected = scheduler.running.expected(len(scheduler.waiting))
+                sequence.observed = self.runner.observes(sequence.request, expected)
                 slots.start(sequence, self._inputs.end_ids(sequence.request))
             except CacheMemoryError:
                 raise

@@ -203,7 +203,7 @@ class SavedBlock:
 
     columns: Saved
     pairs: SavedPairs | None
-    """None without a drafter, or where it didn't observe the request, which didn't speculate."""
+    """None without a drafter, or where it didn't observe the request."""
     states: SavedStates | None = None
     """None where there are no recurrent layers, or none has passed the block's end."""
 
@@ -337,4 +337,4 @@ class PrefixCache:
         self.store.insert(sequence.window(0, size), save, renew, tail, sequence.request.cache_salt)
 
     def _pairs_of(self, sequence: SequenceState) -> SlotPairs | None:
-        return self._pairs if sequence.request.speculate else None
+        return self._pairs if sequence.observed else None

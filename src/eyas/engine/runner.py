@@ -26,7 +26,7 @@ from eyas.targets import PrefillChunk, Target
 from eyas.targets.slots import COLUMNS, CacheRoom, Reshaping, SlotCache
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import LearntValues
-from eyas.types import DraftRound
+from eyas.types import DraftRound, Request
 from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
 
@@ -102,7 +102,7 @@ class SlotManager:
         assert sequence.slot is not None
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
-        if self._drafter is not None and request.speculate:
+        if self._drafter is not None and sequence.observed:
             self._drafter.pairs.begin(sequence.slot, request.prompt, sequence.key)
         if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
             sequence.cached = self.prefixes.load(sequence)
@@ -127,11 +127,7 @@ class SlotManager:
         if self._drafter is None or not self.intact:
             return
         for sequence in leaving:
-            if (
-                sequence.finish_reason in ("stop", "length")
-                and sequence.request.speculate
-                and sequence.slot is not None
-            ):
+            if sequence.finish_reason in ("stop", "length") and sequence.observed and sequence.slot is not None:
                 self._drafter.finish(sequence.slot)
 
     def move(self, freed: Iterable[int], moves: Iterable[Move]) -> None:
@@ -164,7 +160,7 @@ class SlotManager:
             if cache.slots != room.slots:
                 raise InvariantError(f"{name} has {cache.slots} slots, the scheduler counts {room.slots}")
             for slot in range(cache.slots):
-                used = slot < len(running) and (cache is self.cache or running[slot].request.speculate)
+                used = slot < len(running) and (cache is self.cache or running[slot].observed)
                 expected = running[slot].cached if used else 0
                 if cache.length(slot) != expected:
                     raise InvariantError(f"{name} holds {cache.length(slot)} in slot {slot}, expected {expected}")
@@ -207,9 +203,14 @@ class ModelRunner:
         """Wait for one of the sequences to be ready, as long as a short round takes."""
         await_any([self.slots.constraint(sequence) for sequence in sequences], _WAIT)
 
+    def observes(self, request: Request, rows: int) -> bool:
+        """Whether the drafter is to observe a request that is going to be one of `rows`; else it is decoded plainly."""
+        wanted = self.drafter is not None and request.speculate
+        return wanted and (self.controller is None or self.controller.observes(rows))
+
     def prefill(self, batch: PrefillBatch) -> None:
         """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""
-        observed = [sequence.request.speculate for sequence in batch.sequences]
+        observed = [sequence.observed for sequence in batch.sequences]
         drafter = self.drafter if any(observed) else None
         taps = () if drafter is None else drafter.taps
         starts = [sequence.cached for sequence in batch.sequences]
@@ -241,7 +242,7 @@ class ModelRunner:
         if any((early := batch.before_last(self._prefill_chunk)).counts):
             self.prefill(early)
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
-        observed = [sequence.request.speculate for sequence in rest.sequences]
+        observed = [sequence.observed for sequence in rest.sequences]
         # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
         reading = [speculates and self._drafts and self._forgets for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
@@ -261,7 +262,7 @@ class ModelRunner:
         if not any(drafting):
             return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
-        begun = [sequence.request.speculate and len(sequence.tokens) == 1 for sequence in decoding]
+        begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
         if self._drafts and any(begun):
             reading = self._catch_up(decoding, self._within_a_step(rows, begun))
         sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
@@ -306,7 +307,7 @@ class ModelRunner:
         speculation = None if self.speculation is None else replace(self.speculation, tree=tree)
         roots = to_device([sequence.root for sequence in decoding], self.target.device)
         rows = slots_of(decoding)
-        observed = [sequence.request.speculate for sequence in decoding]
+        observed = [sequence.observed for sequence in decoding]
         with _pass_of(pass_tokens(len(decoding), tree)):
             output = run_round(self.slots.view, speculation, rows, roots, drafting, observed)
         seconds = time.perf_counter() - started
@@ -340,7 +341,7 @@ class ModelRunner:
         """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
         constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
         # where a grammar takes long, there is nothing to gain by drafting
-        if not sequence.request.speculate or (constraint is not None and constraint.slow):
+        if not sequence.observed or (constraint is not None and constraint.slow):
             return False
         return self.controller is None or bool(sequence.tokens)
 

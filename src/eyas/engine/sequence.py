@@ -47,6 +47,8 @@ class SequenceState:
     """None = it waits, or has ended."""
     cached: int = 0
     """How many of its tokens its slot holds."""
+    observed: bool = False
+    """Whether the drafter observes it, which is decided when it gets a slot; else it is decoded plainly."""
     arrived: float = field(default_factory=time.monotonic)
 
     @property

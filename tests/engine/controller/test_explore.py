@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from eyas.engine.controller.explore import Allowance, Explorer, Pace
+from eyas.engine.controller.explore import Allowance, Audience, Explorer, Pace
 from eyas.tree.shared import PlannedTree, SharedTree
 
 
@@ -80,3 +80,36 @@ def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
     assert explorer.ahead(planned, math.inf) > 0
     explorer.renew()
     assert explorer.ahead(planned, math.inf) == 0
+
+
+def heard(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:
+    """The share of sequences that are observed where each takes 40 rounds and `rows` run at a time."""
+    admitted = 0
+    for _ in range(sequences):
+        admitted += (observed := audience.admits(rows))
+        for _ in range(40 // rows * observed):
+            audience.round(rows, used)
+    return admitted / sequences
+
+
+def test_where_nobody_drafts_few_are_observed() -> None:
+    assert heard(Audience(), 8, used=False) < 0.3
+    assert heard(Audience(), 8, used=True) == 1.0
+
+
+def test_of_few_rows_everyone_is_observed() -> None:
+    """Texts differ, so that the next one may be worth drafting for."""
+    assert heard(Audience(), 3, used=False) == 1.0
+
+
+def test_what_many_rows_showed_says_nothing_about_few() -> None:
+    audience = Audience()
+    heard(audience, 16, used=False)
+    assert audience.admits(2)
+    assert heard(audience, 5, used=True) == 1.0
+
+
+def test_after_a_while_they_are_observed_again() -> None:
+    audience = Audience()
+    heard(audience, 8, used=False)
+    assert heard(audience, 8, used=True, sequences=2000) > 0.8

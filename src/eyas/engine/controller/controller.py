@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Probe, Recordings
+from eyas.engine.controller.explore import Audience, Explorer, LookupTrials, Pace, Probe, Recordings
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
@@ -143,7 +143,7 @@ class Controller:
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
-        self._explorer, self._lookups = Explorer(), LookupTrials()
+        self._explorer, self._lookups, self._audience = Explorer(), LookupTrials(), Audience()
         self._searching = 0.0
         """Seconds that looking for copies takes beside a network's draft: a running mean."""
         self._recordings = None if counts_freely else Recordings()
@@ -177,6 +177,10 @@ class Controller:
         self._overhead = Overhead()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
+
+    def observes(self, rows: int) -> bool:
+        """Whether the drafter is to observe a sequence that is going to be one of `rows`; to be asked once of each."""
+        return self._audience.admits(rows)
 
     def plan(
         self,
@@ -295,6 +299,7 @@ class Controller:
             if record.draft is None and not cold:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
+        self._audience.round(record.rows, self._choice is not None or (looked_up and record.tokens > record.rows))
         self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects
@@ -526,9 +531,10 @@ class Controller:
         network = sum(map(len, record.draft.paths)) - record.rows - record.copied
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
-            self.gain.judge(judged.accepted, network, record.rows)
+            share = 1.0 if record.drafting is None else sum(record.drafting) / record.rows
+            self.gain.judge(judged.accepted * share, network, record.rows)
             if self._probe is not None:
-                promised, brought = self._probe.promised + judged.accepted, self._probe.brought + network
+                promised, brought = self._probe.promised + judged.accepted * share, self._probe.brought + network
                 self._probe = self._probe._replace(promised=promised, brought=brought)
         found = found_values(record.draft.tree, record.spec, groups) if reads else 0.0
         if found > 0.0:

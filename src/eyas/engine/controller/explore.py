@@ -35,6 +35,9 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
+_MANY_ROWS, _HEARD, _HARDLY, _UNHEARD = 4, 64, 0.02, 8
+"""The rows from which sequences may go unobserved; the rounds that are judged together, and the share of them that is
+as good as none; how many sequences aren't observed then, for each that was."""
 _STRETCH, _REPEATED = 8, 4
 """Rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay, and while it does:
 after each pass, whose weights fill the caches, every line of Python is slow."""
@@ -210,6 +213,38 @@ class Explorer:
         if self._speculating.covers(larger_loss) and self._speculating.affords(larger_loss + reading()):
             return Probe(larger, 2, 0.0, self._speculating)
         return None
+
+
+class Audience:
+    """Decides, when a sequence begins, whether the drafter observes it.
+
+    Observing costs a drafter that rests some percent of a small target's round. Where hardly any round drafted at a
+    number of rows, which share what they learn with numbers up to the next power of two, several times as many of the
+    sequences that begin next aren't observed. Of few rows every text is tried: one may be far easier than the last.
+    """
+
+    def __init__(self) -> None:
+        self._begun, self._rounds, self._used, self._unobserved = (Counter[int]() for _ in range(4))
+
+    def admits(self, rows: int) -> bool:
+        """Whether a sequence that is going to be one of `rows` is observed."""
+        load = rows.bit_length()
+        if self._unobserved[load]:
+            self._unobserved[load] -= 1
+            return False
+        self._begun[load] += 1
+        return True
+
+    def round(self, rows: int, used: bool) -> None:
+        """Account for a round of `rows` rows, some observed, which `used` the drafter."""
+        load = rows.bit_length()
+        self._rounds[load] += 1
+        self._used[load] += used
+        begun, rounds = self._begun[load], self._rounds[load]
+        if rows >= _MANY_ROWS and begun >= rows and rounds >= _HEARD:
+            if self._used[load] <= _HARDLY * rounds:
+                self._unobserved[load] = _UNHEARD * begun
+            self._begun[load] = self._rounds[load] = self._used[load] = 0
 
 
 class LookupTrials:
