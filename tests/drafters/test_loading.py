@@ -127,8 +127,8 @@ class TestEightBits:
 
     def test_what_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         saved(tmp_path)
-        with pytest.raises(UsageError, match="unknown quantization 'int4' of a drafter: write int8 or off"):
-            load_drafter(tmp_path, tiny.target(), quantize="int4")
+        with pytest.raises(UsageError, match="unknown quantization 'int2' of a drafter: write int8, int4 or off"):
+            load_drafter(tmp_path, tiny.target(), quantize="int2")
         with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
             make_drafter(DrafterOptions(method="ngram", quantize="int8"), tiny.target())
         with pytest.raises(UsageError, match="--draft-quantize is for drafters with weights, and ngram has none"):
@@ -140,18 +140,18 @@ class TestEightBits:
     def test_language_models_have_them_if_asked(self, tmp_path: Path) -> None:
         target = pairs.save_target(tmp_path / "target")
         small = pairs.save_target(tmp_path / "small", num_hidden_layers=1)
-        for quantize, expected in ((None, False), ("off", False), ("int8", True)):
+        for quantize, expected in ((None, None), ("off", None), ("int8", "int8"), ("int4", "int4, int8")):
             drafter = make_drafter(DrafterOptions(small, quantize=quantize), load_target(target, dtype="float32"))
             assert isinstance(drafter, SmallLmDrafter)
-            assert weight_formats(drafter.model.model) == ("int8" if expected else None)
+            assert weight_formats(drafter.model.model) == expected
 
     def test_answers_are_the_target_s_own(self, tmp_path: Path) -> None:
         target, drafter = pairs.save_target(tmp_path / "target"), pairs.save_drafter(tmp_path / "drafter")
         requests = [Request((1, 2, 3 + i), SamplingParams(max_tokens=24, temperature=i % 2)) for i in range(6)]
         plain = eyas.load(target, dtype="float32").generate(requests)
-        for quantize in ("int8", "off"):
+        for quantize in ("int8", "int4", "off"):
             engine = eyas.load(target, drafter, tree="dynamic:4,3,9", dtype="float32", draft_quantize=quantize)
             assert engine.speculation is not None
             assert isinstance(engine.speculation.drafter, NetworkDrafter)
-            assert weight_formats(engine.speculation.drafter.network) == ("int8" if quantize == "int8" else None)
+            assert weight_formats(engine.speculation.drafter.network) == (None if quantize == "off" else quantize)
             assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in plain]

@@ -51,6 +51,7 @@ class Whims(Controller):
         self, draw: random.Random, trees: Sequence[str | None] = (None, None, *TREES), share: float = 1.0
     ) -> None:
         self._draw, self._share = draw, share
+        self.audience: Any = self
         self._trees = [None if tree is None else parse_tree(tree) for tree in trees]
         self.planned = self.learnt = 0
 
@@ -65,7 +66,8 @@ class Whims(Controller):
         self.planned += 1
         return self._draw.choice(self._trees)
 
-    def observes(self, rows: int) -> bool:
+    def admits(self, rows: int) -> bool:
+        """Its audience's question."""
         assert rows > 0
         return self._share == 1.0 or self._draw.random() < self._share
 

@@ -206,7 +206,7 @@ class ModelRunner:
     def observes(self, request: Request, rows: int) -> bool:
         """Whether the drafter is to observe a request that is going to be one of `rows`; else it is decoded plainly."""
         wanted = self.drafter is not None and request.speculate
-        return wanted and (self.controller is None or self.controller.observes(rows))
+        return wanted and (self.controller is None or self.controller.audience.admits(rows))
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""

@@ -82,7 +82,7 @@ def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
     assert explorer.ahead(planned, math.inf) == 0
 
 
-def heard(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:
+def observed_share(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:
     """The share of sequences that are observed where each takes 40 rounds and `rows` run at a time."""
     admitted = 0
     for _ in range(sequences):
@@ -93,23 +93,23 @@ def heard(audience: Audience, rows: int, used: bool, sequences: int = 400) -> fl
 
 
 def test_where_nobody_drafts_few_are_observed() -> None:
-    assert heard(Audience(), 8, used=False) < 0.3
-    assert heard(Audience(), 8, used=True) == 1.0
+    assert observed_share(Audience(), 8, used=False) < 0.3
+    assert observed_share(Audience(), 8, used=True) == 1.0
 
 
 def test_of_few_rows_everyone_is_observed() -> None:
     """Texts differ, so that the next one may be worth drafting for."""
-    assert heard(Audience(), 3, used=False) == 1.0
+    assert observed_share(Audience(), 3, used=False) == 1.0
 
 
 def test_what_many_rows_showed_says_nothing_about_few() -> None:
     audience = Audience()
-    heard(audience, 16, used=False)
+    observed_share(audience, 16, used=False)
     assert audience.admits(2)
-    assert heard(audience, 5, used=True) == 1.0
+    assert observed_share(audience, 5, used=True) == 1.0
 
 
 def test_after_a_while_they_are_observed_again() -> None:
     audience = Audience()
-    heard(audience, 8, used=False)
-    assert heard(audience, 8, used=True, sequences=2000) > 0.8
+    observed_share(audience, 8, used=False)
+    assert observed_share(audience, 8, used=True, sequences=2000) > 0.8

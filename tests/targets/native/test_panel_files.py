@@ -199,3 +199,13 @@ def test_a_drafter_s_panels_are_kept_too(tmp_path: Path, panels: Path, laid_out:
     assert len(laid_out) == len(parts[0]) > 0
     for one, other in zip(*parts, strict=True):
         assert torch.equal(one.exact(), other.exact())
+
+
+def test_another_layout_of_a_drafter_s_weights_is_another_file(tmp_path: Path, panels: Path) -> None:
+    model, drafter = save_target(tmp_path / "model"), save_drafter(tmp_path / "drafter")
+    for quantize in ("int8", "int4"):
+        engine = eyas.load(model, drafter, tree="chain:2", device="cpu", draft_quantize=quantize)
+        assert engine.speculation is not None
+        parts = engine.speculation.drafter.network.modules()
+        assert all(part.blocks().kind.bits == int(quantize[3:]) for part in parts if isinstance(part, PackedLinear))
+    assert len(list(panels.iterdir())) == 2

@@ -143,7 +143,9 @@ class Controller:
         self._counts_freely, self._clock = counts_freely, clock
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
-        self._explorer, self._lookups, self._audience = Explorer(), LookupTrials(), Audience()
+        self._explorer, self._lookups = Explorer(), LookupTrials()
+        self.audience = Audience()
+        """Decides which sequences the drafter observes."""
         self._searching = 0.0
         """Seconds that looking for copies takes beside a network's draft: a running mean."""
         self._recordings = None if counts_freely else Recordings()
@@ -177,10 +179,6 @@ class Controller:
         self._overhead = Overhead()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
-
-    def observes(self, rows: int) -> bool:
-        """Whether the drafter is to observe a sequence that is going to be one of `rows`; to be asked once of each."""
-        return self._audience.admits(rows)
 
     def plan(
         self,
@@ -299,7 +297,7 @@ class Controller:
             if record.draft is None and not cold:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
-        self._audience.round(record.rows, self._choice is not None or (looked_up and record.tokens > record.rows))
+        self.audience.round(record.rows, self._choice is not None or (looked_up and record.tokens > record.rows))
         self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects

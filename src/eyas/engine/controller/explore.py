@@ -35,7 +35,7 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
-_MANY_ROWS, _HEARD, _HARDLY, _UNHEARD = 4, 64, 0.02, 8
+_MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED = 4, 64, 0.02, 8
 """The rows from which sequences may go unobserved; the rounds that are judged together, and the share of them that is
 as good as none; how many sequences aren't observed then, for each that was."""
 _STRETCH, _REPEATED = 8, 4
@@ -241,9 +241,9 @@ class Audience:
         self._rounds[load] += 1
         self._used[load] += used
         begun, rounds = self._begun[load], self._rounds[load]
-        if rows >= _MANY_ROWS and begun >= rows and rounds >= _HEARD:
+        if rows >= _MANY_ROWS and begun >= rows and rounds >= _JUDGED:
             if self._used[load] <= _HARDLY * rounds:
-                self._unobserved[load] = _UNHEARD * begun
+                self._unobserved[load] = _SKIPPED * begun
             self._begun[load] = self._rounds[load] = self._used[load] = 0
 
 
