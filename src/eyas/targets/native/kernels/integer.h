@@ -101,6 +101,7 @@ inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 struct Step {
     float scale, sum;  // sum: scale times the sum of the codes
     int32_t less[2];   // the sums of the first 16 codes and of the others, with their signs changed
+    int32_t less4, less8;  // of all codes, times the code of 0 of signed weights in 4 and 8 bits: where their sums begin
 };
 
 constexpr float LEAST_INPUT = 0x1p-60f;  // of inputs that are all smaller the codes are 0
@@ -138,7 +139,9 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), made);
         int32_t sums[2];
         sums_of_codes(made, sums);
-        *steps = {scales.from_codes, scales.from_codes * static_cast<float>(sums[0] + sums[1]), {-sums[0], -sums[1]}};
+        const int32_t whole = sums[0] + sums[1];
+        const float sum = scales.from_codes * static_cast<float>(whole);
+        *steps = {scales.from_codes, sum, {-sums[0], -sums[1]}, -whole * 8, -whole * 128};
     }
 }
 
@@ -168,6 +171,10 @@ class Codes {
 constexpr int together_in_integers(int tokens) {
     return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
+
+// Tokens in several groups find a panel in the caches from the second on: then loads of inputs are what takes time, and a
+// group of up to six shares each between two panels, whose sums fit into the registers.
+constexpr int MOST_SHARED = LANES == 16 ? 6 : 0, LEAST_SHARED = 9;
 
 // Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.
 template <int64_t KIND>
@@ -208,8 +215,9 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         const Step* step = tokens.steps + b;
         ivec total[T][P][PARTS];
         auto less_zeros = [&](int t, int half) {  // what the code of 0 makes of the sums
-            const int32_t(&less)[2] = step[t * blocks].less;
-            return has_least(KIND) ? all(0) : left(all(TWO ? less[half] : less[0] + less[1]), zero_bits(KIND));
+            const Step& own = step[t * blocks];
+            if (has_least(KIND)) return all(0);
+            return TWO ? left(all(own.less[half]), zero_bits(KIND)) : all(BITS == 4 ? own.less4 : own.less8);
         };
         auto begin = [&](int half) {
             for (int t = 0; t < T; t++) {

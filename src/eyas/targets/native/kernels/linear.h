@@ -95,15 +95,21 @@ template <int64_t KIND, int T = MOST>
 Tile integer_tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
         if (tokens < T) return integer_tile_of<KIND, T - 1>(tokens, panels);
-    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, together_in_integers(T)>;
+    return panels == 1 ? integer_tile<KIND, T, 1> : integer_tile<KIND, T, T <= MOST_SHARED ? 2 : together_in_integers(T)>;
 }
 
 Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
 
-// How many panels are multiplied at once by a group of so many tokens.
-inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens) {
+// Whether so many tokens go in groups of a few through two panels of a packed weight at once.
+inline bool is_shared(const Linear& linear, int64_t tokens) {
+    return is_packed(linear.kind) && linear.ways != AS_FLOATS && MOST_SHARED && tokens >= LEAST_SHARED;
+}
+
+// How many panels are multiplied at once by a group of so many tokens, of `total` in all.
+inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens, int64_t total) {
     if (tiled) return TILE_PANELS;
     if (!is_packed(linear.kind)) return together(static_cast<int>(tokens));
+    if (is_shared(linear, total)) return 2;
     return linear.ways == AS_FLOATS ? 1 : together_in_integers(static_cast<int>(tokens));
 }
 
@@ -208,8 +214,8 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     }
     const bool tiled = tokens.pairs && is_tiled(linear);
     const int64_t row = row_bytes(linear), bytes = panel_bytes(linear), total = tokens.count;
-    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : MOST);
-    const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups);  // with the largest group
+    const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MOST_SHARED : MOST);
+    const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // with the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
@@ -218,7 +224,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
         for (int64_t index = 0; index < groups; index++) {
             const int64_t last = std::min(first + stride, stop), token = total * index / groups;
             const int64_t count = total * (index + 1) / groups - token;
-            const int64_t most = std::min(panels_together(linear, tiled, count), at_once);
+            const int64_t most = std::min(panels_together(linear, tiled, count, total), at_once);
             const bool paired = tokens.pairs && is_paired(linear, count);
             Tokens group{tokens.x + token * tokens.ld, tokens.ld, count};
             if (paired || tiled) group.pairs = tokens.pairs + token * in_pairs(linear.in);
