@@ -50,6 +50,31 @@ def test_it_is_never_slower_than_plain(rows: int) -> None:
     assert made.snapshot().depth == 0
 
 
+@pytest.mark.parametrize(("followed", "observed"), [(0.9, True), (0.02, False)])
+def test_sequences_go_unobserved_where_drafting_does_not_pay(followed: float, observed: bool) -> None:
+    rows = 8
+    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([3.0] * rows, [followed] * rows))
+    asked = []
+    for _ in range(60):
+        asked.append(made.audience.admits(rows))
+        simulation.run(made, 5)
+    assert all(asked[:rows])
+    assert all(asked) is observed
+
+
+def test_sequences_are_observed_while_a_shape_waits_to_be_recorded() -> None:
+    """Recording is dear, so that on an accelerator a shape is missed for a while before any round uses it."""
+    rows = 8
+    made = controller(MACHINE, counts_freely=False)
+    simulation, used = Simulation(MACHINE, Text([3.0] * rows, [0.5] * rows)), 0
+    for _ in range(100):
+        assert made.audience.admits(rows)
+        spec = made.plan(rows, simulation.current_lengths())
+        used += spec is not None
+        made.learn(simulation.round(spec))
+    assert used < 50
+
+
 def test_under_load_only_confident_nodes_pay() -> None:
     rows = 16
     text = Text([9.0 if row % 2 else 1.0 for row in range(rows)], [0.98 if row % 2 else 0.6 for row in range(rows)])

@@ -96,6 +96,13 @@ def test_where_a_window_is_nearly_free_it_runs() -> None:
     assert 0 < state.plain_rounds <= 0.03 * state.rounds  # they keep its price current
 
 
+def test_rows_with_windows_that_pay_are_observed() -> None:
+    auto, made = Windows(FLAT, 4, 1.0), controller(FLAT)
+    for _ in range(40):
+        assert made.audience.admits(4)
+        auto.run(made, 5)
+
+
 def test_more_rows_make_the_same_window_dear() -> None:
     """One client pays nothing for the width of a pass, sixteen do; and back."""
     machine = Machine(points=((1, 1.0), (128, 1.15), (1200, 6.0)))

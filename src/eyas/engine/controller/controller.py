@@ -297,7 +297,8 @@ class Controller:
             if record.draft is None and not cold:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
-        self.audience.round(record.rows, self._choice is not None or (looked_up and record.tokens > record.rows))
+        used = self._probe is None and (drafted or record.tokens > record.rows)
+        self.audience.round(record.rows, used or self._wanted is not None)
         self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects
