@@ -44,7 +44,7 @@ def test_a_target_s_files_are_there(tmp_path: Path) -> None:
         ({"method": "sorcery"}, UsageError, "unknown method"),
         ({"source": ".", "method": "ngram"}, UsageError, "--method ngram needs no drafter"),
         ({"source": ".", "window": "wide"}, UsageError, "--draft-window wide"),
-        ({"source": ".", "quantize": "int4"}, UsageError, "unknown quantization 'int4'"),
+        ({"source": ".", "quantize": "int2"}, UsageError, "unknown quantization 'int2'"),
         ({"method": "ngram", "window": 8}, UsageError, "drafters that are networks, and ngram is none"),
         ({"method": "ngram", "quantize": "off"}, UsageError, "drafters with weights, and ngram has none"),
         ({"source": ".", "weights": "none.bin"}, CheckpointError, "holds no such file"),

@@ -109,10 +109,14 @@ def test_a_target_with_a_short_context_is_not_outgrown(tmp_path: Path) -> None:
 
 
 def test_the_settings_are_the_published_ones() -> None:
+    """Those of models of billions of parameters; others get Muon."""
     for name in ("eagle3", "eagle3_8b", "eagle3_32b", "eagle3_moe", "eagle3_mla"):
         loop = section(name, "drafter.target=x", "drafter.store=x", "drafter.output=x").loop
-        assert loop.optimizer.kind == "adamw"
-        assert (loop.optimizer.lr, loop.optimizer.betas, loop.optimizer.clip) == (1e-4, (0.9, 0.95), 0.5)
+        optimizer = loop.optimizer.resolved(4096, sharded=False)
+        assert optimizer.kind == ("muon" if name == "eagle3" else "adamw")
+        assert (optimizer.lr, optimizer.betas, optimizer.clip) == (
+            1.5e-4 if name == "eagle3" else 1e-4, (0.9, 0.95), 0.5,
+        )  # fmt: skip
         assert (loop.schedule.kind, loop.schedule.warmup) == ("cosine", 0.015)
         assert (loop.epochs, loop.steps) == (5, None)
 
