@@ -161,5 +161,5 @@ def test_rates_follow_the_width(width: int, sharded: bool, expected: tuple[str, 
 
 
 def test_given_rates_are_kept() -> None:
-    given = OptimizerConfig(kind="adamw", lr=3e-3, matrix_lr=0.3, betas=(0.8, 0.9))
+    given = OptimizerConfig(kind="adamw", lr=1.234e-3, matrix_lr=0.3456, betas=(0.8, 0.9))
     assert given.resolved(576, sharded=False).model_dump() == given.model_dump()

@@ -36,11 +36,10 @@ class OptimizerConfig(StrictModel):
         """The settings for a model of hidden size `width`, whose matrices are `sharded` or whole, without `auto`."""
         kind = self.kind if self.kind != "auto" else "adamw" if sharded else "muon"
         highest = _LOWEST_LR if kind == "adamw" else _HIGHEST_LR  # AdamW's published rate is for matrices too
-        lr = min(max(_LR / width, _LOWEST_LR), highest) if self.lr == "auto" else self.lr
-        matrix_lr = min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR) if self.matrix_lr == "auto" else self.matrix_lr
-        return ResolvedOptimizer.model_validate(
-            self.model_dump() | {"kind": kind, "lr": float(f"{lr:.2g}"), "matrix_lr": float(f"{matrix_lr:.2g}")}
-        )
+        lr, matrix_lr = min(max(_LR / width, _LOWEST_LR), highest), min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR)
+        found = {"lr": lr, "matrix_lr": matrix_lr}
+        rates = {name: float(f"{rate:.2g}") for name, rate in found.items() if getattr(self, name) == "auto"}
+        return ResolvedOptimizer.model_validate(self.model_dump() | {"kind": kind} | rates)
 
 
 class ResolvedOptimizer(OptimizerConfig):

@@ -100,9 +100,11 @@ Tile integer_tile_of(int64_t tokens, int64_t panels) {
 
 Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // integers.cpp
 
+inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
+
 // Whether so many tokens go in groups of a few through two panels of a packed weight at once.
 inline bool is_shared(const Linear& linear, int64_t tokens) {
-    return is_packed(linear.kind) && linear.ways != AS_FLOATS && MOST_SHARED && tokens >= LEAST_SHARED;
+    return is_coded(linear) && MOST_SHARED && tokens >= LEAST_SHARED;
 }
 
 // How many panels are multiplied at once by a group of so many tokens, of `total` in all.
@@ -110,7 +112,7 @@ inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens,
     if (tiled) return TILE_PANELS;
     if (!is_packed(linear.kind)) return together(static_cast<int>(tokens));
     if (is_shared(linear, total)) return 2;
-    return linear.ways == AS_FLOATS ? 1 : together_in_integers(static_cast<int>(tokens));
+    return is_coded(linear) ? together_in_integers(static_cast<int>(tokens)) : 1;
 }
 
 // Tokens are worked on in so many groups of nearly equal size.
@@ -120,8 +122,6 @@ inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.k
 
 // Whether a group of so many tokens is multiplied by `vdpbf16ps`.
 inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
-
-inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
 
 // The inputs of a product in bf16 or as codes, as its tiles take them: each thread makes its copy when it takes its first
 // piece.
