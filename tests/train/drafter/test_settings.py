@@ -210,3 +210,14 @@ def test_a_resumed_run_keeps_the_targets_dtype(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(resolve, "saved_identity", lambda _: {"target_dtype": "bfloat16"})
     assert resolved_dtype(auto, ALONE) == "bfloat16"
     assert resolved_dtype(written(tmp_path, target_dtype="float32"), ALONE) == "float32"
+
+
+def test_rates_that_follow_the_width_are_no_one_else_s(tmp_path: Path) -> None:
+    """What a target 1,024 wide gets is more than is published for larger ones, and is meant for it."""
+    automatic = {"kind": "auto", "lr": "auto", "matrix_lr": "auto"}
+    view = outlook(written(tmp_path, loop={"optimizer": automatic}), hidden_size=1024)
+    assert view.loop.optimizer.lr > 5e-4
+    assert not list(view.warnings())
+    [optimizer] = [setting for setting in view.settings() if setting.name == "optimizer"]
+    assert optimizer.value.startswith("muon, lr 0.001, 0.08 for matrices")
+    assert optimizer.origin == "target's width"
