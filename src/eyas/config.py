@@ -33,11 +33,11 @@ def validated(cls: type[ModelT], values: dict[str, Any], where: str) -> ModelT:
 
 
 _REASONS = {"extra_forbidden": "there is no such key", "missing": "it is missing"}
-"""Kind of pydantic's error -> what it says here."""
+"""pydantic's error type -> the reason given in our message."""
 
 
 def _problem(error: ErrorDetails, cls: type[BaseModel]) -> str:
-    """A line about a bad key, or about several together."""
+    """One line of the message: about one key, or about several that conflict."""
     key = ".".join(map(str, error["loc"]))
     reason = _REASONS.get(error["type"], error["msg"].removeprefix("Value error, "))
     if error["type"] == "extra_forbidden":
@@ -46,7 +46,7 @@ def _problem(error: ErrorDetails, cls: type[BaseModel]) -> str:
 
 
 def _nearest(cls: type[BaseModel], path: Sequence[int | str]) -> str:
-    """The key that a mistyped one was probably meant to be, as a question; empty if none is like it."""
+    """A `did you mean` suggestion for a mistyped key; empty if no known key resembles it."""
     section = cls
     for part in path[:-1]:
         field = section.model_fields.get(str(part))
@@ -56,7 +56,7 @@ def _nearest(cls: type[BaseModel], path: Sequence[int | str]) -> str:
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a field's type is made of: itself, or those in unions, lists and mappings."""
+    """The models in a field's annotation: the type itself, or the members of unions, lists and mappings."""
     if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         yield annotation
     for part in get_args(annotation):
@@ -71,7 +71,7 @@ def load_config(cls: type[ModelT], path: Path, overrides: Sequence[str] = ()) ->
 
 
 def override(values: dict[str, Any], overrides: Sequence[str], where: str) -> None:
-    """Apply `a.b=value` overrides, whose values are YAML, to the mapping read from `where`."""
+    """Apply `a.b=value` overrides (values are YAML) to the mapping read from `where`."""
     for item in overrides:
         key, sep, text = item.partition("=")
         if not sep:
@@ -83,7 +83,7 @@ def override(values: dict[str, Any], overrides: Sequence[str], where: str) -> No
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Read the mapping in a YAML file."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -96,7 +96,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def assign(values: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set `a.b.c` in nested mappings, making those that are missing."""
+    """Set `a.b.c` in nested mappings, creating the missing ones."""
     node = values
     *parents, leaf = key.split(".")
     for parent in parents:
@@ -111,7 +111,7 @@ def differences(
 ) -> list[str]:
     """The settings that differ, key by key: `sampling.seed was 1, is 2 (--seed)`.
 
-    `option` names what sets a key, given with dots; None if nothing does.
+    `option` maps a dotted key to the flag that sets it, or to None.
     """
     old, new = flat(before), flat(now)
     lines = []
@@ -123,7 +123,7 @@ def differences(
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one whose keys have dots; empty ones stay values."""
+    """Flatten nested mappings into one with dotted keys; empty mappings stay as values."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and value:

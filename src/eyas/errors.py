@@ -36,7 +36,7 @@ class DataError(EyasError):
 
 
 class RowError(DataError):
-    """One row can't be used, the others can; `reason` is what it is counted under."""
+    """One row can't be used, but the others can; unusable rows are counted by `reason`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -49,7 +49,7 @@ class OutputError(EyasError):
 
 
 class EndpointError(EyasError):
-    """An endpoint answers nothing at all."""
+    """An endpoint can't be reached or used at all."""
 
 
 class ModelError(EyasError):
@@ -57,7 +57,7 @@ class ModelError(EyasError):
 
 
 class MissingModelError(UsageError):
-    """A model is neither at the path that was given nor on the Hub."""
+    """A model is neither at the given path nor on the Hub."""
 
 
 class UnsupportedModelError(ModelError):
@@ -73,7 +73,7 @@ class ExportError(EyasError):
 
 
 class TrainingError(EyasError):
-    """A training run can't go on: loss or gradients are no numbers, or a process failed."""
+    """A training run can't continue: loss or gradients are NaN or infinite, or a process failed."""
 
 
 class DrafterMismatchError(EyasError):
@@ -81,7 +81,7 @@ class DrafterMismatchError(EyasError):
 
 
 class ClusterError(EyasError):
-    """Workers on other machines can't do their work: they die, or are not what this process is."""
+    """Workers on other machines failed: they died, or their versions or weights differ from this process's."""
 
 
 class StoreError(EyasError):
@@ -93,7 +93,7 @@ class CacheMemoryError(EyasError):
 
 
 class PassMemoryError(EyasError):
-    """Memory ran out in a pass, which held at most `tokens` tokens."""
+    """Memory ran out in a pass of at most `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(
@@ -104,7 +104,7 @@ class PassMemoryError(EyasError):
 
 
 class QueueFullError(EyasError):
-    """Too many requests wait already; `retry_after` says in how many seconds it's worth asking again."""
+    """Too many requests are waiting already; `retry_after` is the number of seconds to wait before retrying."""
 
     def __init__(self, message: str, retry_after: float) -> None:
         super().__init__(message)
@@ -112,4 +112,4 @@ class QueueFullError(EyasError):
 
 
 class InvariantError(EyasError):
-    """Slots, caches and scheduler disagree: a bug in eyas, never the caller's doing."""
+    """Slots, caches and scheduler disagree: a bug in eyas, never the caller's fault."""

@@ -1,13 +1,13 @@
-"""Files and folders that are replaced whole or not at all, locks between processes, and hashes of contents.
+"""Files and folders that are replaced whole or not at all, locks between processes, and content hashes.
 
-What every writer of this module promises: once the call returns or its `with` block has ended, the new content is on
-the disk. A crash, a kill or a power cut before that leaves the old content; nobody ever reads a mix of the two, half a
-file or an empty one. An exception in the block discards the new content. Errors of the system, such as a full disk, are
-raised as OSError. Missing parent folders are made.
+Every writer in this module guarantees that, once the call returns or its `with` block ends, the new content is on disk.
+A crash, a kill or a power cut before that leaves the old content; no reader ever sees a mix of the two, a partial file
+or an empty one. An exception in the block discards the new content. System errors, such as a full disk, are raised as
+OSError. Missing parent folders are created.
 
-How: new content is made in a temporary folder beside its final path, flushed to the disk, and renamed; then the folder
-that holds it is flushed, too. The temporary folder of NAME is `.NAME.tmp`, and whoever writes there holds a lock in it.
-So what a killed writer left is recognised and removed by the next writer of NAME, or by `remove_leftovers`.
+How: new content is written to a temporary folder next to its final path, flushed to disk, and renamed; then the parent
+folder is flushed, too. The temporary folder of NAME is `.NAME.tmp`, and its writer holds a lock in it. So the next
+writer of NAME, or `remove_leftovers`, recognizes and removes what a killed writer left behind.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
 TEMPORARY = ".tmp"
-"""Ends the names of temporary folders, which begin with a dot."""
+"""Suffix of temporary folders' names, which begin with a dot."""
 _PARQUET_ROWS = 256
-"""Rows of a Parquet file that are in memory at once."""
+"""Rows of a Parquet file held in memory at a time."""
 
 
 def write_text(path: AnyPath, text: str) -> None:
-    """Replace a file by `text` in UTF-8."""
+    """Replace a file's content with `text`, in UTF-8."""
     with writing(path) as file:
         file.write(text)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file by `data`."""
+    """Replace a file's content with `data`."""
     with writing(path, "wb") as file:
         file.write(data)
 
 
 def write_json(path: Path, content: Any, *, ensure_ascii: bool = True) -> None:
-    """Replace a file by a JSON document with an indent of two."""
+    """Replace a file's content with JSON, indented by two spaces."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=ensure_ascii) + "\n")
 
 
@@ -60,7 +60,7 @@ def write_json(path: Path, content: Any, *, ensure_ascii: bool = True) -> None:
 def writing(path: AnyPath, mode: str = "w") -> Iterator[IO[Any]]:
     """An open file that replaces `path` when the block ends; `mode` is "w" (UTF-8) or "wb".
 
-    While another process writes the same file, this one waits. Behind a URL there is no waiting: the last one counts.
+    If another process is writing the same file, this one waits. Behind a URL nobody waits: the last writer wins.
     """
     if isinstance(path, UrlPath):
         with uploading(path, mode) as file:
@@ -74,7 +74,7 @@ def writing(path: AnyPath, mode: str = "w") -> Iterator[IO[Any]]:
 def writing_path(path: Path) -> Iterator[Path]:
     """A temporary path for libraries that open files themselves; the file there replaces `path` when the block ends.
 
-    Its permissions are those of any new file, whatever the library gives it.
+    The file gets default permissions, whatever the library sets.
     """
     with _Staging(path, wait=True) as staging:
         staging.new.touch()
@@ -89,9 +89,9 @@ def writing_path(path: Path) -> Iterator[Path]:
 def writing_folder(path: Path) -> Iterator[Path]:
     """An empty folder to fill, which replaces `path` when the block ends.
 
-    Linux swaps the two in one step. Where the system can't, there is a moment without a folder: after a crash in it,
-    the old one lies in the temporary folder until the next writer puts it back. Raises LockedError if another process
-    is writing the same folder.
+    Linux swaps the two atomically. Where the system can't, there is a moment without a folder: after a crash at that
+    moment, the old one stays in the temporary folder until the next writer restores it. Raises LockedError if another
+    process is writing the same folder.
     """
     with _Staging(path, wait=False) as staging:
         staging.new.mkdir()
@@ -104,17 +104,16 @@ def writing_folder(path: Path) -> Iterator[Path]:
 
 
 def copy_folder(source: Path, path: Path) -> None:
-    """Replace the folder `path` by a copy of `source`."""
+    """Replace the folder `path` with a copy of `source`."""
     with writing_folder(path) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(f".*{TEMPORARY}"))
 
 
 class StagedFiles:
-    """Several files, written side by side, that replace others when the `with` block ends.
+    """Several files, written side by side, that replace existing ones when the `with` block ends.
 
-    All are flushed to the disk before the first is renamed, so a full disk leaves every old file. They are renamed one
-    after the other, in the order in which they were opened: a crash in between leaves the first ones new and the others
-    old.
+    All are flushed to disk before the first is renamed, so a full disk leaves every old file in place. They are renamed
+    one by one, in the order in which they were opened: a crash in between leaves the first ones new and the others old.
     """
 
     def __init__(self) -> None:
@@ -125,14 +124,14 @@ class StagedFiles:
         return self
 
     def open(self, path: Path, mode: str = "w") -> IO[Any]:
-        """A file that will replace `path`; `mode` is "w" (UTF-8) or "wb". Don't close it."""
+        """Open a file that will replace `path`; `mode` is "w" (UTF-8) or "wb". Don't close it."""
         staging = self._stack.enter_context(_Staging(path, wait=True))
         file = self._stack.enter_context(staging.new.open(mode, encoding=None if "b" in mode else "utf-8"))
         self._opened.append((staging, file))
         return file
 
     def flush(self) -> None:
-        """Flush everything written so far to the disk."""
+        """Flush everything written so far to disk."""
         for _, file in self._opened:
             file.flush()
             os.fsync(file.fileno())
@@ -149,10 +148,10 @@ class StagedFiles:
 
 
 class _Staging:
-    """The temporary folder of a path, locked and empty: `new` is where to write what `publish` renames."""
+    """The temporary folder of a path, locked and empty. Write to `new`; `publish` renames it to the path."""
 
     def __init__(self, path: Path, *, wait: bool) -> None:
-        """`wait` for another process that writes the same path, or raise LockedError."""
+        """If another process is writing the same path, `wait` for it, or raise LockedError."""
         self._path = Path(os.path.abspath(path))
         self._folder = self._path.with_name(f".{self._path.name}{TEMPORARY}")
         self._lock_file = self._folder / f".{self._path.name}.lock"
@@ -173,7 +172,7 @@ class _Staging:
         return self
 
     def publish(self) -> None:
-        """Rename `new`, which is flushed to the disk, to the path."""
+        """Rename `new`, already flushed to disk, to the path."""
         if not (self.new.is_dir() and self._path.exists()):
             self.new.replace(self._path)
         elif not _exchange(self.new, self._path):
@@ -183,17 +182,17 @@ class _Staging:
 
     def __exit__(self, *_: object) -> None:
         try:
-            with suppress(OSError):  # the content is in its place, or an error is on its way already
+            with suppress(OSError):  # the content is in place, or an error is already propagating
                 self._clear()
-                self._lock_file.unlink()  # last: until then nobody else takes the folder for theirs
+                self._lock_file.unlink()  # last: until then no other writer claims the folder
                 self._folder.rmdir()
         finally:
             os.close(self._descriptor)
 
     def _acquire(self) -> None:
-        """Make the folder and lock it, and make sure that its last writer has not removed it in between."""
+        """Create and lock the folder, and make sure that its previous writer hasn't removed it in between."""
         while True:
-            with suppress(FileExistsError):  # mkdir's exist_ok would look again, and raise once the folder is gone
+            with suppress(FileExistsError):  # mkdir's exist_ok checks again, and raises if the folder is gone by then
                 self._folder.mkdir()
             try:
                 self._descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o666)
@@ -226,7 +225,7 @@ class _Staging:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary folders that killed writers left in `folder`; those of writers at work stay."""
+    """Remove the temporary folders that killed writers left in `folder`; folders of active writers stay."""
     for path in folder.glob(f".*{TEMPORARY}"):
         try:
             with _Staging(path.with_name(path.name[1 : -len(TEMPORARY)]), wait=False):
@@ -236,10 +235,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 class FileLock:
-    """An advisory lock on a file, which is made if missing, or on a folder that exists.
+    """An advisory lock on a file, created if missing, or on an existing folder.
 
     It lasts until it is released, or until every process that inherited its descriptor has ended. Raises LockedError if
-    another process holds it and `wait` is False, UsageError where the system has no such locks.
+    another process holds it and `wait` is False, UsageError if the system has no such locks.
     """
 
     def __init__(self, path: Path, *, shared: bool = False, wait: bool = False) -> None:
@@ -265,20 +264,20 @@ class FileLock:
         self.release()
 
     def fileno(self) -> int:
-        """The descriptor, for processes that are to inherit the lock."""
+        """The descriptor, for child processes that inherit the lock."""
         if self._descriptor is None:
             raise ValueError("the lock has been released")
         return self._descriptor
 
     def release(self) -> None:
-        """Close the descriptor; more than once does no harm."""
+        """Close the descriptor; safe to call more than once."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's entries to the disk, so that files made or renamed in it are there after a power cut."""
+    """Flush a folder's entries to disk, so that files created or renamed in it survive a power cut."""
     if os.name == "nt":  # folders can't be opened there
         return
     try:
@@ -289,7 +288,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a Parquet file. Raises DataError without pyarrow, OSError for a file that is broken."""
+    """The rows of a Parquet file. Raises DataError without pyarrow, OSError for a broken file."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -304,7 +303,7 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def file_hash(*paths: Path) -> str:
-    """16 hex digits of SHA-256 over the contents of the files, one after the other. DataError for unreadable ones."""
+    """16 hex digits of SHA-256 over the files' concatenated contents. Raises DataError for unreadable files."""
     digest = hashlib.sha256()
     for path in paths:
         try:
@@ -317,7 +316,7 @@ def file_hash(*paths: Path) -> str:
 
 
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)
-"""What file systems without locks, or without flushing of folders, answer."""
+"""Error numbers from file systems that can't lock files or can't flush folders."""
 
 
 def _locked(path: Path) -> LockedError:
@@ -333,7 +332,7 @@ def _sync(path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, each on the disk when this returns."""
+    """Create a folder and its parents; all are on disk when this returns."""
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -348,7 +347,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_open_as(path: Path, descriptor: int) -> bool:
-    """Whether `descriptor` is of the file that has this path now."""
+    """Whether `descriptor` refers to the file that is now at this path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -356,7 +355,7 @@ def _is_open_as(path: Path, descriptor: int) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two paths in one step; False where the system or the file system can't."""
+    """Swap two paths atomically; False if the system or the file system can't."""
     if sys.platform != "linux":
         return False
     at_fdcwd, rename_exchange = -100, 2

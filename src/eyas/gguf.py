@@ -1,6 +1,6 @@
 """Reading GGUF files strictly: every count and offset is checked against the file's length before it is used.
 
-The layout is that of llama.cpp's specification, versions 2 and 3, little endian. Arrays of text, such as a tokenizer's
+The layout follows llama.cpp's specification, versions 2 and 3, little endian. Arrays of strings, such as a tokenizer's
 tokens, are skipped: only their length is kept.
 """
 
@@ -30,21 +30,21 @@ _PLAIN = {
     28: ("F64", torch.float64),
     30: ("BF16", torch.bfloat16),
 }
-"""GGML types that are plain numbers, with safetensors' name and torch's type; the others are quantised blocks."""
+"""GGML types of plain numbers -> (safetensors name, torch dtype). All other types are quantized blocks."""
 _MOST = 2**16
-"""Most keys or tensors of a file, and most numbers of an array that is kept."""
+"""Maximum number of keys or tensors in a file, and of numbers in an array that is kept."""
 
 
 @dataclass(frozen=True)
 class SkippedArray:
-    """An array of text, or a long one of numbers, that was skipped."""
+    """An array of strings, or a long one of numbers, that was skipped."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """A tensor in the file, without its numbers."""
+    """A tensor's entry in the file, without its data."""
 
     shape: tuple[int, ...]
     """In PyTorch's order, the reverse of GGML's."""
@@ -53,7 +53,7 @@ class GgufTensor:
     offset: int
     """The first byte, from the start of the file."""
     size: int
-    """How many bytes it takes in the file."""
+    """Its size in the file, in bytes."""
 
     @property
     def type(self) -> str:
@@ -62,7 +62,7 @@ class GgufTensor:
 
     @property
     def dtype(self) -> str:
-        """As safetensors names it; `FQ` and the GGML type if the tensor is quantised."""
+        """The dtype's safetensors name; `FQ` and the number of the GGML type if the tensor is quantized."""
         return _PLAIN[self.kind][0] if self.kind in _PLAIN else f"FQ{self.kind}"
 
 
@@ -70,7 +70,7 @@ class Gguf:
     """An open GGUF file: its metadata, and where its tensors are."""
 
     def __init__(self, path: Path) -> None:
-        """Read everything but the tensors' numbers. Raises CheckpointError for a file that is no GGUF, or damaged."""
+        """Read everything but the tensors' data. Raises CheckpointError for a file that isn't GGUF or is damaged."""
         self.path = path
         try:
             with path.open("rb") as file:
@@ -79,7 +79,7 @@ class Gguf:
             raise CheckpointError(f"can't read {path}: {error}") from error
         self._at = 0
         if self._take(4) != b"GGUF":
-            raise CheckpointError(f"{path} is no GGUF file")
+            raise CheckpointError(f"{path} isn't a GGUF file")
         version = self._number("I")
         if version not in (2, 3):
             raise CheckpointError(f"{path} is GGUF version {version}: eyas reads versions 2 and 3, little endian")
@@ -88,14 +88,14 @@ class Gguf:
         for _ in range(keys):
             key = self._text()
             if key in self.metadata:
-                raise self._bad(f"the key {key} is there twice")
+                raise self._bad(f"the key {key} appears twice")
             self.metadata[key] = self._value(self._number("I"))
         self.tensors = self._tensors(tensors)
 
     def blocks(self, name: str, rows: Tensor) -> Tensor:
-        """The blocks [rows, B, bytes] uint8 of some rows of a quantised tensor, as they lie in the file.
+        """The blocks [rows, B, bytes] uint8 of the given rows of a quantized tensor, as stored in the file.
 
-        Rows of a stack of matrices are counted through all of them.
+        In a stack of matrices, rows are numbered across all of them.
         """
         info = self.tensors[name]
         size = gguf_package().GGML_QUANT_SIZES[gguf_package().GGMLQuantizationType(info.kind)][1]
@@ -103,7 +103,7 @@ class Gguf:
         return torch.from_numpy(whole[rows.numpy()])
 
     def load(self, name: str) -> Tensor:
-        """Read one tensor; quantised blocks become float32."""
+        """Read one tensor; quantized blocks are dequantized to float32."""
         info = self.tensors[name]
         raw = memoryview(self._data)[info.offset : info.offset + info.size]
         if info.kind in _PLAIN:
@@ -121,12 +121,12 @@ class Gguf:
         for _ in range(count):
             name, dimensions = self._text(), self._number("I")
             if name in found or not 1 <= dimensions <= 4:
-                raise self._bad(f"the tensor {name} is there twice, or has {dimensions} dimensions")
+                raise self._bad(f"the tensor {name} appears twice, or has {dimensions} dimensions")
             shape = tuple(reversed([self._number("Q") for _ in range(dimensions)]))
             found[name] = (shape, self._number("I"), self._number("Q"))
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 8 <= alignment <= 2**16 or alignment & (alignment - 1):
-            raise self._bad(f"an alignment of {alignment}")
+            raise self._bad(f"an invalid alignment of {alignment}")
         start = -(-self._at // alignment) * alignment
         tensors = {}
         for name, (shape, kind, offset) in found.items():
@@ -137,7 +137,7 @@ class Gguf:
         return tensors
 
     def _size(self, name: str, shape: tuple[int, ...], kind: int) -> int:
-        """How many bytes a tensor takes."""
+        """The size of a tensor in bytes."""
         if kind in _PLAIN:
             return int(prod(shape) * _PLAIN[kind][1].itemsize)
         gguf = gguf_package()
@@ -168,13 +168,13 @@ class Gguf:
         return list(struct.unpack(f"<{count}{format_}", raw)) if count <= _MOST else SkippedArray(count)
 
     def _skipped_texts(self, count: int) -> SkippedArray:
-        """Go past so many texts: a tokenizer has a hundred thousand of them."""
+        """Skip `count` strings without decoding them: a tokenizer has a hundred thousand."""
         length, last = struct.Struct("<Q").unpack_from, len(self._data) - 8
         for _ in range(count):
             if self._at > last:
                 raise self._bad("it ends in the middle: is it complete?")
             self._at += 8 + length(self._data, self._at)[0]
-        self._take(0)  # the last one's end is in the file, too
+        self._take(0)  # the last string must end inside the file, too
         return SkippedArray(count)
 
     def _text(self) -> str:
@@ -184,7 +184,7 @@ class Gguf:
             raise self._bad(f"text that is not UTF-8: {error}") from error
 
     def _count(self, format_: str, least: int, most: int = _MOST) -> int:
-        """Read the number of entries that take at least `least` bytes each."""
+        """Read a count of entries, each of which takes at least `least` bytes."""
         count: int = self._number(format_)
         if count > most or count * least > len(self._data) - self._at:
             raise self._bad(f"{count} entries where the file has no room for them: is it complete?")
@@ -212,7 +212,7 @@ def _shortest(value: float) -> float:
 
 
 def gguf_package() -> Any:
-    """llama.cpp's own package, which knows its quantised types and writes files.
+    """llama.cpp's own Python package, which dequantizes its types and writes files.
 
     Raises UsageError if it isn't installed.
     """

@@ -1,8 +1,8 @@
-"""How byte-level tokenizers of GGUF files split text before they merge: the rules that `tokenizer.ggml.pre` names.
+"""How byte-level tokenizers of GGUF files split text before merging: the rules that `tokenizer.ggml.pre` names.
 
-A rule is one regular expression after another; each cuts what it matches out of the pieces so far. They are llama.cpp's
-(`llm_tokenizer_bpe` in `llama-vocab.cpp`), or those of the models' own tokenizer.json that it quotes and only comes
-close to. transformers knows some of the rules, depending on its release, and takes GPT-2's for all others.
+A rule is a sequence of regular expressions; each splits its matches off from the pieces so far. They come from
+llama.cpp (`llm_tokenizer_bpe` in `llama-vocab.cpp`) or, where llama.cpp quotes a model's tokenizer.json but only
+approximates it, from that file. transformers knows some rules, depending on its release, and uses GPT-2's for the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TEKKEN, _YOUTU, _GPT4O = (
 _MARKED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"""
 _HAN, _ASIAN = "[\u4e00-\u9fa5\u3040-\u30ff]+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _SENTENCE = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-# letters that have a case; Georgian ones were none when the rule was made
+# cased letters, without the Georgian ones that had no case when the rule was written
 _CASED = (
     "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐ"
     "ῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"  # noqa: RUF001
@@ -70,16 +70,16 @@ SPLITS: dict[str, tuple[str, ...]] = {
     )
     for name in names.split()
 }  # fmt: skip
-"""The expressions of each rule that is known here."""
+"""Rule -> its regular expressions."""
 _WHOLE = frozenset(
     "falcon-h1 falcon3 glm4 glm5 jina-v5-nano lfm2 llama-bpe llama-v3 llama3 midm-2.0 minicpm5 pixtral tekken "
     "youtu".split()
 )
-"""Rules of vocabularies whose tokens are taken whole, whether or not merges lead to them."""
+"""Rules of vocabularies that take a piece whole if it is a token, whether or not merges lead to it."""
 
 
 def split_as(tokenizer: Any, rule: str) -> None:
-    """Have a byte-level BPE of `tokenizers` split text by a rule, one of `SPLITS`."""
+    """Make a byte-level BPE of `tokenizers` split text by `rule`, a key of `SPLITS`."""
     from tokenizers import Regex, pre_tokenizers
 
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in SPLITS[rule]]

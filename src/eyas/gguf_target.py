@@ -1,8 +1,8 @@
-"""Targets in GGUF files: a folder of transformers' files is made of what a GGUF says, and names it for the weights.
+"""Targets in GGUF files: their config and tokenizer are converted to a folder of transformers' files.
 
-transformers can read config and tokenizer of a GGUF file, in some ten seconds; so it is done once. The folder lies in
-the cache directory, under a name that changes with the file. Everything else in eyas reads it as it reads any model;
-only who reads weights asks for `weights_file`.
+transformers takes about ten seconds to read these from a GGUF file, so it is done once. The folder lies in the cache
+directory, under a name that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads
+it like any model; only code that reads weights calls `weights_file`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from eyas.gguf_splits import SPLITS, split_as
 
 _SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
-"""The file of such a folder that names its GGUF file."""
+"""The file in such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
 _LOG = logging.getLogger("eyas")
 _FORM = 3
-"""Changes with what is written into a folder."""
+"""Version of the folders' contents; a change makes them be converted again."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 def target_folder(name: str) -> str:
-    """The folder of transformers' files for the name of a GGUF file, as `named_file` takes them.
+    """The folder of transformers' files for the GGUF file that `name` refers to (see `named_file`).
 
-    Any other name, and a drafter's file, is returned as it is. Raises ModelError or CheckpointError for a file that
-    can't be read, UsageError for a folder with several.
+    Any other name, and a drafter's file, is returned as it is. Raises ModelError or CheckpointError for an unreadable
+    file, UsageError for a folder with several.
     """
     file = named_file(name)
     return name if file is None else _made(file)
 
 
 def named_file(name: str) -> Path | None:
-    """The GGUF file that is named: itself, the one in a folder, or REPOSITORY:FILE.gguf on the Hub; None for others.
+    """The GGUF file that `name` refers to: a path, the one in a folder, or REPOSITORY:FILE.gguf on the Hub; else None.
 
-    Raises ModelError for a file that the Hub doesn't give, UsageError for a folder with several.
+    Raises ModelError for a file that can't be fetched from the Hub, UsageError for a folder with several.
     """
     in_repository = _IN_REPOSITORY.fullmatch(name)
     if in_repository is not None and not Path(name).exists():
@@ -58,7 +58,7 @@ def named_file(name: str) -> Path | None:
 
 
 def weights_file(folder: str | Path) -> Path | None:
-    """The GGUF file that holds the weights of a folder which `target_folder` made; None for any other model."""
+    """The GGUF file with the weights of a folder that `target_folder` made; None for any other model."""
     named = Path(folder) / WEIGHTS
     return Path(named.read_text(encoding="utf-8")) if named.is_file() else None
 
@@ -80,7 +80,7 @@ def _made(file: Path) -> str:
     if _SPLIT.search(file.stem):
         raise ModelError(f"{file} is one part of a split model: merge the parts with llama-gguf-split --merge first")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f"{folder.name}.lock"), wait=True):  # processes that start together
+    with FileLock(folder.with_name(f"{folder.name}.lock"), wait=True):  # for processes that start together
         if not (folder / WEIGHTS).is_file():
             with writing_folder(folder) as made:
                 _convert(file, made)
@@ -89,7 +89,7 @@ def _made(file: Path) -> str:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Write config, generation config, tokenizer and chat template of a GGUF file as transformers keeps them."""
+    """Write config, generation config, tokenizer and chat template of a GGUF file in transformers' format."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
     from eyas.gguf import Gguf  # it imports torch
@@ -97,7 +97,7 @@ def _convert(file: Path, folder: Path) -> None:
     try:
         config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
-    except Exception as error:  # transformers' reader raises whatever a file makes it stumble over
+    except Exception as error:  # transformers' reader may raise anything
         raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
     metadata = Gguf(file).metadata
     size = metadata.get(f"{metadata['general.architecture']}.expert_feed_forward_length")
@@ -111,15 +111,15 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _splitting_rule(file: Path, metadata: Mapping[str, Any]) -> str:
-    """By which rule a file's tokenizer splits text. Raises ModelError for one that isn't known."""
+    """The rule by which a file's tokenizer splits text. Raises ModelError for an unknown one."""
     rule = metadata.get("tokenizer.ggml.pre")
     if rule is None:
-        _LOG.warning("%s doesn't say how to split text: as in llama.cpp, it is done by the rule `default`", file)
+        _LOG.warning("%s doesn't say how to split text: the rule `default` is used, as in llama.cpp", file)
         return "default"
     if rule not in SPLITS:
         raise ModelError(
-            f"the tokenizer in {file} splits text by the rule {rule}, which eyas doesn't know: its tokens wouldn't be "
-            "those that the model was trained on; use the model's own folder"
+            f"the tokenizer in {file} splits text by the rule {rule}, which eyas doesn't know: its tokens would differ "
+            "from those that the model was trained on; use the model's own folder"
         )
     return str(rule)
 
@@ -131,6 +131,6 @@ def _downloaded(repository: str, file: str) -> Path:
     try:
         return Path(hf_hub_download(repository, file))
     except (EntryNotFoundError, RepositoryNotFoundError) as error:
-        raise MissingModelError(f"there is no {file} in {repository} on the Hub, nor in its cache") from error
+        raise MissingModelError(f"there is no {file} in {repository} on the Hub or in its cache") from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelError(f"{repository}:{file} can't be fetched from the Hub: {error}") from error

@@ -1,8 +1,8 @@
-"""Where a model is: on this disk, or on the Hub, which is asked once.
+"""Where a model is: on this disk, or on the Hub, which is queried once.
 
-transformers and huggingface_hub ask for every file, six times where the Hub can't be reached. So a name is looked up
-here first: on the disk if it looks like a path, else with a single request. What the Hub can't be asked about is taken
-from its cache, and from then on only that folder is read.
+transformers and huggingface_hub send a request for every file, and try six times if the Hub can't be reached. So a name
+is resolved here first: on disk if it looks like a path, else with a single request. If the Hub doesn't answer, the
+model's folder in the Hub's cache is used, and from then on only that folder is read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from eyas.errors import MissingModelError, ModelError
 
 
 def find_model(name: str | Path) -> str:
-    """The folder or file that `name` is, the Hub's cached copy if the Hub can't be reached, or else its Hub id.
+    """Resolve `name` to a local path, to its Hub id or, if the Hub can't be reached, to the cached folder.
 
-    Raises MissingModelError if there is no such model, and ModelError if nobody can say whether there is.
+    Raises MissingModelError if there is no such model, and ModelError if that can't be determined.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -30,7 +30,7 @@ def find_model(name: str | Path) -> str:
 
 
 def find_target(name: str | Path) -> str:
-    """`find_model` for a target, which may have a name of its own (`smollm2`) or be a GGUF file."""
+    """`find_model` for a target, which may also be `smollm2` or a GGUF file."""
     try:
         return find_model(named_target(name))
     except ModelError as error:
@@ -40,29 +40,29 @@ def find_target(name: str | Path) -> str:
 
 
 def find_drafter(name: str | Path) -> str:
-    """`find_model` for a drafter, which may be the shipped one as well."""
+    """`find_model` for a drafter, which may also be the shipped one."""
     return find_model(named_drafter(name))
 
 
 def why_unreadable(error: Exception) -> str:
-    """What an error of transformers at loading means here, where code of a checkpoint is refused, never asked about."""
+    """Explain an error that transformers raised while loading; code in checkpoints is always refused here."""
     if "trust_remote_code" in str(error):
         return (
-            "it asks for Python code of its own (auto_map in its JSON files), and eyas runs no code of a checkpoint: "
-            "use one whose classes are transformers' own, or convert it to one"
+            "it needs Python code of its own (auto_map in its JSON files), and eyas runs no code of a checkpoint: "
+            "use a version with transformers' own classes, or convert it to one"
         )
     return str(error).strip() or type(error).__name__
 
 
 def _looks_like_path(name: str) -> bool:
-    """Whether a name that isn't on the disk was meant to be: Hub ids are a name or OWNER/NAME."""
+    """Whether a name that isn't on disk was meant as a path: Hub ids are NAME or OWNER/NAME."""
     begins = name.startswith((".", "/", "~", os.sep)) or name.endswith(("/", os.sep))
     parent = Path(name).parent
     return begins or name.count("/") > 1 or (parent != Path() and parent.is_dir())
 
 
 def _what_is_there(path: Path) -> str:
-    """The nearest folder that exists above a missing path, and what in it is called almost like it."""
+    """A hint about a missing path: similar names in the nearest existing folder above it, or that folder alone."""
     missing = path
     while not missing.parent.is_dir():
         missing = missing.parent
@@ -70,30 +70,30 @@ def _what_is_there(path: Path) -> str:
     near = get_close_matches(missing.name, sorted(each.name for each in folder.iterdir()), n=3)
     if near:
         return f"did you mean {' or '.join(str(folder / each) for each in near)}?"
-    return f"{folder.resolve()} holds no {missing.name}"
+    return f"{folder.resolve()} has no {missing.name}"
 
 
 @cache
 def _on_hub(name: str) -> str:
-    """The id itself if the Hub has the model; its folder in the cache if the Hub doesn't answer."""
+    """The id itself if the Hub has the model; the cached folder if the Hub doesn't answer."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=10)
         return name
-    except EntryNotFoundError:  # the model is there, that file isn't: its reader says what it needs
+    except EntryNotFoundError:  # the model exists, but not that file: the loader reports what it needs
         return name
     except HFValidationError:
-        raise MissingModelError(f"there is no {name}: it is no folder here and no Hub id (OWNER/NAME) either") from None
+        raise MissingModelError(f"there is no {name}: it is neither a folder here nor a Hub id (OWNER/NAME)") from None
     except GatedRepoError as error:
         reason: Exception = error
-        advice = "accept its licence on the Hub, then log in: hf auth login"
+        advice = "accept its license on the Hub, then log in: hf auth login"
     except RepositoryNotFoundError:
         raise MissingModelError(
             f"there is no {name}: no such folder here, and no such model on the Hub, or a private one (hf auth login)"
         ) from None
-    except Exception as error:  # noqa: BLE001  # of whichever HTTP library the Hub's client uses
+    except Exception as error:  # noqa: BLE001  # depends on the HTTP library that the Hub's client uses
         reason = error
         advice = "check the name and the network, or give a folder"
     cached = try_to_load_from_cache(name, "config.json")
@@ -101,5 +101,6 @@ def _on_hub(name: str) -> str:
         return str(Path(cached).parent)
     first = (str(reason).strip() or type(reason).__name__).splitlines()[0]
     raise ModelError(
-        f"there is no folder {name} here, no copy in the Hub's cache, and the Hub doesn't give it ({first}): {advice}"
+        f"there is no folder {name} here and no copy in the Hub's cache, and the Hub doesn't provide it ({first}): "
+        f"{advice}"
     )

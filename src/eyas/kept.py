@@ -1,7 +1,7 @@
-"""What one start leaves in the user's cache for the next: laid-out weights, and verdicts of trials.
+"""Results that one process leaves in the user's cache for the next: prepacked weights, and verdicts of trials.
 
-A file is named by a hash of everything that it was made of, so none outlives a change: of the model's files or weights,
-of eyas's sources, of a library's version. What is damaged is made anew. `EYAS_KEEP=0` reads and writes nothing.
+A file's name is a hash of everything it was made from, so none outlives a change of the model's files or weights, of
+eyas's sources, or of a library's version. Damaged files are rebuilt. `EYAS_KEEP=0` disables reading and writing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import numpy as np
 from eyas.runtime import versions
 
 DISABLE = "EYAS_KEEP"
-"""The environment variable that keeps nothing, if it is 0."""
+"""Environment variable that disables the cache if it is 0."""
 _CHUNK = 1 << 15
-"""Words of 64 bits that are hashed together."""
+"""Number of 64-bit words that are hashed together."""
 _SAMPLES, _SAMPLE = 64, 4096
-"""How many pieces of a file are looked at, and their size."""
+"""Number and size in bytes of the samples read from a file."""
 
 
 def keeps() -> bool:
-    """Whether starts may read and write what is kept: unless `EYAS_KEEP` is 0."""
+    """Whether the cache may be read and written: unless `EYAS_KEEP` is 0."""
     return os.environ.get(DISABLE) != "0"
 
 
@@ -43,9 +43,9 @@ def code() -> str:
 
 
 def identity(files: Iterable[Path]) -> str:
-    """A hash that tells files apart: by their names, sizes, times of change and pieces of their contents.
+    """A hash of files' names, sizes, modification times, and samples of their contents.
 
-    OSError for unreadable ones.
+    Raises OSError for unreadable files.
     """
     found = sha256()
     for file in files:
@@ -60,14 +60,14 @@ def identity(files: Iterable[Path]) -> str:
 
 @cache
 def _factors() -> Any:
-    """The odd numbers [_CHUNK] that a chunk's words are multiplied by, the same in every process."""
+    """Odd multipliers [_CHUNK] for the words of a chunk, the same in every process."""
     return np.random.default_rng(0).integers(1 << 63, size=_CHUNK, dtype=np.uint64) * 2 + 1
 
 
 def content_hash(data: Any) -> str:
-    """A hash of a buffer of bytes, at the speed of memory: each changed word of a chunk changes it.
+    """A hash of a byte buffer, computed at memory speed; changing one word of a chunk always changes it.
 
-    It is of the chunks' sums of words times odd numbers, modulo 2^64. It finds damage; it doesn't resist an attack.
+    It hashes each chunk's dot product of words and odd multipliers, modulo 2^64. It detects damage, not attacks.
     """
     flat = np.frombuffer(data, np.uint8)
     words = flat[: len(flat) // 8 * 8].view(np.uint64)
@@ -78,7 +78,7 @@ def content_hash(data: Any) -> str:
 
 
 def prune(folder: Path, most: int, keep: Path) -> None:
-    """Remove the files of a folder that were used longest ago until they take at most `most` bytes, but for `keep`."""
+    """Remove a folder's least recently used files until the rest take at most `most` bytes; `keep` always stays."""
     files = [(path.stat(), path) for path in folder.iterdir() if path.is_file()]
     taken = 0
     for stat, path in sorted(files, key=lambda each: (each[1] != keep, -each[0].st_mtime_ns)):

@@ -1,9 +1,9 @@
 """This machine's processor, and what it computes fastest in: measured once, and kept for every later process.
 
-Kernels differ in the order of their sums, so which ones run decides the last bits of every number. Processes that each
+Kernels sum in different orders, so the choice of kernel decides the last bits of every number. Processes that each
 measured for themselves would sometimes choose differently (one in three did on a busy machine), and a capture that was
-killed and resumed, or a seeded answer asked for twice, would not be the same bytes. So a measurement is taken by the
-first process that needs it, and read by all others. One that was taken beside other work is provisional: the first
+killed and resumed, or a seeded answer requested twice, would not be the same bytes. So the first process that needs a
+measurement takes it, and all others read it. A measurement taken while others were busy is provisional: the first
 process that finds the machine idle replaces it.
 """
 
@@ -32,18 +32,18 @@ from eyas.runtime import cores_of_others
 _LOG = logging.getLogger("eyas")
 
 _IDLE = 0.4
-"""The cores that others may keep busy on a machine that is idle enough to be measured."""
+"""Cores that other processes may keep busy on a machine that still counts as idle."""
 
 Measurement = TypeVar("Measurement")
 
 clock: Callable[[], float] = time.perf_counter if sys.platform == "win32" else time.thread_time
-"""Seconds that this thread was running, so other processes on its core don't count. (Windows counts in 16 ms.)"""
+"""CPU seconds of this thread, so other processes don't count; on Windows, which counts in 16 ms, wall time."""
 
 
 def cache_directory() -> Path:
-    """Where files are kept that can be made again: `$XDG_CACHE_HOME/eyas`, `~/.cache/eyas`.
+    """The folder for files that can be recreated: `$XDG_CACHE_HOME/eyas`, else `~/.cache/eyas`.
 
-    Raises PermissionError if the folder of a user without a home could have been filled by somebody else.
+    A user without a home gets a temporary folder. Raises PermissionError if somebody else could have filled it.
     """
     home = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -53,7 +53,7 @@ def cache_directory() -> Path:
 
 
 def _own_folder(path: Path) -> Path:
-    """A folder beside those of others, made if need be; PermissionError unless it is this user's and only theirs."""
+    """A folder in a shared place, created if missing. Raises PermissionError unless only this user can write to it."""
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
@@ -66,7 +66,7 @@ def _own_folder(path: Path) -> Path:
 
 
 def processor_model() -> str:
-    """The processor's name as its maker writes it, or at least its architecture."""
+    """The processor's model name, or at least its architecture."""
     return _processor("model name") or platform.processor() or platform.machine()
 
 
@@ -77,7 +77,7 @@ def processor_flags() -> frozenset[str]:
 
 @cache
 def _processor(field: str) -> str:
-    """A field of the first processor that Linux lists, or nothing."""
+    """A field of the first processor that Linux lists, or an empty string."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -87,11 +87,11 @@ def _processor(field: str) -> str:
 
 
 def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
-    """What `measure` returns, numbers or lists of them, or what it returned to the first process of this machine.
+    """The result of `measure` (numbers or lists of them), taken by the first process on this machine that needs it.
 
-    It is kept as `machine/NAME-HASH.json` in the cache directory, where the hash is of the processor and the version of
-    torch; delete the file to have it measured anew. What was measured on a busy machine holds until a process finds an
-    idle one. Where it can't be written, each process measures for itself.
+    It is kept as `machine/NAME-HASH.json` in the cache directory; the hash is of the processor and torch's version.
+    Delete the file to measure again. A result from a busy machine holds until a process finds the machine idle. If the
+    file can't be written, each process measures for itself.
     """
     made_by = {"processor": processor_model(), "flags": sorted(processor_flags()), "torch": torch.__version__}
     key = hashlib.sha256(repr(made_by).encode()).hexdigest()[:16]
@@ -99,7 +99,7 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
         path = cache_directory() / "machine" / f"{name}-{key}.json"
         kept = _kept(path)
         if kept is None or not _holds(kept):
-            with writing(path) as file:  # one at a time: who waited here takes what it waited for
+            with writing(path) as file:  # one at a time: a process that waited here reads the other's result
                 kept = _kept(path)
                 if kept is None or not _holds(kept):
                     kept = made_by | {"provisional": _others_work()} | _signed(measure())
@@ -112,54 +112,54 @@ def measured_once(name: str, measure: Callable[[], Measurement]) -> Measurement:
 
 
 def _holds(kept: Mapping[str, Any]) -> bool:
-    """Whether a measurement needn't be taken anew, or not now: a provisional one holds while others work."""
+    """Whether a measurement needn't be repeated now: a provisional one holds as long as others are busy."""
     return not kept["provisional"] or _others_work()
 
 
 @cache
 def _others_work() -> bool:
-    """Whether other processes keep a good part of a core busy, as this one saw when it first asked."""
+    """Whether other processes keep more than `_IDLE` cores busy, as seen at this process's first call."""
     return cores_of_others() > _IDLE
 
 
 def _kept(path: Path) -> dict[str, Any] | None:
-    """What a file of a measurement says; None if there is none, or it is damaged, which is reported."""
+    """The measurement in a file; None if there is no file or it is damaged, which is logged."""
     if not path.exists():
         return None
     try:
         kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if kept["digest"] == _signed(kept["measured"])["digest"] and isinstance(kept["provisional"], bool):
             return kept
-    except (ValueError, KeyError, TypeError):  # no JSON, or not of this form
+    except (ValueError, KeyError, TypeError):  # not JSON, or not in this form
         pass
-    _LOG.warning("%s is damaged or of an earlier version: it is measured and written anew", path)
+    _LOG.warning("%s is damaged or of an earlier version: it is measured and written again", path)
     return None
 
 
 def _signed(measured: Any) -> dict[str, Any]:
-    """A measurement, and a hash that a damaged one doesn't have."""
+    """A measurement with its hash, which reveals damage."""
     return {"measured": measured, "digest": hashlib.sha256(json.dumps(measured).encode()).hexdigest()[:16]}
 
 
 _SLOWDOWN = 1.5
-"""How many times slower than float32 half precision may be and still be worth its smaller memory."""
+"""Slowdown relative to float32 up to which half precision is still worth its smaller memory."""
 _MANY = 256
-"""Tokens of a product that is bound by arithmetic."""
+"""Tokens in a matrix product that is compute-bound."""
 
 
 def cpu_computes_in(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies matrices in `dtype` at most 1.5 times slower than in float32.
 
     CPUs without kernels for bfloat16 or float16 convert on the fly, which makes decoding several times and training up
-    to 28 times slower. Measured once on a machine, in some 30 ms. Wherever a dtype is `auto`, float32 takes the place
-    of a slow one, unless eyas's own kernels do all the work.
+    to 28 times slower. Measured once per machine, in about 30 ms. Where a dtype is `auto`, float32 replaces a slow one,
+    unless eyas's own kernels do all the work.
     """
     return dtype == torch.float32 or _slowdown(dtype) <= _SLOWDOWN
 
 
 @cache
 def report_slow(dtype: torch.dtype) -> None:
-    """Say in the log, once in a process, that float32 takes the place of a dtype that this CPU is slow in."""
+    """Log once per process that float32 replaces a dtype that is slow on this CPU."""
     name = _name(dtype)
     _LOG.warning(
         "this CPU is %.1f times slower in %s than in float32, so dtype auto means float32 here, which takes twice "
@@ -170,7 +170,7 @@ def report_slow(dtype: torch.dtype) -> None:
 
 @cache
 def _slowdown(dtype: torch.dtype) -> float:
-    """How many times slower than in float32 this CPU multiplies matrices."""
+    """How many times slower this CPU multiplies matrices in `dtype` than in float32."""
     return _product_seconds(dtype) / _product_seconds(torch.float32)
 
 
@@ -178,8 +178,9 @@ def _slowdown(dtype: torch.dtype) -> float:
 def cpu_trains_in(dtype: torch.dtype) -> bool:
     """Whether this CPU multiplies many tokens, as in training, at least as fast in `dtype` as in float32.
 
-    Decoding reads weights, of which half precision has fewer bytes; training multiplies. Some CPUs with bfloat16
-    instructions do that at half the speed of float32 (Intel's without AMX). Measured once on a machine, in some 50 ms.
+    Decoding is bound by reading weights, which are smaller in half precision; training is bound by arithmetic. Some
+    CPUs with bfloat16 instructions multiply at half the speed of float32 (Intel's without AMX). Measured once per
+    machine, in about 50 ms.
     """
     if dtype == torch.float32 or not cpu_computes_in(dtype):
         return dtype == torch.float32
@@ -187,7 +188,7 @@ def cpu_trains_in(dtype: torch.dtype) -> bool:
 
 
 def _product_seconds(dtype: torch.dtype, count: int = 8) -> float:
-    """Best time of multiplying `count` tokens by a weight of 1024 x 1024 on one thread, as first measured."""
+    """Best time to multiply `count` tokens by a 1024 x 1024 weight on one thread, as first measured."""
     return measured_once(f"product-{_name(dtype)}-{count}", lambda: _measure_product(dtype, count))
 
 
@@ -197,7 +198,7 @@ def _measure_product(dtype: torch.dtype, count: int) -> float:
     try:
         weight, tokens = torch.ones(1024, 1024, dtype=dtype), torch.ones(count, 1024, dtype=dtype)
         times = []
-        for _ in range(8):  # the first prepares the kernel
+        for _ in range(8):  # the first run prepares the kernel
             began = clock()
             torch.nn.functional.linear(tokens, weight)
             times.append(clock() - began)

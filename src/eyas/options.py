@@ -1,6 +1,6 @@
-"""What a target and an engine are made from: options that are checked before anything is loaded.
+"""The options of a target and an engine, checked before anything is loaded.
 
-Nothing here needs torch. A drafter's are `eyas.drafters.options.DrafterOptions`; `eyas.session` makes the objects.
+Nothing here needs torch. A drafter's are `eyas.drafters.options.DrafterOptions`; `eyas.session` builds the objects.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class TargetOptions:
     kv_cache_dtype: str = "auto"
 
     def check(self) -> None:
-        """Refuse what is wrong before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
+        """Reject bad options before anything is loaded. Raises UsageError, MissingModelError and ModelError."""
         check_device(self.device)
         if self.kv_cache_dtype not in ("auto", "int8"):
-            raise UsageError(f"unknown dtype of the cache {self.kv_cache_dtype!r}: write auto or int8")
+            raise UsageError(f"unknown KV cache dtype {self.kv_cache_dtype!r}: write auto or int8")
         modules = self.compiled or self.attention is not None or str(self.device).startswith("cuda")
         if self.kv_cache_dtype != "auto" and modules:
             raise UsageError(
@@ -55,9 +55,7 @@ class TargetOptions:
         if self.quantize is not None and self.compiled:
             raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")
         if self.eager and (self.compiled or str(self.device) == "cpu"):
-            raise UsageError(
-                "only a GPU has CUDA graphs to do without, and no compiled target: leave out --enforce-eager"
-            )
+            raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out --enforce-eager")
         found = Path(find_target(self.model))
         if found.is_file():
             raise UsageError(f"{self.model} is a file: give a GGUF file, or the folder of a transformers model")
@@ -68,7 +66,7 @@ class TargetOptions:
 
 
 def check_device(device: object) -> None:
-    """Raise UsageError for a device that can't be meant; whether there is one is found out later."""
+    """Raise UsageError for a malformed device name; whether the device exists is checked later."""
     if device is not None and not fullmatch(r"cpu|cuda(:\d+)?", str(device)):
         raise UsageError(f"unknown device {device!r}: write cpu, cuda or cuda:N")
 
@@ -82,17 +80,17 @@ class EngineOptions:
     coupled: bool = True
     """Whether candidates are ranked with the sampler's noise."""
     rule: WalkRule | None = None
-    """In place of the lossless walk."""
+    """Replaces the lossless walk."""
     batch_size: int | None = None
-    """Sequences that run at once; not together with `limits`."""
+    """Sequences decoded together; can't be combined with `limits`."""
     limits: Limits | None = None
     costs: Path | CostTable | None = None
-    """For `auto`: costs that were measured, or the file that keeps them; None = a file in the user's cache."""
+    """For `auto`: measured costs, or the file that stores them; None = a file in the user's cache."""
     around: Callable[[Target, Drafter], Drafter] | None = None
-    """What is put around the drafter that decodes, once costs were measured with it."""
+    """Wraps the drafter that decodes, after costs were measured without the wrapper."""
 
     def check(self, drafts: bool) -> None:
-        """Refuse what contradicts itself, or needs a drafter where none `drafts`. Raises UsageError."""
+        """Reject options that contradict each other, or need a drafter if nothing `drafts`. Raises UsageError."""
         if self.tree is not None and not drafts:
             raise UsageError("a tree needs a drafter to grow it: give a draft model, or a method that needs none")
         auto = isinstance(self.tree, str) and is_auto(self.tree)

@@ -1,6 +1,6 @@
 """The process: settings that decide its speed on a CPU, how busy the machine is, versions of libraries.
 
-torch is imported inside functions: command lines import this module before they know that they need it.
+torch is imported inside functions: the command line imports this module before it knows whether it needs torch.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _KEEP = 2**31 - 1
 _HUGE_PAGE = 2 * 2**20
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _LOOK_SECONDS = 0.5
-"""How long others' work is watched at least: the system counts it in hundredths of a second."""
+"""Shortest interval for measuring other processes' work: the system counts it in hundredths of a second."""
 KERNELS = {"LRU_CACHE_CAPACITY": "256", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256"}
-"""Compiled kernels that torch and oneDNN keep on a CPU, for `keep_few_kernels`."""
+"""Environment variable -> number of compiled kernels that torch or oneDNN keeps, for `keep_few_kernels`."""
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -47,8 +47,8 @@ def keep_freed_memory() -> bool:
     """Let glibc keep large freed buffers instead of returning them to the kernel, on every thread.
 
     With its defaults every large temporary is mapped, page-faulted and unmapped again, which made a training step
-    5-10x slower. Threads have arenas of their own, in which that happens whatever the thresholds, so those started from
-    now on share the main one (a server's engine runs on a thread). Returns False, with nothing changed, where the C
+    5-10x slower. Threads have their own arenas, in which that happens whatever the thresholds, so threads started from
+    now on share the main arena (a server's engine runs on a thread). Returns False, with nothing changed, if the C
     library has no `mallopt`.
     """
     if not sys.platform.startswith("linux"):
@@ -62,11 +62,11 @@ def keep_freed_memory() -> bool:
 
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
-"""What allocators of torch, CUDA, cuBLAS and C++ say, in small letters."""
+"""Parts of the out-of-memory messages of torch, CUDA, cuBLAS and C++, in lower case."""
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an exception says that memory ran out: Python's or torch's own, or an allocator's RuntimeError."""
+    """Whether an exception means that memory ran out: Python's or torch's own, or an allocator's RuntimeError."""
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY)
@@ -74,7 +74,7 @@ def out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def out_of_memory_as(make: Callable[[], Exception]) -> Iterator[None]:
-    """Within, an exception that says that memory ran out becomes the one that `make` gives."""
+    """In the block, turn an out-of-memory error into the exception that `make` returns."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
@@ -84,19 +84,19 @@ def out_of_memory_as(make: Callable[[], Exception]) -> Iterator[None]:
 
 
 def return_freed_memory() -> None:
-    """Give the system what loading has freed, where the C library can: a tokenizer's file alone leaves 30 MiB."""
+    """Return memory that loading freed to the system, if the C library can: a tokenizer's file alone leaves 30 MiB."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
 
 def use_huge_pages() -> bool:
-    """Move the present contents of the heap into huge pages, so that weights are read at the memory's full speed.
+    """Move the heap's current contents into huge pages, so that weights are read at full memory bandwidth.
 
-    Decoding reads all weights in every pass. With pages of 4 KiB the processor translates addresses again and again and
-    stops prefetching at the end of each page; how much that costs varies from run to run. Call it after loading
-    weights: it copies the heap, which takes 2 seconds per GiB, but nothing twice. Returns False where not all of it
-    could be moved (only Linux since 6.1 can).
+    Decoding reads all weights in every pass. With 4 KiB pages the processor keeps translating addresses and stops
+    prefetching at the end of each page; how much that costs varies from run to run. Call it after loading weights: it
+    copies the heap at 2 seconds per GiB, but doesn't copy again what was moved before. Returns False if not all of it
+    could be moved (only Linux 6.1 and later can).
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -124,15 +124,15 @@ def _maps() -> list[str]:
 
 
 _LEAST_MAPPED = 1 << 17
-"""Bytes from which on a buffer gets a mapping of its own: glibc's default threshold."""
+"""Size in bytes from which a buffer gets its own mapping: glibc's default threshold."""
 
 
 def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, huge: bool = True) -> Tensor:
-    """`torch.zeros` in a mapping of its own, whose pages take no memory until they are written to.
+    """`torch.zeros` in its own mapping, whose pages take no memory until they are written to.
 
-    The system gets it back when it is freed. Freed memory of the allocator's is kept, which is right for temporaries;
-    but a cache that is reshaped again and again, or copies that come and go, would leave holes in which small buffers
-    settle, so that the next large buffer doesn't fit any more. `huge` asks for pages of 2 MiB, in which a processor
+    Its memory goes back to the system when it is freed. The allocator keeps freed memory, which is right for
+    temporaries; but a cache that is resized again and again, or copies that come and go, would leave holes that small
+    buffers fill, so that the next large buffer no longer fits. `huge` requests 2 MiB pages, from which a processor
     reads faster (see `use_huge_pages`).
 
     Raises RuntimeError if there is no memory.
@@ -146,7 +146,7 @@ def mapped_zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device, 
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
         pages = mmap.mmap(-1, nbytes, **private)
-    except OSError:  # no memory, which the allocator will report as well, or too many mappings
+    except OSError:  # no memory, which the allocator will report, or too many mappings
         return plain()
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
@@ -159,9 +159,9 @@ def mapped_copy(tensor: Tensor) -> Tensor:
 
 
 def discard(tensor: Tensor) -> None:
-    """Give the whole pages of a contiguous tensor of `mapped_zeros` back to the system; they hold zeros afterwards.
+    """Return the whole pages of a contiguous `mapped_zeros` tensor to the system; they read as zeros afterwards.
 
-    Only on Linux; elsewhere nothing happens.
+    Does nothing except on Linux.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
@@ -172,13 +172,13 @@ def discard(tensor: Tensor) -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Within, Python's collector rests; what is there at the end stays to the end of the process.
+    """Turn off garbage collection in the block, and exempt all objects that exist at its end from later collections.
 
-    torch and transformers make a million objects, none of them garbage, which it would go through again and again: a
-    fifth of the time that their import takes.
+    Importing torch and transformers creates a million objects, none of them garbage; going through them again and again
+    takes a fifth of the import's time.
     """
     enabled = gc.isenabled()
-    if "transformers.modeling_utils" in sys.modules:  # there is little left to import
+    if "transformers.modeling_utils" in sys.modules:  # little is left to import
         yield
         return
     gc.disable()
@@ -193,18 +193,18 @@ def importing() -> Iterator[None]:
 def keep_few_kernels() -> None:
     """Limit torch and oneDNN to 256 compiled kernels each instead of 1024, unless the environment sets a number.
 
-    They compile one for every number of tokens in a pass and every shape of weight, which takes 0.6 MB and 0.2 to 0.5
-    ms. A server's passes have hundreds of sizes, rounds with a fixed number of rows a few dozen, with some eight shapes
-    each. Call it before the first product: that is when both libraries read the environment.
+    They compile one for every number of tokens in a pass and every weight shape, at 0.6 MB and 0.2 to 0.5 ms each. A
+    server's passes have hundreds of sizes, and rounds with a fixed number of rows a few dozen, with about eight weight
+    shapes. Call it before the first matrix product, when both libraries read the environment.
     """
     for name, count in KERNELS.items():
         os.environ.setdefault(name, count)
 
 
 def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """`torch.inference_mode()` as a decorator that costs nothing where that mode is on already.
+    """`torch.inference_mode()` as a decorator that costs nothing if that mode is already on.
 
-    Entering it takes ten microseconds after a pass, whose weights fill the caches, and a round has a dozen such calls.
+    Entering it takes ten microseconds after a pass, whose weights fill the CPU caches, and a round makes a dozen calls.
     """
     import torch
 
@@ -219,10 +219,10 @@ def inference(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 
 @contextmanager
 def attention_of_any_shape() -> Iterator[None]:
-    """Within, attention on CUDA isn't cuDNN's, which makes a plan for every new shape.
+    """In the block, keep CUDA attention off cuDNN, which builds a plan for every new shape.
 
-    On Hopper and Blackwell PyTorch prefers it. A plan takes 25 to 500 ms, which pays for itself where shapes recur:
-    batches of chats hardly ever do.
+    PyTorch prefers cuDNN on Hopper and Blackwell. A plan takes 25 to 500 ms, which pays off only if shapes recur; those
+    of batches of chats hardly ever do.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -231,20 +231,20 @@ def attention_of_any_shape() -> Iterator[None]:
 
 
 def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor of `values`, numbers or nested lists of them, on `device`, without waiting for what runs there.
+    """A tensor of `values` (numbers or nested lists of them) on `device`, without synchronizing with it.
 
-    `torch.tensor(values, device=...)` copies from ordinary memory, so the host waits until an accelerator has done all
-    that it was given before. From pinned memory the copy takes its turn in the stream.
+    `torch.tensor(values, device=...)` copies from pageable memory, so the host waits until an accelerator has finished
+    all earlier work. A copy from pinned memory is queued in the stream.
     """
     import torch
 
     if device.type != "cuda":
         return torch.tensor(values, dtype=dtype, device=device)
-    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)  # torch pins no numpy array
+    return torch.as_tensor(values, dtype=dtype).pin_memory().to(device, non_blocking=True)  # NumPy can't be pinned
 
 
 def machine_load() -> dict[str, Any]:
-    """How much of this machine is in use: its cores, this process's threads, and the load averages if it has them."""
+    """How much of this machine is in use: its cores, this process's threads, and the load averages if available."""
     import torch
 
     return {
@@ -255,9 +255,9 @@ def machine_load() -> dict[str, Any]:
 
 
 class CoreWatch:
-    """Counts how many cores' time other processes take, of those that this one may run on.
+    """Measures how many of the cores that this process may run on are kept busy by other processes.
 
-    Without `yielding` those aren't counted that make room for this one, as they are niced and it isn't.
+    Without `yielding`, niced processes aren't counted if this one isn't niced: they make room for it.
     """
 
     def __init__(self, *, yielding: bool = True) -> None:
@@ -273,7 +273,7 @@ class CoreWatch:
         return time.monotonic() - self._began
 
     def look(self) -> float | None:
-        """The cores' time a second that went to others since the last look; None = the system doesn't count it."""
+        """The number of cores that others kept busy since the last look; None = the system doesn't count that."""
         began, before, own = self._began, self._worked, self._own
         self._began, self._worked, self._own = self._now()
         if before is None or self._worked is None:
@@ -282,7 +282,7 @@ class CoreWatch:
 
 
 def cores_of_others(seconds: float = 0.1) -> float:
-    """How many cores' time other processes take, seen for so many seconds. Where Linux's counts aren't: load - 1."""
+    """How many cores other processes keep busy, measured for `seconds`; without Linux's counts, the load minus 1."""
     watch = CoreWatch()
     time.sleep(seconds)
     seen = watch.look()
@@ -292,9 +292,9 @@ def cores_of_others(seconds: float = 0.1) -> float:
 
 
 def _worked(niced: bool) -> float | None:
-    """Seconds that this process's cores have worked, or were others' guests; None = not counted.
+    """Seconds that this process's cores were busy or stolen by other virtual machines; None = not counted.
 
-    `niced`: whether work of niced processes is included.
+    `niced`: whether the work of niced processes is included.
     """
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
@@ -304,22 +304,22 @@ def _worked(niced: bool) -> float | None:
             user + nice * niced + system + irq + softirq + stolen
             for user, nice, system, _, _, irq, softirq, stolen in counts
         )
-    except (OSError, ValueError, AttributeError):  # another system than Linux
+    except (OSError, ValueError, AttributeError):  # not Linux
         return None
     return ticks / os.sysconf("SC_CLK_TCK") if counts else None
 
 
 class SpareCores:
-    """Keeps torch to as many threads as others leave cores for: a context, in which `follow` is called between steps.
+    """A context that limits torch to as many threads as others leave cores for; call `follow` between steps.
 
-    torch's threads share each operation in equal parts. One that waits for its core keeps all others waiting, and does
-    so at every operation, so that beside one busy process two threads get less done than one. The last bits of what is
-    computed depend on their number in some shapes: where the parts of an elementwise operation aren't whole vectors,
-    and in sums over a whole tensor.
+    torch splits each operation into equal parts. A thread that waits for its core keeps all others waiting, at every
+    operation, so that next to one busy process two threads get less done than one. In some cases the last bits of
+    results depend on the number of threads: if the parts of an elementwise operation aren't whole vectors, and in sums
+    over a whole tensor.
     """
 
     def __init__(self, work: str, device: torch.device, fixed: int | None = None) -> None:
-        """`work` is what the log calls it; on a `device` other than the CPU, or with a `fixed` number, none follows."""
+        """`work` names it in the log. With a `fixed` number, or if `device` isn't the CPU, `follow` does nothing."""
         self._work, self._said = work, False
         self._follows, self._fixed = device.type == "cpu" and fixed is None, fixed
 
@@ -337,7 +337,7 @@ class SpareCores:
         torch.set_num_threads(self._most)
 
     def follow(self) -> None:
-        """Choose the number of threads by what others took since the last choice, at most every half second."""
+        """Set the number of threads by the cores that others used since the last change, at most every half second."""
         import torch
 
         if not self._follows or self._most == 1 or self._watch.seconds < _LOOK_SECONDS:
@@ -357,16 +357,16 @@ class SpareCores:
 
 
 def threads_beside(others: float, cores: int, most: int) -> int:
-    """How many threads that wait for each other are worth it beside `others` busy cores: `most`, or as cores are free.
+    """How many threads that wait for each other pay off next to `others` busy cores: `most`, or one per free core.
 
-    Half a core that is taken leaves it to us: a thread that waits half of the time slows all down to half.
+    Free cores are rounded to the nearest number: a thread that waits half of the time halves the speed of all.
     """
     spare = cores - others
     return most if spare >= min(most, cores) - 0.5 else max(1, min(most, math.floor(spare + 0.5)))
 
 
 def taken_by_others(load: Mapping[str, Any]) -> float:
-    """The share of a time that may have been others': 0 unless more ran on the machine than it has cores for."""
+    """The share of a measured time that others may have taken: 0 unless more ran on the machine than it has cores."""
     running = float((load.get("load_average") or [0.0])[0])
     most = max(load["cores"], load["threads"])
     return 1.0 - most / running if running > most + 0.5 else 0.0
@@ -384,14 +384,14 @@ def busy(load: Mapping[str, Any]) -> str | None:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: in minutes below two hours, else in hours."""
+    """A readable duration: in seconds below a minute, in minutes below two hours, else in hours."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def versions() -> dict[str, str]:
-    """Versions of eyas, torch and transformers, to be saved with what they computed."""
+    """Versions of eyas, torch and transformers, to be saved with results."""
     found = {}
     for name in ("eyas", "torch", "transformers"):
         try:

@@ -1,4 +1,4 @@
-"""From options to a loaded target, its drafters and its engines: the one place where they are made. `eyas.load`."""
+"""From options to a loaded target, its drafters and its engines: the only place that makes them. `eyas.load`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULT = EngineOptions()
 
 
 class Session:
-    """A target and its tokenizer, loaded once, and the drafters and engines that are made for them."""
+    """A target and its tokenizer, loaded once, and the factory of their drafters and engines."""
 
     def __init__(self, target: Target, tokenizer: Any = None, model: str | Path | None = None) -> None:
         """`model` is what the target was loaded from: some methods find their weights there."""
@@ -37,7 +37,7 @@ class Session:
 
     @classmethod
     def open(cls, options: TargetOptions, *, modules: bool = False) -> Session:
-        """Load a target as it is served, or in a dtype that its own `modules` are fast in, if they are to be run too.
+        """Load a target as it is served; with `modules`, in a dtype in which its PyTorch modules are fast, too.
 
         Raises UsageError and ModelError.
         """
@@ -79,12 +79,12 @@ class Session:
         )  # fmt: skip
 
     def fixed_engine(self, drafter: Drafter, options: EngineOptions = _DEFAULT) -> Engine:
-        """The same with one tree for all rounds: a drafter whose default is `auto` gets its own shape instead."""
+        """Like `engine`, with one tree for all rounds: a drafter whose default is `auto` gets its own shape instead."""
         return self.engine(drafter, replace(options, tree=options.tree or own_shape(drafter)))
 
 
 def open_engine(target: TargetOptions, drafter: DrafterOptions | None, options: EngineOptions) -> Engine:
-    """An engine with a target of its own, and a drafter if there is one; all options are checked before any is loaded.
+    """Load a target, and a drafter if one is given, into an engine; all options are checked before anything is loaded.
 
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
@@ -121,8 +121,8 @@ def load(
 ) -> Engine:
     """An engine for `model`, speculating with `draft_model`, or with a `method` that needs no files of its own.
 
-    `draft_model` is a drafter, or a smaller language model that drafts. `TargetOptions`, `DrafterOptions` and
-    `EngineOptions`, which these parameters become, say what each means, and docs/api.md at length.
+    `draft_model` is a drafter, or a smaller language model that drafts. The parameters become `TargetOptions`,
+    `DrafterOptions` and `EngineOptions`, which describe them; docs/api.md has the details.
     Raises ModelError, CheckpointError, DrafterMismatchError, UsageError.
     """
     target = TargetOptions(model, dtype, device, attention, compiled, eager, quantize, chat_template, kv_cache_dtype)

@@ -11,9 +11,9 @@ from eyas.errors import UsageError
 
 
 class SamplingParams(BaseModel):
-    """How a request's tokens are chosen. `temperature=0` is greedy; defaults change nothing.
+    """How a request's tokens are chosen. `temperature=0` is greedy; the defaults change no logits.
 
-    The order and the numbers are those of `transformers`: logit bias, repetition penalty (prompt and answer),
+    Order and arithmetic are the same as in `transformers`: logit bias, repetition penalty (prompt and answer),
     presence and frequency penalties (answer only), bad words, min tokens, temperature, top-k, top-p, min-p.
     """
 
@@ -29,7 +29,7 @@ class SamplingParams(BaseModel):
     frequency_penalty: float = Field(default=0.0, allow_inf_nan=False)
     logit_bias: dict[int, float] = Field(default_factory=dict)
     bad_words_ids: tuple[Annotated[tuple[int, ...], Field(min_length=1)], ...] = Field(
-        default=(), description="token sequences that the answer doesn't contain"
+        default=(), description="token sequences that the answer must not contain"
     )
     min_tokens: int = Field(default=0, ge=0)
     stop_token_ids: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class SamplingParams(BaseModel):
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """The numbers of typical acceptance, the LOSSY rule of `eyas.verify.TypicalWalk`. Raises UsageError."""
+    """The parameters of typical acceptance, the LOSSY rule of `eyas.verify.TypicalWalk`. Raises UsageError."""
 
     epsilon: float = 0.09
     """A draft token is acceptable if it is more probable than this, or than `delta` * exp(-entropy)."""
@@ -56,14 +56,14 @@ class TypicalAcceptance:
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """A grammar for constrained output: only tokens are emitted after which the answer can still match it."""
+    """A grammar for constrained output: a token is emitted only if the answer can still match afterwards."""
 
     kind: Literal["json_schema", "json_object", "regex", "lark", "choice"]
     text: str = ""
     """The JSON schema, the regular expression (of the whole answer), the Lark grammar (llguidance's dialect), or the
-    choices as a JSON array of strings; nothing for `json_object`."""
+    choices as a JSON array of strings; empty for `json_object`."""
     whitespace: str | None = None
-    """A regular expression of what may stand between the tokens of JSON; None = one character of white space."""
+    """A regular expression for the whitespace between JSON tokens; None = one whitespace character."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class TokenLogprobs:
     """The log-probability that the target gave an emitted token.
 
     Natural logarithms of the target's own distribution: the softmax of its unmodified logits, before bias,
-    penalties, constraints, temperature and filters. A token that none of those favours can rank low here.
+    penalties, constraints, temperature and filters. These can make the target emit a token that ranks low here.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The most probable tokens with theirs, best first, as many as were asked for."""
+    """(token, log-probability) of the most probable tokens, best first, as many as requested."""
 
 
 @dataclass(frozen=True)
@@ -105,34 +105,34 @@ class Request:
     chat: bool = False
     """The prompt is a chat: its answer also ends where the chat template ends turns."""
     cache_salt: str = ""
-    """Prefixes are reused among requests of the same salt only."""
+    """Prefixes are reused only among requests with the same salt."""
 
 
 CONTEXT_BUCKETS = ("0-1k", "1-2k", "2-4k", "4-8k", "8-16k", "16k+")
-"""Ranges of tokens before a round, by which accept lengths are told apart; k = 1,024, ends excluded."""
+"""Ranges of context length before a round, by which accept lengths are reported; k = 1,024, upper ends excluded."""
 
 
 def context_bucket(tokens: int) -> int:
-    """The index in `CONTEXT_BUCKETS` of a context of so many tokens."""
+    """The index in `CONTEXT_BUCKETS` of a context of `tokens` tokens."""
     return min(max(tokens.bit_length() - 10, 0), len(CONTEXT_BUCKETS) - 1)
 
 
 @dataclass
 class Stats:
-    """The one counter: method and baseline are measured by the same lines.
+    """The only counter: methods and baseline are measured by the same code.
 
     A round is one target pass over a draft tree (an empty one for plain decoding). Rates are defined in
-    `docs/metrics.md`; prefill passes and prefill time are kept apart.
+    `docs/metrics.md`; prefill passes and prefill time are counted separately.
     """
 
     tokens: int = 0
     """Tokens emitted (after cutting at a stop token or the length limit)."""
     prefill_tokens: int = 0
-    """Those of them that came out of passes that read a prompt: as a rule the first."""
+    """The part of `tokens` emitted by prefill passes: usually the first token."""
     target_passes: int = 0
     """Verification passes; prefill passes are not counted."""
     drafted_depth: int = 0
-    """Sum over rounds of the depth of the tree that was offered."""
+    """Sum over rounds of the draft tree's depth."""
     walked: int = 0
     """Sum over rounds of draft tokens accepted, before cutting."""
     accepted_histogram: list[int] = field(default_factory=list)
@@ -144,14 +144,14 @@ class Stats:
     walked_by_context: list[int] = field(default_factory=list)
     """`[i]` = draft tokens that those rounds accepted, before cutting."""
     reused_tokens: int = 0
-    """Prompt tokens that were cached already: requests before began alike."""
+    """Prompt tokens that were cached already, from earlier requests with the same prefix."""
     queue_seconds: float = 0.0
-    """Wall time from being submitted to getting a slot."""
+    """Wall time from submission to getting a slot."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     """Wall time of the rounds this sequence took part in (shared with the others of its batch)."""
     draft_seconds: float = 0.0
-    """The drafter's part of them: its drafts, and its reading of what was committed; on an accelerator the host's."""
+    """The part of `decode_seconds` spent drafting and reading committed tokens; on an accelerator, host time."""
 
     def record(self, accepted: int, offered: int, context: int) -> None:
         """Count one round: `accepted` draft tokens kept of a tree `offered` levels deep, after `context` tokens."""
@@ -187,23 +187,23 @@ class Stats:
 
     @property
     def accept_length_by_context(self) -> dict[str, float]:
-        """Bucket of context -> accept length of its rounds, for the buckets that had any."""
+        """Context bucket -> accept length of its rounds, for buckets with any rounds."""
         counts = zip(CONTEXT_BUCKETS, self.rounds_by_context, self.walked_by_context, strict=False)
         return {name: 1.0 + walked / rounds for name, rounds, walked in counts if rounds}
 
     @property
     def decoded_tokens(self) -> int:
-        """The tokens that rounds emitted: all but those that came out of prefill."""
+        """Tokens that rounds emitted: all but the prefill passes' tokens."""
         return self.tokens - self.prefill_tokens
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of decoding; prefill and its tokens are kept apart."""
+        """Decoded tokens per second of decoding; prefill and its tokens are not counted."""
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def draft_share(self) -> float:
-        """The drafter's share of the time of decoding."""
+        """The drafter's share of decoding time."""
         return self.draft_seconds / self.decode_seconds if self.decode_seconds else 0.0
 
     def merge(self, other: Stats) -> None:
@@ -258,12 +258,12 @@ class Completion:
     lossy: bool = False
     """True when a verification rule that may change the output was used."""
     seeded: bool = True
-    """False when a rule was used that keeps the distribution, but not what plain decoding draws with this seed."""
+    """False when the rule keeps the distribution, but draws other tokens than plain decoding with this seed."""
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One a token, if they were asked for."""
+    """One per token, if requested."""
     prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
-    """One for each token of the prompt but the first, if they were asked for and the prompt was read."""
+    """One for each token of the prompt but the first, if requested and the prompt was read."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that `eyas generate --json` writes for a row."""
@@ -318,25 +318,25 @@ class Chunk:
     draft: DraftRound | None = None
     """The round's tree, for requests with `trace`; None in a round without one."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    """One for each of `token_ids`, if they were asked for."""
+    """One for each of `token_ids`, if requested."""
     prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
-    """With the sequence's first chunk: those of its prompt, if they were asked for."""
+    """The prompt's, with the sequence's first chunk, if requested."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an engine may use: how many sequences at once, how much cache, how long a queue."""
+    """What an engine may use: sequences in slots, cache, queue."""
 
     max_running: int = 1
-    """The most sequences in slots at once."""
+    """Most sequences in slots at the same time."""
     max_cached_tokens: int | None = None
     """Most tokens the slot cache is allocated for (slots x columns, see `CacheRoom`); None = what memory allows."""
     max_waiting: int | None = None
-    """Most requests that wait for a slot. A key with none waiting may add one more, up to twice as many in all."""
+    """Most requests that wait for a slot. A client below its share may add more, up to twice as many in all."""
     prefill_chunk: int | None = None
     """Most prompt tokens a step reads, so that running sequences don't stall; None = whole prompts."""
     prefix_tokens: int = 0
-    """Most tokens kept for requests that begin alike, beside the slots; 0 = nothing is kept."""
+    """Most tokens kept for requests with a common prefix, in addition to the slots; 0 = none."""
 
     def __post_init__(self) -> None:
         for name in ("max_running", "max_cached_tokens", "max_waiting", "prefill_chunk"):
@@ -362,7 +362,7 @@ class EngineState:
     """Slots x columns of the cache: its memory."""
     cache_limit: int | None
     prefix_tokens: int
-    """Tokens kept for requests that begin alike."""
+    """Tokens kept for requests with a common prefix."""
     prefix_limit: int
     preempted_total: int
     prompt_tokens_total: int

@@ -1,9 +1,8 @@
 """Files behind URLs, such as s3://bucket/store: whatever fsspec can open.
 
-There are two ways. A `UrlPath` is used like a pathlib.Path by those who only write, list and read whole files: capture
-writes its shards straight to the URL. Whoever appends to files, locks them or maps them into memory works on local
-files: on the `mirror` of a URL, a folder under `remote/` where the command runs, which `fetch` fills and `deliver`
-copies out.
+There are two ways. Code that only writes, lists and reads whole files uses a `UrlPath` like a pathlib.Path: capture
+writes its shards straight to the URL. Code that appends to files, locks them or maps them into memory works on a
+local `mirror` of the URL, a folder under `remote/` in the working directory, which `fetch` fills and `deliver` uploads.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from eyas.errors import DataError, OutputError, UsageError
 MIRRORS = Path("remote")
 """The folder of all mirrors, relative to where the command runs."""
 LAST = ("manifest.json", "report.json", "config.json")
-"""Files that say that a folder is complete: copied after all others."""
+"""Files that mark a folder as complete: copied after all others."""
 ONE_PROCESS = ("memory",)
 """File systems that no other process sees."""
 
 
 class UrlStat(NamedTuple):
-    """What is known of a file behind a URL, under the names of `os.stat_result`."""
+    """What is known about a file behind a URL, under the names of `os.stat_result`."""
 
     st_size: int
 
@@ -35,7 +34,7 @@ class UrlStat(NamedTuple):
 class UrlPath:
     """A file or folder behind a URL, with the methods of pathlib.Path that stores need.
 
-    Files appear whole or not at all, as object stores have it. Errors are OSErrors, whatever the file system raises.
+    Files appear whole or not at all, as in object stores. Errors are OSErrors, whatever the file system raises.
     """
 
     def __init__(self, url: str) -> None:
@@ -57,7 +56,7 @@ class UrlPath:
 
     @property
     def name(self) -> str:
-        """The last part of the URL, behind its last slash."""
+        """The last part of the URL, after its last slash."""
         return self._url.rpartition("/")[2]
 
     @property
@@ -89,7 +88,7 @@ class UrlPath:
             return UrlStat(int(self.system.size(self.path)))
 
     def open(self, mode: str = "rb") -> IO[bytes]:
-        """The file for reading; `mode` is "rb". Writing is `eyas.files.writing`'s."""
+        """Open the file for reading; `mode` is "rb". To write, use `eyas.files.writing`."""
         if mode != "rb":
             raise ValueError(f"{self._url} is opened for reading only, not with mode {mode!r}")
         with self.errors():
@@ -108,7 +107,7 @@ class UrlPath:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """OSError for everything that a file system's client may raise, with a `strerror`."""
+        """Turn everything that a file system's client raises into an OSError with a `strerror`."""
         self.system.invalidate_cache()
         try:
             yield
@@ -121,14 +120,14 @@ class UrlPath:
 
 
 def _upload(target: UrlPath, file: Path) -> None:
-    """Replace the file behind a URL by a local one."""
+    """Replace the file behind a URL with a local one."""
     with target.errors():
         target.system.makedirs(target.system._parent(target.path), exist_ok=True)  # local file systems
         target.system.put_file(str(file), target.path)
 
 
 def _download(source: UrlPath, file: Path) -> None:
-    """Replace a local file by the one behind a URL; it appears whole or not at all."""
+    """Replace a local file with the one behind a URL; it appears whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     with source.errors():
@@ -154,7 +153,7 @@ def located(path: str | PurePath) -> AnyPath:
 
 
 def mirror(path: str | PurePath) -> Path:
-    """Where the local copy of what is behind a URL lies; a local path is its own."""
+    """The path of a URL's local copy; a local path is its own mirror."""
     found = located(path)
     if isinstance(found, Path):
         return found
@@ -163,9 +162,9 @@ def mirror(path: str | PurePath) -> Path:
 
 
 def fetch(path: str | PurePath) -> Path:
-    """The mirror of a URL, filled: files that are missing, or have another size, are copied. DataError if that fails.
+    """Fill a URL's mirror with files that are missing or have another size, and return it. DataError if that fails.
 
-    A local path is returned as it is, whether there is anything or not.
+    A local path is returned as it is, whether it exists or not.
     """
     found, local = located(path), mirror(path)
     if isinstance(found, Path):
@@ -185,9 +184,9 @@ def fetch(path: str | PurePath) -> Path:
 
 
 def deliver(path: str | PurePath) -> None:
-    """Copy the mirror of a URL to it, what says that a folder is complete last. Nothing for a local path.
+    """Upload the mirror of a URL, with the files in `LAST` last. Does nothing for a local path.
 
-    Hidden files, such as journals, stay. Raises OutputError if that fails; the mirror is complete then.
+    Hidden files, such as journals, are not uploaded. Raises OutputError if that fails; the mirror is still complete.
     """
     target, local = located(path), mirror(path)
     if isinstance(target, Path):
@@ -226,7 +225,7 @@ def _last_last(names: list[str]) -> list[str]:
 
 
 def _url(path: str | PurePath) -> str:
-    """The URL as it was typed: pathlib makes one slash of two."""
+    """The URL as typed: pathlib turns its two slashes into one."""
     scheme, _, rest = str(path).partition(":")
     slashes = "///" if scheme == "file" else "//"
     return f"{scheme.lower()}:{slashes}{rest.lstrip('/')}"

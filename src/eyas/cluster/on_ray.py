@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster: one that runs already, or one on this machine for the time of a run."""
+"""Workers as actors of a Ray cluster: one that runs already, or one started on this machine for the run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from eyas.cluster.worker import Refused, WorkerActor
 from eyas.errors import UsageError
 
 ANSWERS = 5.0
-"""Seconds in which a cluster's address has to accept a connection."""
+"""Seconds within which a cluster's address must accept a connection."""
 CLOSES = 2.0
-"""Seconds in which workers may give up what they are doing before they are killed."""
+"""Seconds that workers get to stop their work before they are killed."""
 HANDED_ON = ("HF_HUB_OFFLINE", "HF_HOME", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 """Environment variables that workers get from this process."""
 
@@ -24,7 +24,7 @@ class RayExecutor:
     """Starts every worker as a Ray actor with its own CPUs and GPUs. Use it in a `with` block."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Connect to the cluster. Raises UsageError if it can't be reached, or none of its machines fits a worker."""
+        """Connect to the cluster. Raises UsageError if it can't be reached or no machine fits a worker."""
         self._ray = _imported()
         self._handles: list[Any] = []  # worker -> actor
         self._calls: dict[Any, int] = {}  # reference to a result -> worker
@@ -80,7 +80,7 @@ class RayExecutor:
         except died as error:
             if getattr(error, "actor_init_failed", False):
                 return _unusable(error)
-            self._ray.kill(self._handles[worker])  # in case it is only out of reach: another does its units
+            self._ray.kill(self._handles[worker])  # in case it is only out of reach: another worker does its units
             return Died(_last_line(error))
         except errors.RayError as error:
             return _unusable(error)
@@ -88,13 +88,13 @@ class RayExecutor:
     def _connect(self, address: str | None) -> None:
         if address is not None and address != "auto":
             _check_answers(address)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that is started here
         try:
             self._ray.init(address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
         except (OSError, RuntimeError, ValueError) as error:
             raise UsageError(f"--on ray{f':{address}' if address else ''}: {_last_line(error)}") from error
-        # Ray would print the state dumps of lost machines on standard output, where a verb's JSON is. It has no public
-        # switch for that; the crew says in a line who died
+        # Ray would print the state dumps of lost machines on standard output, which carries a verb's JSON. It has no
+        # public switch for that; the crew logs which worker died
         self._ray._private.worker._worker_logs_enabled = False
 
     def _worker_options(self, config: ClusterConfig, machines: Iterable[dict[str, float]]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class RayExecutor:
 
 
 def room(machines: Iterable[dict[str, float]], cpus: int, gpus: float) -> int:
-    """How many workers the machines hold, given the resources of each machine and those that a worker needs."""
+    """How many workers fit on the machines, given each machine's resources and those that a worker needs."""
     return sum(
         int(min(machine.get("CPU", 0) // cpus, machine.get("GPU", 0) // gpus if gpus else float("inf")))
         for machine in machines
@@ -123,7 +123,7 @@ def _no_room(machines: Iterable[dict[str, float]], cpus: int, gpus: float) -> st
 
 
 def _imported() -> Any:
-    """Ray, if it is installed. Raises UsageError if it isn't; a folder that happens to be called ray doesn't count."""
+    """Import Ray. Raises UsageError if it isn't installed; a folder that happens to be called ray doesn't count."""
     try:
         import ray
         import ray.exceptions
@@ -133,7 +133,7 @@ def _imported() -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Raise UsageError unless something accepts connections at `[ray://]HOST:PORT`; Ray itself would wait long."""
+    """Raise UsageError unless something accepts connections at `[ray://]HOST:PORT`; Ray would wait much longer."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWERS).close()
@@ -147,11 +147,11 @@ def _check_answers(address: str) -> None:
 def _unusable(error: Exception) -> Refused:
     return Refused(
         f"a worker can't be started or called: {_last_line(error)}. Every machine needs eyas with the extra ray, in "
-        "the version of this process"
+        "the same version as this process"
     )
 
 
 def _last_line(error: Exception) -> str:
-    """What an exception of Ray's comes down to: its last line, after descriptions and stack traces."""
+    """The essence of a Ray exception: its last line, after descriptions and stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:300].rstrip(".") if lines else type(error).__name__

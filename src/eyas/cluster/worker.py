@@ -1,7 +1,7 @@
 """What runs on the machines of a cluster: a worker, the units that it was given, and its reports.
 
-A worker computes only while it is called. `WorkerActor.exchange` takes further units, works for a moment and returns
-what has come out, so that an executor needs nothing but calls: no queues, no threads.
+A worker computes only while it is called. `WorkerActor.exchange` takes more units, works for a moment and returns the
+reports so far, so that an executor needs only calls: no queues, no threads.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from eyas.files import file_hash
 from eyas.runtime import versions
 
 SLICE = 0.2
-"""Seconds after which an exchange returns what there is; a single step of a worker may take longer."""
+"""Seconds after which an exchange returns the reports so far; a single step of a worker may take longer."""
 
 Key = str | tuple[str, int]
 
 
 class Unit(NamedTuple):
-    """A piece of work that anyone may do, any number of times, with the same result."""
+    """A piece of work that any worker may do, any number of times, with the same result."""
 
     key: Key
     content: Any
 
 
 class UnitReport(NamedTuple):
-    """What a worker says about a unit: a value at its end, or while it is being done."""
+    """What a worker reports about a unit: a value at its end, or while it is being done."""
 
     key: Key
     value: Any
@@ -45,22 +45,22 @@ class Refused(NamedTuple):
 
     message: str
     usage: bool = False
-    """Whether the call is wrong (UsageError)."""
+    """Whether the command was used wrongly (UsageError)."""
 
 
 Take = Callable[[int], Sequence[Unit]]
-"""`take(room)` returns at most `room` units; none if there are none at present."""
+"""`take(room)` returns at most `room` units, or none if there are none at present."""
 
 
 class Worker(Protocol):
-    """Does units, several at a time if it likes; made on its machine by a function without arguments."""
+    """Does units, possibly several at a time; made on its machine by a function without arguments."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What results depend on, ready for JSON: the same for all workers of a run."""
+        """What results depend on, serializable as JSON: the same for all workers of a run."""
 
     def work(self, take: Take) -> Iterator[UnitReport]:
-        """Do units until `take` has none and none is in progress; a report with `done` for each of them."""
+        """Do units until `take` has none and none is in progress; yield a report with `done` for each of them."""
 
 
 class WorkerActor:
@@ -76,7 +76,7 @@ class WorkerActor:
         return {"machine": f"{socket.gethostname()}, process {os.getpid()}", **installed()}
 
     def open(self, make: Callable[[], Worker], folder: str) -> dict[str, Any] | Refused:
-        """Make the worker, in the folder to which relative paths refer if it exists here; its identity."""
+        """Make the worker in `folder`, if that exists here, since relative paths refer to it; return its identity."""
         if Path(folder).is_dir():
             os.chdir(folder)
         try:
@@ -86,7 +86,7 @@ class WorkerActor:
             return refusal(error)
 
     def exchange(self, units: Sequence[Unit]) -> list[UnitReport] | Refused:
-        """Take further units, work for a moment and return the reports; at once if there is nothing to do."""
+        """Take more units, work for a moment and return the reports; immediately if there is nothing to do."""
         assert self._worker is not None
         self._inbox.extend(units)
         found: list[UnitReport] = []
@@ -107,8 +107,8 @@ class WorkerActor:
         return found
 
     def close(self) -> None:
-        """Give up what is being done, and what the worker has opened."""
-        self._reports = None  # a generator notices
+        """Abandon work in progress and release what the worker has opened."""
+        self._reports = None  # this closes a generator
         self._worker = None
 
     def _take(self, room: int) -> list[Unit]:
@@ -117,13 +117,13 @@ class WorkerActor:
 
 @cache
 def installed() -> dict[str, str]:
-    """Versions of eyas and of what it computes with, and a hash of its source, which tells two checkouts apart."""
+    """Versions of eyas, torch and transformers, and a hash of eyas's source, which tells two checkouts apart."""
     source = sorted(Path(__file__).parents[1].rglob("*.py"))
     return {**versions(), "source": file_hash(*source)}
 
 
 def refusal(error: Exception) -> Refused:
-    """An exception as a worker returns it: with its message, whatever its class."""
+    """An exception in the form that a worker returns: with its message, whatever its class."""
     if isinstance(error, EyasError):
         return Refused(str(error), isinstance(error, UsageError))
     return Refused(f"unexpected {type(error).__name__}: {str(error).strip() or 'no message'}")

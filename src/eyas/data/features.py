@@ -18,7 +18,7 @@ from eyas.data.tokens.batches import ChatBatches, TokenBatch
 from eyas.targets import Target
 
 CHUNK_ELEMENTS = 2**24
-"""The most logits that `top_rows` computes at once."""
+"""Maximum number of logits that `top_rows` computes at once."""
 
 
 class TopTokens(NamedTuple):
@@ -66,7 +66,7 @@ def trace_batch(target: Target, batch: TokenBatch, taps: Sequence[int]) -> Featu
 
 
 def trace_members(target: Target, batches: ChatBatches, members: Sequence[int], taps: Sequence[int]) -> FeatureBatch:
-    """The features of segments, each computed after all of its chat that comes before it."""
+    """The features of segments, each computed with everything before it in its chat as context."""
     batch = batches.of(members)
     if not batch.starts.any():
         return trace_batch(target, batch, taps)

@@ -1,8 +1,8 @@
-"""Chats that the target makes up itself, for who has no traffic to train on.
+"""Synthetic chats that the target writes itself, for users who have no traffic to train on.
 
-A chat model that reads its template up to where the user's message begins goes on with what a user would say (Magpie,
-arXiv 2406.08464). A system prompt, which isn't kept, steers what about. Chats of several turns are continued the same
-way: the target answers, then writes what the user says next. The last message is the user's, so
+A chat model that is given its template up to the beginning of the user's message continues with what a user would say
+(Magpie, arXiv 2406.08464). A system prompt, which isn't kept, sets the topic. Chats of several turns are continued the
+same way: the target answers, then writes the user's next message. The last message is the user's, so that
 `eyas data regenerate` answers every chat.
 """
 
@@ -37,7 +37,7 @@ TOPICS = (
     "summarising a text given in the message", "translation", "English grammar", "job applications",
     "business and marketing", "role play", "brainstorming ideas", "explaining something to a child",
 )  # fmt: skip
-"""What chats are about unless the user says."""
+"""Default topics of the chats."""
 STEERING = "You are a helpful assistant. The user asks you about {}."
 """The system prompt while a user's message is written."""
 
@@ -48,43 +48,43 @@ REPETITIVE = "repetitive"
 LANGUAGE = "another language"
 UNANSWERED = "unanswered"
 COMPRESSED = 0.3
-"""Text of which zlib leaves less than this share of the bytes repeats itself; English prose leaves 0.45 and more."""
+"""A text that zlib compresses to less than this share of its bytes is repetitive; English prose keeps at least 0.45."""
 SHORT_TEXT = 200
-"""Characters up to which a text is too short for that."""
+"""Texts of up to this many bytes are too short for that test."""
 ATTEMPTS = 20
-"""Chats tried for each one asked for, before a run gives up."""
+"""Chats tried per requested chat before a run gives up."""
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class SynthesisRule:
-    """How many chats of what kind to make, and which are good enough. Raises UsageError."""
+    """How many chats of which kind to make, and which are good enough. Raises UsageError if none can be."""
 
     chats: int
     turns: int = 1
-    """The user's messages in a chat; the target answers all but the last."""
+    """User messages per chat; the target answers all but the last."""
     topics: tuple[str, ...] = TOPICS
-    """What to steer towards, drawn evenly; empty: no system prompt."""
+    """Topics of the system prompt, drawn uniformly; empty: no system prompt."""
     seed: int = 0
     min_words: int = 4
-    """Words in the first message."""
+    """Minimum words in the first message."""
     max_words: int = 400
-    """Words in any of the user's messages."""
+    """Maximum words in any user message."""
     languages: tuple[str, ...] = ()
-    """ISO 639-1 codes that pass; empty: any."""
+    """ISO 639-1 codes of the languages to keep; empty: all."""
     near_duplicates: float | None = 0.8
-    """The least Jaccard similarity of questions of which one is dropped; None: only equal ones are."""
+    """Minimum Jaccard similarity of near-duplicate questions, which are dropped; None: only equal ones are."""
 
     def __post_init__(self) -> None:
         if self.chats < 1 or self.turns < 1:
-            raise UsageError("at least one chat of at least one turn")
+            raise UsageError("synthesis needs at least one chat of at least one turn")
         if self.min_words > self.max_words:
             raise UsageError(
                 f"questions of at least {self.min_words} and at most {self.max_words} words: there are none"
             )
 
     def settings(self) -> dict[str, Any]:
-        """What the target writes depends on; filters and the number of chats can be changed afterwards."""
+        """The settings that decide what the target writes; filters and the number of chats may change between runs."""
         return {"synthesis": {"turns": self.turns, "topics": list(self.topics), "seed": self.seed}}
 
 
@@ -118,7 +118,7 @@ class SynthesisSummary:
 
 
 class Synthesis:
-    """One chat in the course of being made up."""
+    """One chat while the target writes it, message by message."""
 
     def __init__(self, number: int, rule: SynthesisRule) -> None:
         self.id = f"synthetic-{number:06}"
@@ -129,7 +129,7 @@ class Synthesis:
         """Whether no message was cut off by the length limit."""
 
     def question(self) -> Question | None:
-        """What the target is to write next; None once the last of the user's messages is there."""
+        """The next message that the target should write; None if the chat is complete, or can't be continued."""
         if not self.finished or len(self._said) == 2 * self._turns - 1 or (self._said and not self._said[-1].content):
             return None
         if self._said and self._said[-1].role == "user":
@@ -138,7 +138,7 @@ class Synthesis:
         return Question(self.id, len(self._said), (*steering, *self._said), role="user")
 
     def take(self, answer: Answer) -> None:
-        """Add the message that answers `question()`, without the white space around it."""
+        """Add the message that answers `question()`, without surrounding whitespace."""
         text = (answer.message.content or "").strip()
         self._said.append(Message(role=answer.message.role, content=text))
         self.finished = answer.finish_reason != "length"
@@ -174,7 +174,7 @@ def _identifier() -> Any:
     try:
         import py3langid
     except ImportError:
-        raise UsageError("telling languages apart needs py3langid: pip install 'eyas[data]'") from None
+        raise UsageError("detecting languages needs py3langid: pip install 'eyas[data]'") from None
     return py3langid
 
 
@@ -184,16 +184,16 @@ def synthesize(
     rule: SynthesisRule,
     watch: Callable[[RegenerationProgress], None] = lambda _: None,
 ) -> SynthesisSummary:
-    """Have the target make up chats until `rule.chats` are good, and write these to the .jsonl file `output`.
+    """Have the target write chats until `rule.chats` of them are good, and store these in the .jsonl file `output`.
 
-    Every message is in a journal beside the output before it is used. After an interruption the same call resumes and
-    writes the same bytes. Raises UsageError, OutputError, and DataError if too few of what the target writes is good;
-    the file then holds what was good.
+    Every message is in a journal next to the output before it is used. After an interruption the same call resumes and
+    writes the same bytes. Raises UsageError, OutputError, and DataError if too few chats are good; the file then has
+    those that are.
     """
     if output.is_dir():
         raise UsageError(f"{output} is a folder: name a .jsonl file")
     if rule.languages:
-        _identifier()  # what is missing is said before the work
+        _identifier()  # a missing package is reported before the work
     with Journal(output.with_name(output.name + ".journal"), rule.settings() | answerer.settings) as journal:
         tally, begun, goal = RegenerationProgress(rule.chats), 0, rule.chats
         chats: list[Chat] = []
@@ -216,12 +216,12 @@ def synthesize(
                 file.writelines(map(chat_line, chats))
         except OSError as error:
             raise OutputError(
-                f"can't write {output}: {error.strerror}. All that was written is in the journal"
+                f"can't write {output}: {error.strerror}. All messages are saved in the journal"
             ) from error
     if summary.chats < rule.chats:
         reasons = ", ".join(f"{count} x {reason}" for reason, count in summary.dropped.most_common())
         why = f" ({summary.refusal})" if summary.refusal else ""
-        raise DataError(f"only {summary.chats} of {summary.tried} chats are good, and are in {output}: {reasons}{why}")
+        raise DataError(f"only {summary.chats} of {summary.tried} chats are good (in {output}): {reasons}{why}")
     return summary
 
 

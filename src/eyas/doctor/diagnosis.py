@@ -125,7 +125,7 @@ def unevenness(reading: Reading) -> float:
 
 
 def _spread(weight: Tensor, dim: int) -> float:
-    """The standard deviation of the norms along `dim`, in units of that of independent normal entries."""
+    """The standard deviation of the norms along `dim`, in units of its value for independent normal entries."""
     lengths = weight.float().norm(dim=dim)
     return float(lengths.std() / lengths.mean().clamp(min=1e-12)) * sqrt(2 * weight.shape[dim])
 
@@ -142,7 +142,7 @@ def apply_changes(reading: Reading, changes: Sequence[Change]) -> Reading:
 def write_repaired(
     reading: Reading, provenance: Mapping[str, Any], path: Path, target: Target, check: Callable[[Reading], None]
 ) -> None:
-    """Write the drafter into the new folder `path`, read it back, and call `check` with that.
+    """Write the drafter into the new folder `path`, read it back, and call `check` with the result.
 
     If `check` raises, nothing is left behind. Raises UsageError if `path` exists and isn't empty.
     """
@@ -173,8 +173,8 @@ def _rising(reading: Reading) -> Reading:
 
 
 _SAME = 0.02
-"""The relative difference that the accept length of a repaired copy may have: reordered taps change the order of
-summation, and so the rounding in half precision."""
+"""Tolerated relative difference in the accept length of a repaired copy: reordered taps change the order of summation,
+and so the rounding in half precision."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Doctor:
     """Diagnoses one drafter with one target, and repairs it."""
 
     def __init__(self, checkpoint: Checkpoint, target: Target, tokenizer: Any, length: int, max_tokens: int) -> None:
-        """Read the weights. Chains have `length` tokens, or as few as the drafter guesses; answers up to `max_tokens`.
+        """Read the weights. Chains have `length` tokens, or fewer if it guesses fewer; answers have up to `max_tokens`.
 
         Raises CheckpointError, DrafterMismatchError, or RequestError if no prompt fits the target's context.
         """
@@ -223,8 +223,8 @@ class Doctor:
     def fix(self, diagnosis: Diagnosis, path: Path) -> bool:
         """Write a corrected copy into the new folder `path`; return False, writing nothing, if a copy wouldn't help.
 
-        A sound drafter is copied only if its files can be read in two ways, which the copy can't. Raises ExportError if
-        no file can express what the weights were trained for, and UsageError if the folder isn't free.
+        A sound drafter is copied only if its files can be read in two ways; the copy can't. Raises ExportError if no
+        file can express what the weights were trained for, and UsageError if the folder isn't free.
         """
         verdict = diagnosis.examined.verdict
         if verdict != "misread" and not (verdict == "sound" and self._doubts):
@@ -274,7 +274,7 @@ def decode(
 
 
 def report(diagnosis: Diagnosis, doubts: Sequence[str] = ()) -> dict[str, Any]:
-    """The JSON object; `doubts` are the loader's messages about files that can be read in two ways."""
+    """The report as a JSON object; `doubts` are the loader's messages about files that can be read in two ways."""
     examined = diagnosis.examined
     found = examined.found
     return {
@@ -322,8 +322,8 @@ def verdict_line(diagnosis: Diagnosis) -> str:
     if examined.understands:
         return (
             f"MISMATCHED: its provenance names other target weights (fingerprint {examined.other_target}); yet this "
-            f"target's states help it, {length:.2f} tokens per target pass: the target may be a relative of its own, "
-            "or the same one in another precision"
+            f"target's states help it, {length:.2f} tokens per target pass: this target may be related to its own, "
+            "or the same model in another precision"
         )
     return (
         "MISMATCHED: its matrices were trained, but this target's states don't help it under any reading: it was "

@@ -1,14 +1,13 @@
 """Readings of a drafter, and how well each drafts: measured with teacher forcing, on answers of the target.
 
 The drafter reads the target's true states along the target's own answers, and a chain is drafted from every position of
-an answer. It is fed the true tokens, which are those that it would be fed as long as it is right, so the greedy
-acceptance of chains is exact. Of a block drafter a block is run there, which is fed the true tokens where it reads any.
-The *overlap* sum(min(p, q)) of the target's and the drafter's distributions is what
-sampling at temperature 1 accepts: a smooth measure of the same quality, which distinguishes readings with far fewer
-tokens.
+an answer. It is fed the true tokens, as it would be for as long as it is right, so the greedy acceptance of chains is
+exact. A block drafter runs a block from each position instead, and is fed the true tokens where it reads any. The
+*overlap* sum(min(p, q)) of the target's and the drafter's distributions is what sampling at temperature 1 accepts: a
+smooth measure of the same quality, which distinguishes readings with far fewer tokens.
 
 Two readings are measured on the same answer tokens, so their overlaps are compared token by token. A block of 16
-neighbouring tokens counts as one observation, because neighbours aren't independent. With the sum D_b of the
+neighboring tokens counts as one observation, because neighbors aren't independent. With the sum D_b of the
 differences and the number n_b of tokens in each of B blocks:
 
     gain = sum D_b / sum n_b,   error^2 = B / (B - 1) * sum (D_b - gain * n_b)^2 / (sum n_b)^2,   z = gain / error
@@ -16,10 +15,8 @@ differences and the number n_b of tokens in each of B blocks:
 Of m readings that are tried, one wins if its z exceeds the normal quantile of 1 - 0.001 / m (so that for one sound
 drafter in a thousand, some reading wins by chance), its gain is at least 0.001, and its greedy acceptance isn't lower.
 
-Shapes: B answers, S positions, H draft hidden, K chain positions, M answer tokens, T most probable tokens,
-Vd draft vocabulary.
-
-Shapes: B answers, S positions (prompt and answer, right-padded), A taps, Ht target hidden, T most probable tokens.
+Shapes: B answers, S positions (prompt and answer, right-padded), A taps, Ht target hidden, T most probable tokens,
+J inputs of the head, K chain positions, M answer tokens, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -118,7 +115,7 @@ Aspect = Callable[[Reading, Target], Iterator[Change]]
 
 
 LIKELIEST = 64
-"""Tokens of the target's distribution that are kept; they hold all but about one percent of its probability."""
+"""The number of most probable tokens that are kept of the target's distribution, all but about 1% of its mass."""
 
 POSITIONS_AT_ONCE = 512
 """Positions whose logits over the whole vocabulary are in memory at once."""
@@ -273,15 +270,15 @@ def _encode(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 BLOCK = 16
-"""Neighbouring answer tokens that count as one observation."""
+"""Neighboring answer tokens that count as one observation."""
 CHANCE = 0.001
-"""The share of sound drafters for which some other reading may win by chance."""
+"""Share of sound drafters for which some other reading may win by chance."""
 MIN_GAIN = 0.001
-"""The least gain in overlap that counts, however certain it is."""
+"""Minimum gain in overlap that counts, however certain it is."""
 _ANCHORS = 64
-"""Most blocks of an answer: each runs all its slots through all layers."""
+"""Maximum blocks per answer, since each runs all its slots through all layers."""
 MIN_GAIN_FROM_TAPS = 0.02
-"""The least gain in overlap from the target's states that shows that a drafter can use them."""
+"""Minimum gain in overlap from the target's states that shows that a drafter can use them."""
 
 
 @dataclass(frozen=True)
@@ -329,7 +326,7 @@ def measure(reading: Reading, transcript: Transcript, target: Target, length: in
 
 
 def comparable_length(config: DrafterConfig, length: int) -> int:
-    """The longest chain up to `length` that all readings of a drafter guess: their blocks differ by two guesses."""
+    """The longest chain up to `length` that all readings of a drafter guess; their blocks differ by two guesses."""
     if isinstance(config, BlockConfig):
         return min(length, max(1, config.block_size - 2))
     return length if config.guesses is None else min(length, config.guesses)
@@ -337,7 +334,7 @@ def comparable_length(config: DrafterConfig, length: int) -> int:
 
 _Head = Callable[[Tensor], Tensor]
 _Steps = Iterator[tuple[Tensor, _Head]]
-"""For each step what its head reads [., J], and the head."""
+"""For each step, the input of its head [., J], and the head."""
 
 
 def _chains(network: DraftNetwork, transcript: Transcript, states: Tensor, length: int) -> tuple[ChainRows, _Steps]:
@@ -378,7 +375,7 @@ class _Likely:
         self._p = transcript.likely.flatten(0, 1)[rows.answers] * (likely >= 0)
 
     def compare(self, read: Tensor, head: _Head) -> tuple[Tensor, Tensor]:
-        """First choices (target ids) and overlaps, both [M], of what the head reads [M, J] in a step."""
+        """First choices (target ids) and overlaps, both [M], for the input of the head [M, J] in a step."""
         ids = self._target_ids
         parts = zip(*(torch.split(each, POSITIONS_AT_ONCE) for each in (read, self._ids, self._p)), strict=True)
         choices, overlaps = [], []
@@ -391,7 +388,7 @@ class _Likely:
 
 
 def _accepted(hits: Tensor, there: Tensor, rows: ChainRows, transcript: Transcript) -> tuple[float, ...]:
-    """The share of chains that are right up to each position, without chains that the answer's end cuts off there.
+    """The share of chains that are right up to each position, not counting chains cut off by the answer's end.
 
     hits, there [K, M] are indexed by the token that is guessed.
     """

@@ -2,10 +2,10 @@
 
 Every other reading is tried on a part of the answers, and on all of them if it may still be the best. The best winner
 is adopted, and the search continues from it, so that several faults are found one after another. Changes that were
-clearly worse are not tried again: one that does harm beside another fault isn't needed.
+clearly worse are not tried again: one that does harm while another fault remains isn't needed.
 
-Some changes are of the config: taps and their order, norms, RoPE, whose embedding and head are used, and blocks.
-Others are of the tensors, which undo possible mistakes of converters: maps, layouts, orders and names.
+Some changes concern the config: taps and their order, norms, RoPE, whose embedding and head are used, and blocks.
+Others concern the tensors, and undo possible mistakes of converters: maps, layouts, orders and names.
 
 Shapes: N heads, D head size, H hidden.
 """
@@ -33,12 +33,12 @@ from eyas.errors import ConfigError
 from eyas.targets import Target
 
 THETAS = (10000.0, 500000.0, 1000000.0)
-"""RoPE thetas of common models, which are tried besides the target's."""
+"""RoPE thetas of common models, which are tried in addition to the target's."""
 _ALL_ORDERS = 3
-"""The most taps of which every order is tried; of more, only reversal and swaps of neighbours."""
+"""Maximum number of taps for which every order is tried; for more, only reversal and swaps of neighbors."""
 _SPECIAL = ("pad", "eos", "bos", "unk")
 _BLOCK_SIZES = (8, 16)
-"""Sizes of published blocks, which are tried besides one more and one less than the file's."""
+"""Sizes of published blocks, which are tried in addition to one more and one less than the file's."""
 
 
 def taps(reading: Reading, target: Target) -> Iterator[Change]:
@@ -117,7 +117,7 @@ def rotary_pairs(reading: Reading, target: Target) -> Iterator[Change]:  # noqa:
 
 
 def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
-    """The target's special tokens, the neighbours of the token in the file, and the ends of the vocabulary."""
+    """The target's special tokens, the neighbors of the token in the file, and the ends of the vocabulary."""
     config = reading.config
     if not isinstance(config, MaskedConfig):
         return
@@ -137,16 +137,16 @@ def mask_token(reading: Reading, target: Target) -> Iterator[Change]:
 
 
 def anchor(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Each slot predicts the token after it, the anchor's too; or its own token, and the anchor's none."""
+    """Every slot, the anchor's too, predicts the next token; or each predicts its own, and the anchor's nothing."""
     config = reading.config
     if isinstance(config, BlockConfig):
         other = not config.sample_from_anchor
-        what = "the token after it, the anchor's slot too" if other else "its own token, the anchor's slot none"
+        what = "the token after it, the anchor's slot too" if other else "its own token, the anchor's slot nothing"
         yield _setting("anchor", f"a slot predicts {what}", "sample_from_anchor", other)
 
 
 def block_size(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """Blocks of one slot more or less, and of published sizes if they aren't smaller than that."""
+    """Blocks of one slot more or less, and of published sizes unless they are smaller than that."""
     config = reading.config
     if isinstance(config, BlockConfig):
         read = config.block_size
@@ -237,7 +237,7 @@ def rotary_layout(reading: Reading, target: Target) -> Iterator[Change]:  # noqa
 
 
 def input_order(reading: Reading, target: Target) -> Iterator[Change]:  # noqa: ARG001
-    """State and embedding are in the other order in tensors that read both, concatenated."""
+    """In tensors that read state and embedding concatenated, the two are in the other order."""
     names = [name for name in reading.kind.paired_inputs if name in reading.tensors]
     if reading.config.embedding == "none" or not names:
         return
@@ -298,11 +298,11 @@ def _each(names: list[str], function: Callable[[Tensor], Tensor]) -> Callable[[R
 
 
 PART = 4
-"""Readings are tried on one in this many answers first."""
+"""Readings are first tried on one in this many answers."""
 _SURE = 3.0
-"""The standard errors by which a gain on that part may be off."""
+"""Standard errors by which the gain measured on that part may be off."""
 MOST_FAULTS = 4
-"""The most faults that are searched for, one after another."""
+"""Maximum number of faults that are searched for, one after another."""
 
 ASPECTS: tuple[Aspect, ...] = (
     taps,
@@ -333,8 +333,8 @@ class TriedChange:
     change: Change
     gain: Gain
     accepted: tuple[float, ...]
-    """Acceptance by chain position; for a change dropped early, that of the base plus the difference on the part,
-    between 0 and 1."""
+    """Acceptance rate by chain position; for a change dropped early, the base's plus the difference on the part,
+    clamped to [0, 1]."""
     wins: bool
     """Whether the gain is convincing."""
 
@@ -403,7 +403,7 @@ class ReadingSearch:
             self._progress(f"readings, round {len(settled) + 1}", number, len(changes))
             other = measure(change.apply(reading), self._part, self._target, self._length)
             on_part.append((change, other, gain(other, before)))
-        # measure on all answers only those that may gain more than the best of them certainly does
+        # measure on all answers only the changes that may gain more than the best one certainly does
         least = max((gained.mean - _SURE * gained.error for _, _, gained in on_part), default=0.0)
         trials = []
         for change, other, gained in on_part:
@@ -421,7 +421,7 @@ class ReadingSearch:
 
 
 def estimated(base: Sequence[float], before: Sequence[float], after: Sequence[float]) -> tuple[float, ...]:
-    """Acceptance on all answers, `base` without a change, that moved on a part of them from `before` to `after`."""
+    """Acceptance on all answers, from `base` without the change and `before` and `after` it on a part of them."""
     moved = (whole + new - old for whole, old, new in zip(base, before, after, strict=True))
     return tuple(min(max(rate, 0.0), 1.0) for rate in moved)
 
@@ -432,6 +432,6 @@ def other_readings(reading: Reading, target: Target, settled: Collection[str] = 
 
 
 def needed_boundaries(reading: Reading, target: Target) -> set[int]:
-    """All boundaries that are read by a reading, or by any that the search may reach from it."""
+    """All boundaries read by a reading, or by any other that the search may reach from it."""
     shifted = [change.apply(reading).taps for change in taps(reading, target)]
     return set(reading.taps).union(*shifted)

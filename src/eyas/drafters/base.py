@@ -1,4 +1,4 @@
-"""The protocol between the engine and a drafter: `SlotPairs`, what it has read of each sequence, and `Drafter`.
+"""The protocol between the engine and a drafter: `SlotPairs`, its pairs of each sequence, and `Drafter`.
 
 A pair is what a drafter learns from: the target's state at a position and the token that follows it.
 
@@ -23,35 +23,35 @@ class SavedPairs(Protocol):
 
     @property
     def unread(self) -> int:
-        """How many of them, from the end, were deferred and are not read yet."""
+        """How many of the last pairs were deferred and are still unread."""
 
 
 class SlotPairs(Protocol):
     """The pairs of the sequence in each slot, in whatever form a drafter keeps them."""
 
     forgets: bool = False
-    """Whether a slot keeps its latest pairs only, so that older ones must be saved before they are dropped."""
+    """Whether a slot keeps only its latest pairs, so that older ones must be saved before they are dropped."""
 
     @property
     def slots(self) -> int:
-        """How many sequences it has room for."""
+        """How many sequences there is room for."""
 
     def fresh(self) -> Self:
-        """Pairs of the same form, without slots."""
+        """An empty store of the same form, without slots."""
         made = copy.copy(self)
         made.resize(0)
         return made
 
     def resize(self, slots: int) -> None:
-        """Start over with `slots` empty slots, which share nothing with those of before."""
+        """Start over with `slots` empty slots that share nothing with the previous ones."""
 
     def reshape(self, slots: int, columns: int) -> None:
-        """Change to `slots` slots of `columns` columns; keep what lies in both shapes."""
+        """Resize to `slots` slots of `columns` columns; keep the contents that fit."""
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
-        """A sequence with this prompt starts in an empty slot; its pairs follow, from the first one on.
+        """Start a sequence with this prompt in an empty slot; its pairs follow, beginning with the first.
 
-        No pair has the prompt's first token. What is learnt of a sequence may serve sequences of the same `owner` only.
+        No pair contains the prompt's first token. What is learned from a sequence may only serve the same `owner`.
         """
         return
 
@@ -59,7 +59,7 @@ class SlotPairs(Protocol):
         """How many pairs a slot holds, deferred ones included."""
 
     def unread(self, slot: int) -> int:  # noqa: ARG002
-        """How many of a slot's pairs were deferred and are not read yet."""
+        """How many of a slot's pairs were deferred and are still unread."""
         return 0
 
     def save(self, slot: int, start: int, stop: int) -> SavedPairs:
@@ -68,21 +68,21 @@ class SlotPairs(Protocol):
     def load(self, slot: int, saved: Any, count: int) -> None:
         """Append the first `count` of the pairs that `save` returned.
 
-        Raises UsageError for pairs that were read where the slot has unread ones.
+        Raises UsageError if pairs that were read would follow unread ones in the slot.
         """
 
     def kept_from(self, slot: int) -> int:  # noqa: ARG002
-        """The first pair from which on a slot has all of its pairs."""
+        """The lowest index from which on a slot still keeps all of its pairs."""
         return 0
 
     def whole(self, saved: Any) -> bool:  # noqa: ARG002
-        """Whether none of the pairs that `save` returned was dropped before."""
+        """Whether what `save` returned is complete: none of its pairs had been dropped."""
         return True
 
     def reusable(self, saved: Sequence[Any], count: int) -> int:  # noqa: ARG002
-        """How many of the first `count` pairs that `save` returned, a row's from its first one on, are worth loading.
+        """How many of the first `count` saved pairs are worth loading; `saved` covers a row from its first pair.
 
-        After fewer the drafter would draft otherwise than if it had read them.
+        It is the largest number after which the drafter drafts as if it had read those pairs itself.
         """
         return count
 
@@ -94,31 +94,31 @@ class SlotPairs(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes trees of continuations of what its pairs say of a sequence."""
+    """Proposes trees of tokens that may continue a sequence, from its pairs."""
 
     pairs: SlotPairs
-    """What it knows of the sequences, by slot; nothing of them is kept elsewhere."""
+    """All that it knows about the sequences, by slot; no other object keeps any of it."""
     taps: tuple[int, ...]
-    """The boundaries of the target that it reads: taps (aux hidden states)."""
+    """The target's boundaries that it reads (aux hidden states)."""
     max_fanout: int
-    """The most children that it can offer of a node, such as the size of its vocabulary."""
+    """The most children that it can offer for a node, such as the size of its vocabulary."""
     max_depth: int | None = None
     """The deepest tree that it can draft; None = any."""
     default_tree: str | None = None
-    """The spec of the trees that it drafts best; None = nothing is known."""
+    """The tree spec that it drafts best with; None = unknown."""
     draws: bool = False
-    """Whether its tokens are drawn from distributions, as a network's are, and not found, as copied ones are."""
+    """Whether its tokens come from distributions, as a network's do, rather than from a lookup."""
     computes: bool = True
-    """Whether a draft is computed, and not only found at next to no cost."""
+    """Whether drafting takes computation, rather than a lookup at almost no cost."""
     looks_up: bool = False
-    """Whether some of its tokens are found in what is known."""
+    """Whether some of its tokens come from a lookup in known texts."""
     module: nn.Module | None = None
-    """The network that it drafts with; None = it has none."""
+    """The network that it drafts with, if any."""
     priced: Drafter | None = None
-    """The drafter whose costs are its own; None = itself."""
+    """The drafter whose costs stand for its own; None = itself."""
 
     def fresh(self) -> Self:
-        """A drafter of the same weights with slots of its own, of which there are none yet."""
+        """A drafter with the same weights and its own pairs, without slots yet."""
         made = copy.copy(self)
         made.pairs = self.pairs.fresh()
         return made
@@ -126,21 +126,21 @@ class Drafter(Protocol):
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read pairs that the target has committed, in a round or in prefill.
 
-        taps [R, Q, A, Ht] are the states at some positions, next_tokens [R, Q] the tokens that follow them; only the
-        first `counts[r]` of each row are real.
+        taps [R, Q, A, Ht] are the states at Q positions, next_tokens [R, Q] the tokens that follow them. Only the first
+        `counts[r]` pairs of row r are real; the rest is padding.
         """
 
     def defer(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Like `observe`, but pairs are only copied; they are read before the next draft of their row."""
+        """Like `observe`, but only copy the pairs; they are read before their row's next draft."""
 
     def catch_up(self, rows: range, wanted: Sequence[bool]) -> None:  # noqa: ARG002
-        """Read what the `wanted` rows [R] have deferred; those that defer nothing needn't do anything."""
+        """Read the deferred pairs of the `wanted` rows [R]; a no-op for drafters that defer nothing."""
         return
 
     def draft(
         self, rows: range, spec: TreeSpec, coupling: Coupling, drafting: Sequence[bool] | None = None
     ) -> DraftTree:
-        """Grow a tree below the last known token of each `drafting` row (None = of all rows); others get no nodes."""
+        """Grow a tree below the last known token of each `drafting` row (None = all rows); other rows get no nodes."""
 
     def verified(
         self,
@@ -149,12 +149,12 @@ class Drafter(Protocol):
         logits: NodeLogits,  # noqa: ARG002
         drafting: Sequence[bool],  # noqa: ARG002
     ) -> None:
-        """The target's `logits` of the tree that was drafted, for drafters that learn from more than what is committed.
+        """Read the target's `logits` at the drafted nodes, for drafters that use more than the committed pairs.
 
-        Comes after the round's host sync, before the committed pairs.
+        Called after the round's host sync, before the committed pairs are observed.
         """
         return
 
     def finish(self, slot: int) -> None:  # noqa: ARG002
-        """The sequence in a slot is complete; the slot is emptied after this. By default nothing is learnt of it."""
+        """Learn from the complete sequence in a slot, which is emptied afterwards. By default a no-op."""
         return

@@ -1,11 +1,11 @@
-"""Drafter checkpoints of every format and kind: opened, checked, made into networks, and written.
+"""Drafter checkpoints of every format and kind: opening, checking, building networks, and writing.
 
-Loading is strict. Configuration, names and shapes are checked before any weight is read; then every tensor must have
-its place in the network and hold finite numbers, and nothing stays uninitialised. Only the embedding and the head may
-be absent: they are then the target's.
+Loading is strict. Configuration, names and shapes are checked before any weight is read. Every tensor must then belong
+to the network and hold finite numbers, and nothing stays uninitialized. Only the embedding and the head may be absent:
+the target's are then used.
 
 The vocabulary map says which target token each draft token stands for: `d2t` holds offsets (target id = draft id +
-d2t); some exporters write the ids themselves. Shapes: V / Vd full / draft vocabulary.
+d2t), or the target ids themselves in files of some exporters. Shapes: V / Vd full / draft vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from eyas.targets.passes import EmbeddingAndHead
 
 WEIGHTS = "model.safetensors"
 PROVENANCE = "eyas"
-"""The key of config.json under which a drafter says where it comes from."""
+"""The key of config.json that holds a drafter's provenance."""
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -54,20 +54,20 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Read the configuration and the headers of the drafter at `path`, a directory or a GGUF file.
 
-    `weights` names a weight file other than the default, `ignore` config keys to overlook, `layers` is the number of
-    layers of the target. Raises CheckpointError and ConfigError.
+    `weights` names a weight file other than the default, `ignore` lists config keys to overlook, `layers` is the
+    target's number of layers. Raises CheckpointError and ConfigError.
     """
     return interpret(open_raw(path, weights), ignore=ignore, layers=layers)
 
 
 def interpret(raw: RawCheckpoint, *, ignore: Collection[str] = (), layers: int | None = None) -> Checkpoint:
-    """Recognise the kind of an opened checkpoint and read its configuration. Raises CheckpointError and ConfigError."""
+    """Recognize the kind of an opened checkpoint and read its configuration. Raises CheckpointError and ConfigError."""
     found = raw.headers.tensors
     if twice := sorted(name for name in found if native_name(name) != name and native_name(name) in found):
         also = ", ".join(sorted({native_name(name).split(".")[0] for name in twice}))
         raise CheckpointError(f"{raw.path} names the same tensors twice, also as {also}.*: {', '.join(twice)}")
     kind = kind_of(raw.config, found, str(raw.path))
-    left_out = {name: "a table that everyone computes" for name in found if is_computed(name)}
+    left_out = {name: "a table that every reader computes" for name in found if is_computed(name)}
     left_out |= {name: "the target's, for training only" for name in raw.training_only if name in found}
     tensors = {native_name(name): info for name, info in found.items() if name not in left_out}
     fields = Fields(raw.config, raw.where, tensors, ignore, layers)
@@ -86,7 +86,7 @@ def interpret(raw: RawCheckpoint, *, ignore: Collection[str] = (), layers: int |
 
 
 _ROPE_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, StrictDataclassError, TypeError, ValueError)
-"""The errors of transformers for RoPE sections that it can't compute."""
+"""The errors that transformers raises for RoPE sections that it can't compute."""
 
 
 def _check_rotation(config: DrafterConfig, where: str) -> None:
@@ -96,38 +96,38 @@ def _check_rotation(config: DrafterConfig, where: str) -> None:
     try:
         rotary = Rotary(config)
         if not (bool(rotary.inv_freq.isfinite().all()) and isfinite(rotary.attention_scaling)):
-            raise ValueError("frequencies that are no numbers")
+            raise ValueError("frequencies that are not finite")
     except _ROPE_ERRORS as error:
         raise ConfigError(f"{where}: RoPE can't be computed from {config.rope_parameters}: {error}") from error
 
 
 @dataclass
 class Checkpoint:
-    """A drafter whose configuration and tensor names are understood; its weights are not read yet."""
+    """A drafter whose configuration and tensor headers have been read, but not its weights."""
 
     kind: Kind
     config: DrafterConfig
     report: LoadReport
     raw: RawCheckpoint
     tensors: dict[str, TensorInfo]
-    """By native name, without those that every reader computes or that only training needs."""
+    """By native name, without tensors that every reader computes or only training needs."""
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What the drafter's config.json says about its origin; empty if nothing."""
+        """The provenance in the drafter's config.json; empty if there is none."""
         found = self.raw.config.get(PROVENANCE)
         return found if isinstance(found, dict) else {}
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which most weights are stored; float32 for types that nobody computes in."""
+        """The dtype of most weights in the file; float32 for dtypes that eyas doesn't compute in."""
         sizes: dict[str, int] = {}
         for info in self.tensors.values():
             sizes[info.dtype] = sizes.get(info.dtype, 0) + info.parameters
         return _DTYPES.get(max(sizes, key=lambda name: sizes[name]), torch.float32)
 
     def network(self, target: EmbeddingAndHead | None = None) -> DraftNetwork:
-        """Read the weights, float tensors in the file's dtype; what the file doesn't have is shared with `target`.
+        """Read the weights in the file's dtype; embedding or head that the file omits are shared with `target`.
 
         Raises CheckpointError.
         """
@@ -146,17 +146,17 @@ class Checkpoint:
 
 @dataclass
 class LoadReport(KeyReport):
-    """How a checkpoint was read: what became of every key, and how its layer numbers were understood."""
+    """How a checkpoint was read: the treatment of every key, and the meaning of its layer numbers."""
 
     format: str
     used: list[str]
     """The keys that change the computation."""
     convention: str
-    """How layer numbers were read; empty where none are written."""
+    """How layer numbers were read; empty if the file has none."""
 
 
 def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[int, ...]], where: str) -> None:
-    """Refuse a checkpoint that lacks tensors, has others, or has them in other shapes, all at once.
+    """Refuse a checkpoint with missing, extra or misshapen tensors; the message lists all of them.
 
     Raises CheckpointError. The vocabulary map is checked when it is read.
     """
@@ -172,19 +172,19 @@ def check_tensors(found: Mapping[str, TensorInfo], expected: Mapping[str, tuple[
         shapes = "\n  ".join(wrong)
         raise CheckpointError(
             f"{where} does not hold the tensors its configuration asks for.\n  {shapes}\n"
-            "Check the sizes, the number of layers, the norms and the biases there."
+            "Check the sizes, the number of layers, the norms and the biases in it."
         )
 
 
 def check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Refuse weights that aren't floats or not finite. Raises CheckpointError."""
+    """Refuse weights that are not floats or not finite. Raises CheckpointError."""
     for name, tensor in tensors.items():
         if name in VOCABULARY_MAP:
             continue
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{where}: {name} holds {str(tensor.dtype).removeprefix('torch.')}: eyas loads float weights only; "
-                "use the unquantised drafter"
+                "use the unquantized drafter"
             )
         low, high = torch.aminmax(tensor)
         if not (bool(low.isfinite()) and bool(high.isfinite())):
@@ -192,7 +192,7 @@ def check_numbers(tensors: Mapping[str, Tensor], where: str) -> None:
 
 
 def save_network(network: DraftNetwork, path: Path, provenance: Mapping[str, Any] | None = None) -> None:
-    """Write a network as a drafter directory; config.json comes last, so a directory that has one is complete."""
+    """Write a network as a drafter directory; config.json is written last, so a directory with one is complete."""
     config, kind = network.config, kind_for(network.config)
     with_map = kind.full_map or config.draft_vocab_size < config.vocab_size
     tensors = {
@@ -214,13 +214,13 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     write_json(path / CONFIG, config)
 
 
-ABSOLUTE = "d2t holds target ids themselves instead of offsets: read so, since only that names different tokens"
+ABSOLUTE = "d2t holds target ids instead of offsets: read as ids, since as offsets it would not name different tokens"
 
 
 def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where: str) -> list[str]:
-    """Fill in the map where `tensors` has none or a part of it; returns notes on how it was read.
+    """Complete the vocabulary map in `tensors` if it is missing or partial; returns notes on how it was read.
 
-    Raises CheckpointError for a map that is damaged or missing.
+    Raises CheckpointError for a map that is damaged, or missing where one is required.
     """
     full, draft = config.vocab_size, config.draft_vocab_size
     if "d2t" not in tensors:
@@ -239,14 +239,14 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where
 
 
 def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, list[str]]:
-    """The target ids [Vd] of `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map."""
+    """The target ids [Vd] in `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map."""
     full, draft = config.vocab_size, config.draft_vocab_size
     if d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
         raise CheckpointError(f"{where}: d2t holds {str(d2t.dtype).removeprefix('torch.')}, not whole numbers")
     if d2t.shape != (draft,):
         raise CheckpointError(f"{where}: d2t is {list(d2t.shape)}, the config says draft_vocab_size {draft}")
     written = d2t.to(torch.int64)
-    if not bool(((written >= -full) & (written < full)).all()):  # nothing may overflow below
+    if not bool(((written >= -full) & (written < full)).all()):  # so that the sum below can't overflow
         raise CheckpointError(f"{where}: d2t has numbers beyond the vocabulary of {full}")
     shifted = written + torch.arange(draft)
     if names_tokens(shifted, full):
@@ -257,5 +257,5 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, li
 
 
 def names_tokens(ids: Tensor, full: int) -> bool:
-    """Whether these are different tokens of a vocabulary of `full` tokens."""
+    """Whether these are distinct ids in a vocabulary of `full` tokens."""
     return int(ids.min()) >= 0 and int(ids.max()) < full and len(set(ids.tolist())) == len(ids)

@@ -1,7 +1,7 @@
-"""Configurations of drafters: the fields that all kinds have, and those that several kinds share.
+"""Configurations of drafters: the fields that all kinds have, and the fields that several kinds share.
 
 A configuration holds only what changes the computation. A kind adds its own fields in its file in `kinds/`; `formats/`
-has what reads them from published files.
+reads them from published files.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from eyas.targets.taps import default_taps
 Ownership = Literal["own", "shared"]
 
 WIDEST, DEEPEST = 2**22, 64
-"""Largest size and number of layers that are accepted: tables of a size are made before any weight is read."""
+"""The largest accepted size and number of layers: tables of these sizes are allocated before any weight is read."""
 
 PLAIN_ROPE = ("default", "linear", "llama3", "yarn")
 """RoPE types whose frequencies don't change with the length of a sequence."""
 
 MOST_TAPS = 64
-"""Most taps that a drafter may read."""
+"""The most taps that a drafter may read."""
 
 
 class DrafterConfig(StrictModel):
-    """Sizes, who owns embedding and head, and the taps (aux hidden states) that the drafter reads.
+    """Sizes, ownership of embedding and head, and the taps (aux hidden states) that the drafter reads.
 
     Taps are boundaries of the target: k = the residual stream entering layer k, n + 1 = after the final norm.
     """
 
     is_block: ClassVar[bool] = False
-    """Whether a draft is a block of slots that one pass fills (`drafters/block/`)."""
+    """Whether it drafts a block of slots that one pass fills (`drafters/block/`)."""
 
     hidden_size: int = Field(ge=1, le=WIDEST)
     vocab_size: int = Field(ge=1, le=WIDEST)
     draft_vocab_size: int = Field(ge=1, le=WIDEST)
     target_hidden_size: int = Field(ge=1, le=WIDEST)
     embedding: Literal["own", "shared", "none"] = "own"
-    """`shared`: the target's own weight, which is not in the file. `none`: the network reads no tokens."""
+    """`shared`: the target's own weight, not in the file. `none`: the network reads no tokens."""
     head: Ownership = "own"
-    """`shared`: the target's own head, with whatever the target does to its logits."""
+    """`shared`: the target's own head, with any scaling or capping that the target applies to its logits."""
     taps: tuple[int, ...] | None = None
     """None = not written in the checkpoint: the kind's default boundaries of the target."""
     default_tree: str | None = None
-    """The tree that the drafter was tuned for, such as `chain:4`, or `auto` where none is sure to pay; None = none is
-    known."""
+    """The tree that the drafter was tuned for, such as `chain:4`, or `auto` where no fixed tree is sure to pay; None =
+    unknown."""
 
     @model_validator(mode="after")
     def _vocabularies_agree(self) -> DrafterConfig:
@@ -63,31 +63,31 @@ class DrafterConfig(StrictModel):
 
     @property
     def guesses(self) -> int | None:
-        """How many tokens it guesses in one pass, and no more; None = one after another, as many as are wanted."""
+        """How many tokens it guesses in one pass, at most; None = it guesses one after another, without a limit."""
         return None
 
     def default_taps(self, layers: int) -> tuple[int, ...]:
-        """The boundaries that it reads of a target with `layers` layers when none are written: the final norm's."""
+        """The boundaries read from a target with `layers` layers if the files name none: here the final norm's."""
         return (layers + 1,)
 
     def window_refusal(self, pairs: int) -> str | None:  # noqa: ARG002
-        """Why it can't decode in a window of so many pairs; None = it can."""
+        """Why it can't decode in a window of `pairs` pairs; None = it can."""
         return "it has no attention to earlier pairs with RoPE of its own"
 
     def taps_of(self, layers: int) -> tuple[int, ...]:
-        """The boundaries that it reads of a target with `layers` layers."""
+        """The boundaries that it reads from a target with `layers` layers."""
         return self.taps or self.default_taps(layers)
 
 
 class FeatureConfig(DrafterConfig):
-    """A drafter whose states are the target's features: it reads one tap and is as wide as the target."""
+    """A drafter that predicts the target's features: it reads one tap and is as wide as the target."""
 
     @model_validator(mode="after")
     def _as_wide_as_the_target(self) -> FeatureConfig:
         if self.hidden_size != self.target_hidden_size:
             raise ValueError(
                 f"hidden_size {self.hidden_size} differs from the target's {self.target_hidden_size}, but this kind "
-                "feeds its output back in the place of the target's state"
+                "feeds its output back in place of the target's state"
             )
         return self
 
@@ -105,7 +105,7 @@ class TransformerConfig(DrafterConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     draft_window: int | None = Field(default=None, ge=1)
-    """It attends to the first pairs and the last so many (`window/window.py`); None = to all."""
+    """It attends to the first pairs (sinks) and the last `draft_window` pairs (`window/window.py`); None = to all."""
 
     @field_validator("hidden_act")
     @classmethod
@@ -131,7 +131,7 @@ class TransformerConfig(DrafterConfig):
 
     def window_refusal(self, pairs: int) -> str | None:
         if self.guesses is not None:
-            return "it makes its guesses in one pass, for which there are no windows: use a drafter like EAGLE's"
+            return "it makes its guesses in one pass, which has no window: use a drafter like EAGLE's"
         if self.rope_parameters.get("rope_type", "default") not in PLAIN_ROPE:
             return (
                 f"its RoPE of type {self.rope_parameters['rope_type']} changes with the length of a row; a window "
@@ -171,7 +171,7 @@ class GroupedConfig(TransformerConfig):
 
 
 class MaskedConfig(DrafterConfig):
-    """A drafter that makes several guesses in one pass, in slots whose tokens aren't known yet."""
+    """A drafter that makes several guesses in one pass, in slots whose tokens are not known yet."""
 
     mask_token_id: int = Field(ge=0)
     """The token whose embedding stands in those slots."""
@@ -188,13 +188,13 @@ class FusedTapsConfig(TransformerConfig):
 
     num_aux_hidden_states: int = Field(default=3, ge=1, le=MOST_TAPS)
     fc_norm: bool = False
-    """EAGLE-3.1: every tap has a norm of its own before `fc`."""
+    """EAGLE-3.1: every tap has its own norm before `fc`."""
     norm_output: bool = False
-    """EAGLE-3.1: the state that is fed back is the one after the final norm."""
+    """EAGLE-3.1: the state fed back is the one after the final norm."""
     norm_before_residual: bool = False
-    """The first layer's residual stream starts from the state after its norm."""
+    """The first layer's residual stream starts from the normed state."""
     norm_before_fc: bool = False
-    """The taps, side by side, have one norm before `fc`."""
+    """The concatenated taps have one norm before `fc`."""
 
     @property
     def tap_count(self) -> int:

@@ -1,7 +1,7 @@
-"""Decoding with a draft network of any kind: what it has read lies in the slot cache, guesses in staging columns.
+"""Decoding with a draft network of any kind: pairs that were read lie in the slot cache, guesses in staging columns.
 
-A network without attention has a cache without layers. Pairs whose row isn't drafted for are deferred: only copied, and
-read before the row's next draft.
+A network without attention has a cache without layers. Pairs of rows that aren't drafting are deferred: only copied,
+and read before the row's next draft.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, W frontier nodes, F staged guesses so
 far, H draft hidden, Vd draft vocabulary.
@@ -33,17 +33,17 @@ from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
 from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
-"""Most deferred pairs that one pass reads, of all rows together."""
+"""The most deferred pairs that one pass reads, over all rows."""
 
 
 class SavedNetworkPairs(NamedTuple):
     """Pairs copied out of a slot: first those that were read, then the deferred ones."""
 
     start: int
-    """The first one's index in its row."""
+    """The index of the first pair in its row."""
     read: int
     columns: Any
-    """What the cache held of the pairs that were read."""
+    """The cache columns of the pairs that were read."""
     deferred: tuple[Tensor, Tensor] | None  # tokens [1, n], taps [1, n, A, Ht]
 
     @property
@@ -52,12 +52,12 @@ class SavedNetworkPairs(NamedTuple):
 
 
 class NetworkPairs(SlotPairs):
-    """The pairs that a network has read, as columns of a slot cache, and those that it is yet to read."""
+    """The pairs that a network has read, as columns of a slot cache, and its deferred pairs."""
 
     def __init__(self, network: DraftNetwork, fed: torch.dtype | None = None, record: Record | None = None) -> None:
-        """For `network`, whose states are fed back in the dtype `fed` (None: its own). There are no slots yet.
+        """Create pairs without slots for `network`, whose states are fed back in the dtype `fed` (None = its own).
 
-        `record` records passes over the cache, if given.
+        `record`, if given, records passes over the cache.
         """
         self.shapes, self.dtype, self.device = network.kv_shapes, network.dtype, network.target_ids.device
         self._sizes = network.state_size, network.config.hidden_size
@@ -75,14 +75,14 @@ class NetworkPairs(SlotPairs):
         self.deferred = DeferredPairs(slots)
         fed, normed = self._sizes
         self.fed = torch.zeros(slots, fed, dtype=self._fed_dtype, device=self.device)
-        """[slots, S] the state after each slot's last pair that was read, as it is fed back."""
+        """[slots, S] the state to feed back after each slot's last pair that was read."""
         self.normed = torch.zeros(slots, normed, dtype=self.dtype, device=self.device)
-        """[slots, H] the same as the head reads it."""
+        """[slots, H] the same state in the form that the head reads."""
         self.last = torch.zeros(slots, 2, dtype=torch.int64, device=self.device)
-        """[slots, 2] the last two tokens, counted from 1, for networks that read them again; 0 = not known."""
+        """[slots, 2] the ids of the last two tokens plus 1, for networks that read them again; 0 = unknown."""
 
     def make_cache(self, slots: int) -> SlotCache:
-        """An empty cache of the columns of pairs."""
+        """An empty cache for the columns of pairs."""
         return SlotCache(self.shapes, slots, self.dtype, self.device)
 
     @inference
@@ -92,12 +92,12 @@ class NetworkPairs(SlotPairs):
         more = max(0, slots - self.fed.shape[0])
         kept = (self.fed, self.normed, self.last)
         self.fed, self.normed, self.last = (F.pad(state[:slots], (0, 0, 0, more)) for state in kept)
-        if self.cache.drafts is not None:  # they read these
+        if self.cache.drafts is not None:  # recorded drafts read the tensors just replaced
             self.cache.drafts.clear()
 
     @inference
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
-        """The first pair has the prompt's second token; the one before it is known from here alone."""
+        """Keep the prompt's first token: the pairs begin with the second."""
         self.last[slot, 1] = prompt[0] + 1 if prompt else 0
 
     def length(self, slot: int) -> int:
@@ -126,11 +126,11 @@ class NetworkPairs(SlotPairs):
             self.deferred.append(range(slot, slot + 1), tokens, taps, [count - read])
 
     def copy_out(self, slot: int, start: int, stop: int) -> Any:
-        """A copy of what the cache holds of a row's pairs `[start, stop)`."""
+        """A copy of the cached columns of a row's pairs `[start, stop)`."""
         return self.cache.copy_out(slot, start, stop)
 
     def copy_in(self, slot: int, saved: SavedNetworkPairs, count: int) -> None:
-        """Append the first `count` of `saved`, which were read."""
+        """Append the first `count` pairs of `saved`, which were read."""
         self.cache.copy_in(slot, saved.columns, count)
 
     @inference
@@ -142,14 +142,15 @@ class NetworkPairs(SlotPairs):
         self.deferred.truncate(slot, max(0, length - read))
 
     def parts(self, rows: range, counts: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:  # noqa: ARG002
-        """What passes read of the rows' next `counts` pairs: from which of them on, and how many of each row."""
+        """Split the rows' next `counts` pairs into passes: each pass's first pair, and its number of pairs by row."""
         if any(counts):
             yield 0, counts
 
     def forget(self, slot: int, read: Callable[[list[int]], None], now: bool) -> None:  # noqa: ARG002
-        """Forget those of a slot's deferred pairs that it would drop as soon as they were read.
+        """Forget those deferred pairs of a slot that it would drop as soon as they were read.
 
-        `read` reads so many of the first ones; the rest is read `now`, or else the pairs may wait until they are many.
+        `read` reads a given number of the first ones. With `now` the rest is read right after this; otherwise pairs may
+        wait until there are many.
         """
         return
 
@@ -162,15 +163,15 @@ class NetworkPairs(SlotPairs):
 
 
 class Proposer:
-    """How a network reads pairs, and guesses what follows them. It keeps nothing: all of that lies in the pairs."""
+    """Runs a network to read pairs and to guess what follows them. It is stateless: all state lies in the pairs."""
 
     def __init__(self, network: DraftNetwork) -> None:
         self.network = network
         self.decoder = network.decoder()
-        """Its layers as one native pass, in place of the modules; None = there is none."""
+        """Its layers as one native pass that replaces the modules; None = the modules run."""
 
     def levels(self, pairs: NetworkPairs, rows: range, depth: int, within: Within | None = None) -> Levels:
-        """What runs the levels of a draft `depth` deep, which may be one that is recorded."""
+        """The levels of a draft of `depth` levels; `within` is given while a draft is recorded."""
         network, normed = self.network, pairs.normed[rows.start : rows.stop]
         if isinstance(network, HeadsNetwork):
             return HeadLevels(network, normed, depth)
@@ -180,7 +181,7 @@ class Proposer:
         return NativeLevels(self.decoder, pairs.cache, rows, (fed, normed), network.logits)
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
-        """Read the first `counts[r]` pairs of each row, one at least: next_tokens [R, Q], taps [R, Q, A, Ht]."""
+        """Read the first `counts[r]` pairs of each row, at least one in all: next_tokens [R, Q], taps [R, Q, A, Ht]."""
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
         fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
         pairs.cache.commit(rows, [range(count) for count in counts])
@@ -195,9 +196,9 @@ class Proposer:
         self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Run up to `width` pairs that follow each row's own, in staging columns: what `DraftNetwork.step` returns.
+        """Run up to `width` pairs after each row's own, in staging columns; returns what `DraftNetwork.step` does.
 
-        Tokens [R, Q] and states [R, Q, H], or end to end in a `layout`; the results are [R * Q, H] in both forms.
+        Tokens [R, Q] and states [R, Q, H], or concatenated rows in a `layout`; the results are [R * Q, H] either way.
         """
         cache = pairs.cache
         if self.decoder is None:
@@ -212,7 +213,7 @@ class Proposer:
         return done.states, done.final
 
     def pairs_pass(self, cache: SlotCache, width: int, layout: RaggedLayout | None = None) -> Compute:
-        """What `run_pairs` computes where it runs modules, of tokens and states."""
+        """The computation of `run_pairs` on tokens and states where it runs the modules."""
 
         def compute(rows: range, end: int | None, lengths: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             (tokens, hidden), steps = given, torch.arange(width, device=lengths.device)
@@ -226,13 +227,13 @@ class Proposer:
     def run_level(
         self, cache: SlotCache, rows: range, tokens: Tensor, fed: Tensor, positions: Tensor, stage: Stage
     ) -> tuple[Tensor, Tensor]:
-        """Run a level's nodes: their states [R, W, H], made of their parents' `fed`, and the logits of what follows."""
+        """Run a level's nodes on their parents' states `fed`: the nodes' states [R, W, H], and the next logits."""
         fed, normed = self.network.step(tokens, fed, positions, staged_attention(cache, rows, stage))
         return fed, self.network.logits(normed)
 
 
 class NetworkDrafter(Drafter):
-    """A drafter that runs a network. A pair (state at i, token i + 1) predicts token i + 2."""
+    """A drafter with a network. A pair (state at i, token i + 1) predicts token i + 2."""
 
     draws = True
     pairs: NetworkPairs
@@ -249,7 +250,7 @@ class NetworkDrafter(Drafter):
         )
         self._ids = self.network.target_ids
         self._shapes: dict[TreeSpec, tuple[int, Tensor | None]] = {}
-        """Depth and common ancestors of the trees whose growth is recorded."""
+        """Depth and shared ancestors of the trees whose growth is recorded."""
 
     @inference
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
@@ -281,11 +282,11 @@ class NetworkDrafter(Drafter):
         return self._grow(levels, growth, self._depth(spec), coupling)
 
     def _depth(self, spec: TreeSpec) -> int:
-        """The levels of a draft: beside copied passages, a tree may be deeper than few heads can guess."""
+        """The number of levels to draft: with copied passages, a tree may be deeper than the network can guess."""
         return min(spec.depth, self.max_depth or spec.depth)
 
     def _replayed(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree | None:
-        """The trees of all rows by one recorded computation of passes and growth; None where there can't be one."""
+        """The trees of all rows, from one recorded computation of passes and growth; None if it can't be recorded."""
         cache, warp = self.pairs.cache, coupling.warp()
         if cache.drafts is None or warp is None or not spec.recurs or self.proposer.decoder is not None:
             return None
@@ -314,14 +315,14 @@ class NetworkDrafter(Drafter):
         return DraftTree(found, parents, logprob, valid, depth, ancestors, counted=found.numel())
 
     def _grow(self, levels: Levels, growth: Growth, depth: int, ranking: Coupling | Warp) -> DraftTree:
-        """Grow trees level by level, their children ranked by `ranking`."""
+        """Grow trees level by level; `ranking` ranks the children."""
         logits, width = levels.first(), 1
         for level in range(depth):
             native = self.proposer.decoder is not None
             score, tokens = best_children(logits, growth.fanout, ranking, level, self._ids, native)
             if growth.calibrates and levels.sure is not None:
                 score = score + levels.sure.unsqueeze(2)
-            if score.shape[1] < width:  # the same for all nodes of a level
+            if score.shape[1] < width:  # all nodes of the level have the same children
                 score, tokens = score.expand(-1, width, -1), tokens.expand(-1, width, -1)
             frontier = growth.expand(score, tokens)
             if frontier is None:
@@ -332,7 +333,7 @@ class NetworkDrafter(Drafter):
         return growth.tree()
 
     def _ready(self, rows: range, drafting: Sequence[bool] | None) -> list[bool]:
-        """Read what rows that are `drafting` (None = all) have deferred; [R] which of them can be drafted for."""
+        """Read the deferred pairs of the `drafting` rows (None = all); [R] which of these rows can draft."""
         wanted = [True] * len(rows) if drafting is None else list(drafting)
         self.catch_up(rows, wanted)
         # after a one-token prompt there is no state to draft from yet
@@ -345,7 +346,7 @@ class NetworkDrafter(Drafter):
         counts = [self.pairs.unread(slot) * want for slot, want in zip(rows, wanted, strict=True)]
         if not any(counts):
             return
-        # a row far behind the others, such as one whose prompt was deferred, would widen the passes of all rows
+        # a row far behind the others, such as one with a deferred prompt, would widen the passes of all rows
         widest = 2 * sum(counts) / len(rows)
         for row, count in enumerate(counts):
             if count > widest:
@@ -356,12 +357,12 @@ class NetworkDrafter(Drafter):
                 self.pairs.deferred.truncate(slot, 0)
 
     def _forget(self, slots: Iterable[int], *, now: bool = False) -> None:
-        """Let slots forget what they would drop as soon as it was read; the rest is read `now`."""
+        """Let slots forget the pairs that they would drop as soon as they were read; see `NetworkPairs.forget`."""
         for slot in slots:
             self.pairs.forget(slot, partial(self._read_deferred, range(slot, slot + 1)), now)
 
     def _read_deferred(self, rows: range, counts: Sequence[int]) -> None:
-        """Read the first `counts[r]` deferred pairs of each row, in passes of a limited size."""
+        """Read the first `counts[r]` deferred pairs of each row, in passes of at most `_CHUNK` pairs."""
         width = max(1, _CHUNK // len(rows))
         for begin in range(0, max(counts), width):
             part = [min(max(count - begin, 0), width) for count in counts]
@@ -377,9 +378,9 @@ class NetworkDrafter(Drafter):
 def arranged(
     cache: SlotCache, rows: range, counts: Sequence[int], *pairs: Tensor
 ) -> tuple[int, RaggedLayout | None, list[Tensor]]:
-    """The first `counts[r]` of each row's `pairs` [R, Q, ...] as a pass takes them, after its width and layout.
+    """The width and layout of a pass over the first `counts[r]` of each row's `pairs` [R, Q, ...], and its inputs.
 
-    Rows lie end to end where they differ in length; a recorded pass is a rectangle of a recurring width.
+    Rows of different lengths are concatenated; a recorded pass is a rectangle of a recurring width.
     """
     width = max(counts)
     pairs = tuple(each[:, :width] for each in pairs)
@@ -395,10 +396,10 @@ def arranged(
 def best_children(
     logits: Tensor, fanout: int, ranking: Coupling | Warp, level: int, ids: Tensor, native: bool
 ) -> tuple[Tensor, Tensor]:
-    """The best guesses that follow each of W nodes of a `level`: scores and target tokens [R, W, K].
+    """The best children of each of W nodes at a `level`: scores and target tokens [R, W, K].
 
-    They are given by `logits` [R, W, Vd], whose tokens are the target's `ids` [Vd]; `native` if they came out of a
-    native pass.
+    They are taken from `logits` [R, W, Vd], whose columns stand for the target's `ids` [Vd]. `native`: the logits come
+    from a native pass.
     """
     count = min(fanout, logits.shape[2])
     if native and isinstance(ranking, Coupling) and ranking.ranks_by_logits(level):
@@ -428,7 +429,7 @@ class ModuleLevels:
         seen, fed = self._seen, self._fed
         # a guess sees the committed pairs, the guesses above it, and itself
         itself = torch.eye(width, dtype=torch.bool, device=fed.device).expand(rows, width, width)
-        if width > 1 or fed.shape[1] > 1:  # in a chain every guess follows the one before
+        if width > 1 or fed.shape[1] > 1:  # in a chain a guess's parent is the one before it
             parents = frontier.parents.unsqueeze(2)  # [R, W, 1]
             seen = seen.gather(1, parents.expand(-1, -1, seen.shape[2]))
             fed = fed.gather(1, parents.expand(-1, -1, fed.shape[2]))
@@ -450,11 +451,11 @@ class ModuleLevels:
 
 
 _HELD = 16
-"""Appends that are held until their pairs are sorted by slot, and pairs that one may have to be held."""
+"""How many appends are held before their pairs are sorted by slot, and the most pairs of an append that is held."""
 
 
 class _Piece(NamedTuple):
-    """Pairs of a slot that follow each other."""
+    """Consecutive pairs of a slot."""
 
     tokens: Tensor  # [n]
     taps: Tensor  # [n, A, Ht]
@@ -464,20 +465,20 @@ class _Piece(NamedTuple):
 
 
 class DeferredPairs:
-    """The pairs of every slot that are yet to be read, in the order in which they came.
+    """The unread pairs of every slot, in order of arrival.
 
-    Nothing is copied but the few pairs of plain rounds, some rounds at a time: many are never read, and copying each
-    would take several percent of a small target's pass.
+    Only the few pairs of plain rounds are copied, several rounds at a time. Many pairs are never read, and copying each
+    on arrival would take several percent of a small target's pass.
     """
 
     def __init__(self, slots: int) -> None:
         self.lengths = [0] * slots
         self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
         self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
-        """Appended, not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], and each pair's slot and index into R * Q."""
+        """Appends not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], and each pair's slot and index into R * Q."""
 
     def reshape(self, slots: int) -> None:
-        """Change to `slots` slots; those that stay keep their pairs."""
+        """Resize to `slots` slots; remaining slots keep their pairs."""
         self._sort()
         added = max(0, slots - len(self.lengths))
         self.lengths = self.lengths[:slots] + [0] * added
@@ -486,7 +487,7 @@ class DeferredPairs:
     def append(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Add the first `counts[r]` of next_tokens [R, Q] and taps [R, Q, A, Ht] to each row's slot.
 
-        The tensors are kept as long as pairs of them are, and must not change.
+        The tensors are kept as long as any of their pairs, and must not change.
         """
         given = [(row, slot, count) for row, (slot, count) in enumerate(zip(rows, counts, strict=True)) if count]
         for _, slot, count in given:
@@ -503,7 +504,7 @@ class DeferredPairs:
                 self._sort()
 
     def _sort(self) -> None:
-        """Give what is held to its slots."""
+        """Move the held pairs to their slots."""
         if not self._held:
             return
         held, self._held = self._held, []
@@ -520,7 +521,7 @@ class DeferredPairs:
             start += len(indices)
 
     def _parts(self, slot: int, begin: int, end: int) -> Iterator[_Piece]:
-        """A slot's pairs [begin, end), in pieces."""
+        """A slot's pairs `[begin, end)`, in pieces."""
         self._sort()
         for piece in self._pieces[slot]:
             count = len(piece.tokens)
@@ -529,7 +530,7 @@ class DeferredPairs:
             begin, end = begin - count, end - count
 
     def part(self, rows: range, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """The tokens [R, Q] and taps [R, Q, A, Ht] of columns [begin, end); zeros past a row's length."""
+        """The tokens [R, Q] and taps [R, Q, A, Ht] of pairs `[begin, end)` of each row; zeros past a row's length."""
         self._sort()
         found = [list(self._parts(slot, begin, end)) for slot in rows]
         some = next((pieces[0] for pieces in found if pieces), None)
@@ -546,7 +547,7 @@ class DeferredPairs:
         return tokens, taps
 
     def copy_out(self, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        """Copies of a slot's pairs [begin, end): tokens [1, n], taps [1, n, A, Ht]."""
+        """Copies of a slot's pairs `[begin, end)`: tokens [1, n], taps [1, n, A, Ht]."""
         tokens, taps = self.part(range(slot, slot + 1), begin, end)
         return tokens, mapped_copy(taps)
 
@@ -564,7 +565,7 @@ class DeferredPairs:
         self.lengths[slot] = end - begin
 
     def move(self, source: int, target: int) -> None:
-        """Give a slot's pairs to another, whose own are forgotten."""
+        """Move a slot's pairs to another slot, replacing its own."""
         self._sort()
         self._pieces[target], self._pieces[source] = self._pieces[source], []
         self.lengths[target], self.lengths[source] = self.lengths[source], 0

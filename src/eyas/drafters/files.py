@@ -1,7 +1,7 @@
-"""Drafter files as they lie on disk: JSON, the headers of weight files, and weights.
+"""Drafter files on disk: JSON, headers of weight files, and weights.
 
-Headers give names, shapes and dtypes without reading a weight. A pickle is read only if the user names it, and as data:
-no code in it is run.
+Headers give names, shapes and dtypes without reading a weight. A pickle is only read if the user names it, and only as
+data: none of its code is run.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from eyas.errors import CheckpointError
 
 CONFIG = "config.json"
 JSON_LIMIT = 2**24
-"""Largest JSON file that is read, in bytes; a config.json has a few thousand, an index a few hundred thousand."""
+"""The largest JSON file to read, in bytes; a config.json has a few thousand, an index a few hundred thousand."""
 
 
 @dataclass(kw_only=True)
 class KeyReport:
-    """What became of the keys of a file."""
+    """How the keys of a file were treated."""
 
     ignored: dict[str, str] = field(default_factory=dict)
     """Keys and tensors that change nothing, with the reason."""
     defaulted: dict[str, Any] = field(default_factory=dict)
-    """What the file leaves out, with the value that was taken."""
+    """Keys missing from the file, with the default that was used."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about how the file was read."""
     doubts: list[str] = field(default_factory=list)
-    """Where the file can be read in two ways: a sentence for each, which names both."""
+    """Ambiguities of the file: a sentence each that names both readings."""
 
 
 @dataclass
 class RawCheckpoint(KeyReport):
-    """An opened checkpoint of any format, its configuration in native keys; no weight is read yet."""
+    """An opened checkpoint of any format, with its configuration in native keys; no weight has been read."""
 
     path: Path
     format: str
@@ -51,20 +51,20 @@ class RawCheckpoint(KeyReport):
     where: str
     """The file that the configuration was read from, for messages."""
     headers: Headers
-    """The tensors, by the names that they have in the file."""
+    """The tensors, by their names in the file."""
     load: Callable[[], dict[str, Tensor]]
-    """Reads all tensors, by the names in `headers`."""
+    """Reads all tensors, by their names in `headers`."""
     load_some: Callable[[Sequence[str]], dict[str, Tensor]]
-    """Reads the tensors of some of these names."""
+    """Reads the named tensors."""
     used: list[str] | None = None
-    """The keys of the file that were read; None = those of `config`."""
+    """The keys of the file that were read; None = the keys of `config`."""
     training_only: tuple[str, ...] = ()
-    """Tensors that only training needs: they are left out."""
+    """Tensors that only training needs: they aren't loaded."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in a file, without its numbers."""
+    """The header of a tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -73,23 +73,23 @@ class TensorInfo:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the tensor holds."""
+        """The number of elements of the tensor."""
         return prod(self.shape)
 
 
 @dataclass
 class Headers:
-    """The tensors of a directory or file, without their numbers."""
+    """The tensor headers of a directory or file."""
 
     tensors: dict[str, TensorInfo] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
-    """The weight files' names, without a folder."""
+    """The names of the weight files, without a folder."""
     pickles: list[str] = field(default_factory=list)
-    """Pickles beside them, which aren't read."""
+    """Pickles in the same folder, which aren't read."""
 
     @property
     def parameters(self) -> int:
-        """How many numbers the floating-point tensors hold; index maps aren't parameters."""
+        """The number of elements of all floating-point tensors; index maps aren't parameters."""
         return sum(info.parameters for info in self.tensors.values() if floating(info.dtype))
 
     @property
@@ -98,7 +98,7 @@ class Headers:
         return sorted({info.dtype for info in self.tensors.values() if floating(info.dtype)})
 
     def read_some(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Load the tensors of these names from their safetensors files."""
+        """Load the named tensors from their safetensors files."""
         found = {}
         for name in names:
             with safe_open(self.tensors[name].file, framework="pt") as file:
@@ -122,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value written in `text`. Raises CheckpointError, also for NaN and infinities, which JSON does not have."""
+    """The JSON value in `text`. Raises CheckpointError, also for NaN and infinities, which JSON does not have."""
 
     def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not a number")
@@ -134,7 +134,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a directory: its only one, or those that its index names. Raises CheckpointError."""
+    """The safetensors files of a directory: its only one, or the files named by its index. Raises CheckpointError."""
     index = path / "model.safetensors.index.json"
     if index.exists():
         return [path / name for name in _indexed(index)]
@@ -148,7 +148,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> list[str]:
-    """The file names in an index. Raises CheckpointError for names that aren't safetensors files beside it."""
+    """The file names in an index. Raises CheckpointError for names that aren't safetensors files in its folder."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index} has no weight_map: it should name the file of every tensor")
@@ -160,7 +160,7 @@ def _indexed(index: Path) -> list[str]:
 
 
 def read_headers(path: Path) -> Headers:
-    """The headers of every safetensors file in the directory `path`, but for an adapter's."""
+    """The headers of all safetensors files in the directory `path`, except an adapter's."""
     headers = headers_of(
         sorted(file for file in path.glob("*.safetensors") if file.name != "adapter_model.safetensors")
     )
@@ -173,7 +173,7 @@ def _pickles(path: Path) -> list[str]:
 
 
 def headers_of(files: Iterable[Path]) -> Headers:
-    """The headers of safetensors files. Raises CheckpointError, also for a tensor that is in two of them."""
+    """The headers of safetensors files. Raises CheckpointError, also for a tensor that is in two files."""
     headers = Headers()
     for file in files:
         headers.files.append(file.name)
@@ -195,12 +195,12 @@ def floating(dtype: str) -> bool:
 
 
 def read_tensors(files: Sequence[Path]) -> dict[str, Tensor]:
-    """All tensors of some safetensors files. Raises CheckpointError."""
+    """All tensors of safetensors files. Raises CheckpointError."""
     return {name: tensor for file in files for name, tensor in _read_file(file).items()}
 
 
 def read_named(path: Path, weights: str) -> dict[str, Tensor]:
-    """All tensors of the file that the user named, perhaps a pickle. Raises CheckpointError."""
+    """All tensors of the file that the user named, which may be a pickle. Raises CheckpointError."""
     return _read_file(path / weights)
 
 

@@ -1,4 +1,4 @@
-"""What drafters without a network know of a sequence: its tokens.
+"""The token histories that drafters without a network draft from.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
@@ -24,29 +24,29 @@ class SavedTokens(NamedTuple):
 
     @property
     def unread(self) -> int:
-        """None ever is: a token that is known has been read."""
+        """Always 0: a known token counts as read."""
         return 0
 
 
 class History:
-    """One slot's sequence; subclasses add what they find out about it."""
+    """One slot's sequence; subclasses add what they derive from it."""
 
     def __init__(self, prompt: Sequence[int] = (), owner: str = "") -> None:
-        """A sequence of `owner` that begins with `prompt`, of which the first token is known; empty without one."""
+        """A sequence of `owner` with the first token of `prompt`, if any; the other tokens follow as pairs."""
         self.tokens, self.owner = list(prompt[:1]), owner
 
     def cut(self) -> None:
-        """Some of the last tokens were taken away."""
+        """Update derived data after tokens were removed from the end."""
 
 
 H = TypeVar("H", bound=History)
 
 
 class TokenPairs(SlotPairs, Generic[H]):
-    """A `History` a slot: the tokens of its sequence, which are all that drafters without weights read of pairs."""
+    """One `History` per slot: drafters without weights only read the tokens of pairs."""
 
     def __init__(self, history: Callable[..., H]) -> None:
-        """Histories are made by `history(prompt, owner)`, empty ones by `history()`. There are no slots yet."""
+        """Create histories with `history(prompt, owner)`, empty ones with `history()`. There are no slots yet."""
         self._history = history
         self.resize(0)
 
@@ -78,7 +78,7 @@ class TokenPairs(SlotPairs, Generic[H]):
     def append(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Add the first `counts[r]` of next_tokens [R, Q] to each row's sequence.
 
-        They are read to the host: on an accelerator after the round's host sync, when nothing is left to wait for.
+        They are copied to the host; on an accelerator that is after the round's host sync, so nothing waits.
         """
         if any(counts):
             for slot, tokens, count in zip(rows, next_tokens.tolist(), counts, strict=True):
@@ -95,7 +95,7 @@ class TokenPairs(SlotPairs, Generic[H]):
 
 
 class HistoryDrafter(Drafter):
-    """Drafts with the tokens of each slot's sequence."""
+    """Drafts from the tokens of each slot's sequence."""
 
     taps = ()
     pairs: TokenPairs[Any]
@@ -112,12 +112,12 @@ class HistoryDrafter(Drafter):
 
 
 class LookupDrafter(HistoryDrafter):
-    """Proposes continuations that were found in what is known, at next to no cost; subclasses say which."""
+    """Proposes continuations found in known texts, at almost no cost; subclasses say which."""
 
     computes, looks_up = False, True
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
-        """What may follow the sequence in `slot`: `depth` levels, `fanout` children a node at most; it may be empty."""
+        """What may follow the sequence in `slot`: at most `depth` levels and `fanout` children a node; may be empty."""
         raise NotImplementedError
 
     def draft(
@@ -131,7 +131,7 @@ class LookupDrafter(HistoryDrafter):
         return grow(spec, found, self._device)
 
     def proposals(self, rows: range, depth: int, fanout: int, drafting: Sequence[bool] | None) -> list[Proposal]:
-        """What may follow each `drafting` row (None = all), as `propose` finds it; nothing for others."""
+        """The `propose` result of each `drafting` row (None = all); an empty proposal for the others."""
         wanted = [True] * len(rows) if drafting is None else drafting
         return [
             self.propose(slot, depth, fanout) if want else Proposal() for slot, want in zip(rows, wanted, strict=True)

@@ -1,9 +1,9 @@
-"""Two drafters in one: a network's guesses and what is looked up, such as copied passages, united in one tree.
+"""Two drafters in one: a network's guesses and lookups, such as copied passages, united in one tree.
 
-Both know the same pairs. What is looked up costs next to nothing, so it is asked first: where it promises every row at
-least as many accepted tokens as a round with the network usually brings, the network computes nothing, and its pairs
-are deferred. Otherwise both trees become one (`eyas.tree.union`), whose nodes are kept by what such nodes turned out to
-be worth: by the engine's numbers, or by the drafter's own where a tree comes without.
+Both hold the same pairs. A lookup costs almost nothing, so it comes first. If it promises every row clearly more
+accepted tokens than a round with the network usually yields, the network computes nothing and its pairs are deferred.
+Otherwise both trees are united (`eyas.tree.union`). Nodes are kept by the measured acceptance of similar nodes: by the
+engine's statistics or, for specs without them, by the drafter's own.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
@@ -31,10 +31,10 @@ from eyas.tree.values import ValueTable
 from eyas.verify import Coupling
 
 _FADE = 0.95
-"""The factor by which a round's weight in the usual number of accepted tokens decays with each later one."""
+"""The factor by which a round's weight in the usual number of accepted tokens decays with each later round."""
 _SURE = 2.0
-"""How many times the usual number of accepted tokens a copy must promise before the network rests: promises of copies
-that were rarely seen are too high, and a rest that was wrong costs more than the draft it saves."""
+"""How many times the usual number of accepted tokens a copy must promise before the network rests. Promises of copies
+that were rarely seen are too high, and a wrong rest costs more than the draft that it saves."""
 
 
 class SavedHybridPairs(NamedTuple):
@@ -49,7 +49,7 @@ class SavedHybridPairs(NamedTuple):
 
 
 class HybridPairs(SlotPairs):
-    """The same pairs twice: as a network keeps them, and as what looks passages up does."""
+    """The same pairs twice: as the network keeps them, and as the lookup does."""
 
     def __init__(self, network: SlotPairs, lookup: SlotPairs) -> None:
         self.network, self.lookup = network, lookup
@@ -77,7 +77,7 @@ class HybridPairs(SlotPairs):
     def length(self, slot: int) -> int:
         length, other = self.network.length(slot), self.lookup.length(slot)
         if other != length:
-            raise InvariantError(f"slot {slot}: the network has {length} pairs, what is looked up {other}")
+            raise InvariantError(f"slot {slot}: the network has {length} pairs, the lookup drafter {other}")
         return length
 
     def unread(self, slot: int) -> int:
@@ -113,25 +113,25 @@ class _Drafted(NamedTuple):
 
     tree: DraftTree
     learns: bool
-    """Whether its outcome says what nodes are worth."""
+    """Whether the drafter's own acceptance statistics learn from its outcome."""
     rested: bool
     """Whether the network computed nothing."""
 
 
 class HybridDrafter(Drafter):
-    """Drafts with a network, and with passages that are looked up in what the sequence and others have said."""
+    """Drafts with a network, and with passages looked up in the sequence and in other texts."""
 
     looks_up = True
 
     def __init__(self, network: Drafter, lookup: LookupDrafter, device: torch.device) -> None:
-        """Unite the drafts of two drafters of the same target, which is on `device`."""
+        """Unite the drafts of two drafters for the same target, which is on `device`."""
         self.network, self.lookup, self._device = network, lookup, device
         self.pairs: HybridPairs = HybridPairs(network.pairs, lookup.pairs)
         self.module, self.priced = network.module, network
         self.taps, self.max_fanout, self.default_tree = network.taps, network.max_fanout, network.default_tree
         self._values = LearntValues()
         self._usual: float | None = None
-        """The usual number of accepted tokens of a row that the network drafted for; None = it never did."""
+        """The usual number of accepted tokens per row when the network drafts; None = it never did."""
         self._last: _Drafted | None = None
 
     def fresh(self) -> Self:
@@ -139,7 +139,7 @@ class HybridDrafter(Drafter):
 
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         last, self._last = self._last, None
-        if last is not None and any(counts) and len(last.tree.tokens) == len(rows):  # else the round broke off
+        if last is not None and any(counts) and len(last.tree.tokens) == len(rows):  # else the round was aborted
             self._learn(last, next_tokens, counts)
         self.lookup.observe(rows, next_tokens, taps, counts)
         rested = last is not None and last.rested
@@ -161,7 +161,7 @@ class HybridDrafter(Drafter):
     ) -> DraftTree:
         wanted = [True] * len(rows) if drafting is None else drafting
         began = time.perf_counter()
-        # levels are what the network drafts; a passage that is found costs nodes alone
+        # depth only limits the network: a found passage costs nodes, not levels
         found = self.lookup.proposals(rows, spec.max_nodes, spec.max_fanout, drafting) if spec.looks_up else []
         some = any(proposal.tokens for proposal in found)
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
@@ -184,9 +184,9 @@ class HybridDrafter(Drafter):
         return tree
 
     def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
-        """Whether the found trees promise each `wanted` row much more than a round with the network usually brings.
+        """Whether the found trees promise each `wanted` row much more than a round with the network usually yields.
 
-        A network computes its levels for all rows together, so one that needs it lets the others have it as well.
+        The network computes its levels for all rows together, so it drafts for all rows if one needs it.
         """
         if self._usual is None or copies.max_depth < _SURE * self._usual or not copies.size:  # a token a level at most
             return False
@@ -194,7 +194,7 @@ class HybridDrafter(Drafter):
         return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
-        """Learn from the outcome of a round: `counts[r]` of the next_tokens [R, Q] were committed in each row."""
+        """Learn from the outcome of a round: the first `counts[r]` of next_tokens [R, Q] were committed in row r."""
         if not drafted.rested:
             for count in counts:
                 if count:
@@ -210,13 +210,13 @@ class HybridDrafter(Drafter):
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
-    """For each row (index of the parent, token) -> node index, of its valid nodes."""
+    """For each row: (parent's node index, token) -> node index, of its valid nodes."""
     table = torch.stack((tree.parents, tree.tokens, tree.valid), dim=2).tolist()  # [B][N][3]
     return [{(parent + 1, token): node for node, (parent, token, valid) in enumerate(row, 1) if valid} for row in table]
 
 
 def _walked(children: dict[tuple[int, int], int], tokens: Sequence[int]) -> list[int]:
-    """The node indexes from the root along accepted `tokens`, as far as the tree has them."""
+    """The node indexes from the root along accepted `tokens`, as far as they are in the tree."""
     path = [0]
     for token in tokens:
         node = children.get((path[-1], token))

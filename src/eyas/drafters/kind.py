@@ -1,4 +1,4 @@
-"""What describes a drafter kind. Each file in `kinds/` fills in one `Kind`; everybody else asks it."""
+"""The description of a drafter kind. Each file in `kinds/` fills in one `Kind`; all other code reads it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from eyas.drafters.network import DraftNetwork
 
 
 class Family(NamedTuple):
-    """A published draft network, which other engines may run, too."""
+    """A published draft network, which other engines may also run."""
 
     method: str
-    """What engines call the way it drafts, such as `eagle3`."""
+    """The engines' name for its drafting method, such as `eagle3`."""
     attention: str
     """`grouped` for grouped-query attention, `latent` for multi-head latent attention."""
     variant: str = ""
-    """What tells it from another network that drafts in the same way."""
+    """Distinguishes it from other networks of the same method and attention."""
 
 
 EAGLE = Family("eagle", "grouped")
@@ -37,35 +37,35 @@ DSPARK = Family("dspark", "grouped")
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to draft: its config and network, how its files are recognised, read and written, who else can run it."""
+    """A kind of drafter: its config and network, how its files are recognized, read and written, who can run it."""
 
     name: str
     config: type[DrafterConfig]
     network: Callable[[Any], DraftNetwork]
     read: Callable[[Fields], DrafterConfig]
-    """Makes the config of a configuration in native keys."""
+    """Builds the config from a configuration in native keys."""
     write: Callable[[Any], dict[str, Any]]
-    """Makes the contents of config.json of a config."""
+    """Builds the contents of config.json from a config."""
     architectures: frozenset[str]
-    """The architectures by which published config.json files name this network."""
+    """The architecture names that stand for this network in published config.json files."""
     model_type: str | None = None
-    """The `model_type` in config.json that this kind alone has; None = its files are recognised by their family."""
+    """The `model_type` in config.json that only this kind has; None = its files are recognized by their family."""
     family: Family | None = None
-    """The published network that this is, all fields of which its config has; None = only eyas runs it."""
+    """The published network that it implements, with all of its config fields; None = only eyas runs it."""
     marks: tuple[str, ...] = ()
-    """What begins the native names of tensors that this kind alone has, of all kinds with the same layers."""
+    """Prefixes of native tensor names that no other kind with the same layers has."""
     first_layer: str = FIRST_LAYER
-    """What the first layer's tensors are called in the files that eyas writes."""
+    """The prefix of the first layer's tensors in the files that eyas writes."""
     full_map: bool = False
-    """Write the vocabulary map also where it maps every token to itself, as this kind's readers expect."""
+    """Write the vocabulary map even where it maps every token to itself, as this kind's readers expect."""
     fixed_taps: bool = False
     """It always reads the default boundaries: its config.json can't name others."""
     paired_inputs: tuple[str, ...] = ()
-    """The tensors that read embedding and state side by side: one half of their columns is for each, in that order."""
+    """The weights that read [embedding, state]: the first half of their columns is for the embedding."""
     proposer: Callable[[Any], Proposer] = Proposer
-    """Makes what runs the network."""
+    """Makes the proposer that runs the network."""
 
     def blank(self, config: DrafterConfig) -> DraftNetwork:
-        """The network on the meta device: names and shapes, no numbers."""
+        """The network on the meta device: names and shapes without weights."""
         with torch.device("meta"):
             return self.network(config)

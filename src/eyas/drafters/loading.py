@@ -1,4 +1,4 @@
-"""Loading a drafter: from a directory, GGUF file or Hub id to a drafter that fits its target."""
+"""Loading a drafter that fits its target from a directory, GGUF file or Hub id."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _LOG = logging.getLogger("eyas")
 _LAYOUTS: dict[str, type[PrepackedLinear]] = {"int8": Int8Linear, "int4": Int4Linear}
 
 IN_TARGET: dict[str, Callable[[Path, Target], DraftNetwork]] = {"mtp": mtp.load}
-"""Method -> what finds its network among the target's own files. A new one is a file in `in_target/`."""
+"""Method -> the function that loads its network from the target's own files. A new one is a file in `in_target/`."""
 
 
 def make_drafter(
     options: DrafterOptions, target: Target, tokenizer: Any = None, model: str | Path | None = None
 ) -> Drafter:
-    """A method without weights, a small language model, what `load_drafter` makes of a source, or a hybrid of two.
+    """Make a method without weights, a small language model, a drafter loaded from its source, or a hybrid.
 
-    `tokenizer` is the target's, for language models of another vocabulary; they are in 8 or 4 bits only if `quantize`
-    says so. `model` is what the target was loaded from, for methods that find their weights there when there is no
-    source. Raises what `DrafterOptions.check`, `load_drafter` and `load_small_lm` raise, and UsageError for a method
-    that doesn't go with the source.
+    `tokenizer` is the target's, for language models with another vocabulary; they are only quantized if `quantize` says
+    so. `model` is the target's own source, for methods that find their weights there if the options have no source.
+    Raises what `DrafterOptions.check`, `load_drafter` and `load_small_lm` raise, and UsageError for a method that
+    doesn't match the source.
     """
     options.check()
     parsed, source = read_method(options.method), options.source
@@ -83,7 +83,7 @@ def make_drafter(
 
 
 def _check_small_lm(options: DrafterOptions) -> None:
-    """Raise UsageError for options that a small language model can't have."""
+    """Refuse options that a small language model can't have. Raises UsageError."""
     if options.window is not None:
         raise UsageError(f"{options.source} is a language model, which has no window: leave out --draft-window")
     if options.weights is not None or options.ignore_config_keys:
@@ -93,7 +93,7 @@ def _check_small_lm(options: DrafterOptions) -> None:
 
 
 def _united(network: NetworkDrafter, lookup: Drafter | None, target: Target) -> Drafter:
-    """A network's drafter, with a method without weights beside it if there is one."""
+    """A network's drafter, combined with the method without weights if there is one."""
     return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
 
 
@@ -107,13 +107,13 @@ def load_drafter(
     window: str | int | None = None,
     quantize: str | None = None,
 ) -> NetworkDrafter:
-    """Load strictly, check against `target`, and put it on the target's device in the target's dtype.
+    """Load a drafter strictly, check it against `target`, and move it to the target's device and dtype.
 
-    `method` is the kind that the caller expects. `window` is the number of pairs that it attends to besides its sinks,
-    `auto` (its own, or one within the length that it was trained on), `off`, or None for its own. `quantize` says
-    whether linears have weights in 8 or 4 bits, which are read in less time and change guesses only: `int8`, `int4`,
-    `off`, or None, which is `int8` on a CPU where eyas's own kernels are the fastest. A drafter trained for other
-    weights than the target's is used, with a warning in the log: output stays lossless, but it may draft badly.
+    `method` is the kind that the caller expects. `window` is the number of pairs that it attends to in addition to its
+    sinks, `auto` (its own window, or one within its training length), `off`, or None for its own. `quantize` is the
+    format of its linear layers: `int8`, `int4`, `off`, or None = `int8` on a CPU where eyas's own kernels are fastest.
+    Quantized weights are faster to read and only change guesses. A drafter trained for other weights than the target's
+    is used with a warning in the log: output stays lossless, but it may draft badly.
     Raises CheckpointError, ConfigError, DrafterMismatchError, UnsupportedModelError, UsageError.
     """
     name = str(source)
@@ -133,7 +133,7 @@ def load_drafter(
 def _decoding(
     network: DraftNetwork, target: Target, window: str | int | None, quantize: str | None, trained: object = None
 ) -> NetworkDrafter:
-    """The drafter that runs a network, whose weights are laid out for this machine; it was `trained` on that length."""
+    """The drafter that runs a network, with weights laid out for this machine; `trained` is its training length."""
     chosen = _window(network.config, read_window(window), trained)
     layout = drafter_layout(target, quantize)
     if layout is not None:
@@ -144,21 +144,21 @@ def _decoding(
 
 
 def drafter_layout(target: Target, quantize: str | None = None) -> type[PrepackedLinear] | None:
-    """How the linears of a target's drafter are laid out, `quantize` as in `load_drafter`; None = as they are.
+    """The layout of the linear layers of a target's drafter, `quantize` as in `load_drafter`; None = unchanged.
 
     Raises UsageError.
     """
     check_quantize(quantize)
     layout = best_layout(target.device, target.dtype)
     if quantize in _LAYOUTS and (target.device.type != "cpu" or kernels() is None):
-        raise UsageError(f"a drafter is in {quantize} on a CPU with eyas's own kernels only: leave that out")
+        raise UsageError(f"a drafter runs in {quantize} on a CPU with eyas's own kernels only: leave quantize out")
     if quantize is None and layout is NativeLinear:
         quantize = "int8"
     return layout if quantize in (None, "off") else _LAYOUTS[quantize]
 
 
 def _window(config: DrafterConfig, choice: WindowChoice, trained: object) -> WindowChoice:
-    """The window that is asked for, `auto` as a number of pairs. Raises UsageError if the drafter can't have it."""
+    """The requested window, with `auto` as a number of pairs. Raises UsageError if the drafter can't have it."""
     if choice == "off" or choice is None:
         return choice
     own, positions = getattr(config, "draft_window", None), getattr(config, "max_position_embeddings", 0)
@@ -174,7 +174,7 @@ def drafter_of(
 ) -> NetworkDrafter:
     """The drafter that runs a network, which reads the boundaries `taps` of its target.
 
-    Its `window` is a number of pairs, `off`, or None for the one in the network's config. `record` records its passes.
+    `window` is a number of pairs, `off`, or None for the window in the network's config. `record` records its passes.
     """
     width = getattr(network.config, "draft_window", None) if window is None else window
     if isinstance(network, Cascade):
@@ -189,9 +189,9 @@ def drafter_of(
 
 
 def local_directory(source: str | Path) -> Path:
-    """The directory or GGUF file that `source` is, else the Hub snapshot of that name, without pickles.
+    """The directory or GGUF file `source`, or else the Hub snapshot of that name, without pickles.
 
-    Raises MissingModelError if there is no such thing, CheckpointError if it can't be fetched.
+    Raises MissingModelError if there is neither, CheckpointError if the snapshot can't be fetched.
     """
     path = Path(find_drafter(source))
     if path.exists():
@@ -203,17 +203,17 @@ def local_directory(source: str | Path) -> Path:
 
 
 def check_method(method: str | None, kind: str, name: str) -> None:
-    """Refuse a method that isn't the drafter's kind; None is any. Raises UsageError."""
+    """Refuse a method that isn't the drafter's kind; None accepts any. Raises UsageError."""
     if method not in (None, kind):
         raise UsageError(f"{name} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
 
 
 class TargetSizes(Protocol):
-    """The sizes in which a drafter must agree with its target."""
+    """The sizes that a drafter must share with its target."""
 
     @property
     def num_layers(self) -> int:
-        """How many decoder layers the target has."""
+        """The number of the target's decoder layers."""
 
     @property
     def hidden_size(self) -> int:
@@ -221,7 +221,7 @@ class TargetSizes(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the target's vocabulary has."""
+        """The number of tokens in the target's vocabulary."""
 
     @property
     def final_boundary(self) -> int:
@@ -229,7 +229,7 @@ class TargetSizes(Protocol):
 
 
 def check_fit(config: DrafterConfig, target: TargetSizes, name: str) -> None:
-    """Refuse a drafter made for another target, with every reason at once. Raises DrafterMismatchError."""
+    """Refuse a drafter made for another target, with all reasons. Raises DrafterMismatchError."""
     taps = config.taps_of(target.num_layers)
     wrong = []
     if config.target_hidden_size != target.hidden_size:

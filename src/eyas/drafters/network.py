@@ -1,9 +1,9 @@
 """The networks of drafters: the base class of every kind, and the layers of kinds that are decoders.
 
-Decoding and training use a network in the same way: `fuse`, `step`, `logits`. What each position sees is the caller's
-choice: its `attend` gets rotated queries and keys and returns the mixed values. Decoding passes one that uses the slot
-cache (`staged_attention`), training one for training-time test. Parameter names are those of the `layers.{i}.*`
-checkpoint layout.
+Decoding and training use a network in the same way: `fuse`, `step`, `logits`. The caller decides what each position
+sees: its `attend` gets rotated queries and keys and returns the mixed values. Decoding passes one that uses the slot
+cache (`staged_attention`), training one for training-time test. Parameter names follow the `layers.{i}.*` checkpoint
+layout.
 
 Shapes: B batch, R rows (a contiguous range of slots), S positions, F staged guesses so far, A taps, Ht target hidden, H
 draft hidden, D / Dv head size of keys / values, V / Vd full / draft vocabulary.
@@ -42,7 +42,7 @@ _LOG = logging.getLogger("eyas")
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, heads, S, D], k [B, kv_heads, S, D], v [B, kv_heads, S, Dv]) -> [B, heads, S, Dv].
 
-Scores are scaled by D ** -0.5; a network that wants another scale puts it into q. Dv may differ from D.
+Scores are scaled by D ** -0.5; a network that needs another scale applies it to q. Dv may differ from D.
 """
 
 Rope = tuple[Tensor, Tensor]
@@ -50,7 +50,7 @@ Rope = tuple[Tensor, Tensor]
 
 
 class MaskedPair(NamedTuple):
-    """What a network that guesses several tokens in one pass reads in the slots after a row's last true pair."""
+    """The pair that a network with several guesses per pass reads in the slots after a row's last true pair."""
 
     token: int
     state: Tensor  # [1, 1, H]
@@ -58,7 +58,7 @@ class MaskedPair(NamedTuple):
 
 @dataclass(frozen=True)
 class SharedParts:
-    """The target's embedding and head, for a network without its own; they aren't saved, moved or trained with it."""
+    """The target's embedding and head, for a network without its own. They aren't saved, moved or trained with it."""
 
     embedding: Tensor | PackedLinear  # [V, H]
     head: Callable[[Tensor], Tensor]  # [..., H] -> [..., Vd]
@@ -85,12 +85,12 @@ class DraftNetwork(nn.Module):
         self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
     def make_heads(self) -> None:
-        """Make its own head; called only if it doesn't use the target's."""
+        """Create its own head; only called if it doesn't use the target's."""
         self.lm_head = nn.Linear(self.config.hidden_size, self.config.draft_vocab_size, bias=False)
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Its own heads over the draft vocabulary, which is one as a rule; empty if it uses the target's."""
+        """Its own heads over the draft vocabulary, usually one; empty if it uses the target's."""
         return [self.lm_head] if self.config.head == "own" else []
 
     @property
@@ -100,12 +100,12 @@ class DraftNetwork(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """How wide the state is that is kept of a row's last pair, to be fed back."""
+        """The width of the state of a row's last pair that is kept to be fed back."""
         return self.config.hidden_size
 
     @property
     def target_ids(self) -> Tensor:
-        """[Vd] target token id of every draft id."""
+        """[Vd] the target token id of every draft id."""
         return torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
 
     @property
@@ -115,7 +115,7 @@ class DraftNetwork(nn.Module):
         return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
 
     def fill(self, tensors: Mapping[str, Tensor], target: EmbeddingAndHead | None = None) -> DraftNetwork:
-        """Make a blank network of exactly these tensors, none of them copied, and what it shares with `target`.
+        """Fill a blank network with exactly these tensors, without copies, and borrow shared parts from `target`.
 
         Returns the network itself, in inference mode.
         """
@@ -127,7 +127,7 @@ class DraftNetwork(nn.Module):
     def borrow(self, target: EmbeddingAndHead) -> None:
         """Use the target's embedding and head where this network has none; the vocabulary must be set before.
 
-        Raises CheckpointError when they have another size.
+        Raises CheckpointError if their sizes don't match.
         """
         need = (self.config.vocab_size, self.config.hidden_size)
         model = target.model
@@ -147,7 +147,7 @@ class DraftNetwork(nn.Module):
         self._shared = SharedParts(table, partial(target.head, rows=rows), linear)
 
     def fuse(self, taps: Tensor) -> Tensor:
-        """The drafter states [B, S, H] of target taps [B, S, A, Ht]; never applied to states that are fed back."""
+        """The drafter states [B, S, H] from target taps [B, S, A, Ht]; never applied to states that are fed back."""
         return taps[:, :, 0]
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
@@ -159,11 +159,11 @@ class DraftNetwork(nn.Module):
         raise NotImplementedError
 
     def masked_pair(self) -> MaskedPair | None:
-        """What is read in place of a guess and the state before it; None = these themselves, a pass for each level."""
+        """The pair read in place of a guess and the state before it; None = real guesses, with one pass per level."""
         return None
 
     def decoder(self) -> NativeDecoder | None:
-        """The layers as one native pass, which computes `step`; None where they aren't of that kind."""
+        """The layers as one native pass that computes `step`; None if native passes don't support them."""
         return None
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -176,26 +176,26 @@ class DraftNetwork(nn.Module):
         return rows.to(self.dtype)
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, also through the target's head."""
+        """Logits [..., Vd] of states [..., H]; gradients flow to `normed`, even through the target's head."""
         out: Tensor = self.lm_head(normed) if self.config.head == "own" else self.shared_parts().head(normed)
         return out
 
     def shared_parts(self) -> SharedParts:
-        """What it has borrowed from its target. Raises CheckpointError if that was forgotten."""
+        """The parts borrowed from the target. Raises CheckpointError if there are none."""
         if self._shared is None:
             raise CheckpointError("this drafter shares its target's embedding or head: give it one with borrow(target)")
         return self._shared
 
 
 def set_vocabulary(network: DraftNetwork, ids: Tensor) -> None:
-    """Let draft id i stand for target id `ids[i]`; ids [Vd] are in rising order."""
+    """Let draft id i stand for target id `ids[i]`; ids [Vd] are in ascending order."""
     network.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
     network.t2d.fill_(False)
     network.t2d[ids.to(network.t2d.device)] = True
 
 
 def shapes_of(network: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all its tensors, the vocabulary map included."""
+    """The names and shapes of all its tensors, including the vocabulary map."""
     return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
@@ -208,7 +208,7 @@ def native_decoder(
     network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, mix: nn.Module | None = None,
     returns_normed: bool = False,
 ) -> NativeDecoder | None:  # fmt: skip
-    """Layers with grouped-query attention as a native pass; None if they aren't of the kind that it computes.
+    """Layers with grouped-query attention as a native pass; None if native passes don't support them.
 
     See `DecoderForm` for `mix` and `returns_normed`.
     """
@@ -229,7 +229,7 @@ def native_decoder(
 
 
 class RMSNorm(nn.RMSNorm):
-    """`torch.nn.RMSNorm` that computes in its weight's type, under autocast too."""
+    """`torch.nn.RMSNorm` that computes in its weight's dtype, even under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -246,17 +246,17 @@ class Rotary(LlamaRotaryEmbedding):  # type: ignore[misc]  # transformers ships 
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters=dict(config.rope_parameters),
         )
-        with torch.device("cpu"):  # computed, never loaded: real also where a network is laid out on the meta device
+        with torch.device("cpu"):  # computed, never loaded: real even if the network is on the meta device
             super().__init__(sizes)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # in bf16 a frequency is off by up to 0.4 %: after a few hundred positions the angle means nothing
+        # in bf16 a frequency is off by up to 0.4%: after a few hundred positions the angle is meaningless
         return super()._apply(lambda t: t.to(fn(t).device), recurse)
 
     def turned(self, keys: Tensor, by: int) -> Tensor:
-        """Rotated keys [..., D], rotated on by so many positions; of wider ones the last channels are turned.
+        """Rotate already rotated keys [..., D] by another `by` positions; of wider keys only the last channels.
 
-        Frequencies that depend on the length of a sequence would make that another rotation.
+        This is only correct if the frequencies don't depend on the length of a sequence.
         """
         precise = torch.promote_types(keys.dtype, torch.float32)
         angles = (by * self.inv_freq.double()).to(keys.device)
@@ -312,7 +312,7 @@ class MLP(nn.Module):
         self.act: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:
-        """States [B, S, H] -> what is added to them [B, S, H]."""
+        """States [B, S, H] -> the update [B, S, H] to add to them."""
         out: Tensor = self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
         return out
 
@@ -329,7 +329,7 @@ class DecoderBlock(nn.Module):
 
     @property
     def kv_shape(self) -> tuple[KVShape, KVShape]:
-        """The shapes of the keys and values that a cache holds of this layer."""
+        """The shapes of this layer's keys and values in a cache."""
         shape: tuple[KVShape, KVShape] = self.self_attn.kv_shape  # type: ignore[assignment]  # any attention here
         return shape
 
@@ -340,7 +340,7 @@ class DecoderBlock(nn.Module):
         return out
 
     def parts(self) -> LayerParts:
-        """The layer as native passes take it."""
+        """The layer in the form that native passes take."""
         raise NotImplementedError
 
 
@@ -369,21 +369,21 @@ def rotate(x: Tensor, rope: Rope) -> Tensor:
 
 
 class Stage(NamedTuple):
-    """Where a pass of the network's modules stages its keys and values, and what it sees there."""
+    """Where a pass of the network's modules stages its keys and values, and what its tokens see."""
 
-    lengths: Tensor  # [R] pairs that were read
-    seen: Tensor  # [R or 1, S, F] bool: which staged columns each sees, besides the row's own pairs
-    before: int = 0  # columns of each row that passes before this one staged
-    layout: RaggedLayout | None = None  # of rows whose tokens lie end to end
+    lengths: Tensor  # [R] the number of pairs that were read
+    seen: Tensor  # [R or 1, S, F] bool: the staged columns that each token sees, in addition to the row's own pairs
+    before: int = 0  # columns of each row that earlier passes staged
+    layout: RaggedLayout | None = None  # of concatenated rows
     layer: int = 0  # the slot cache's layer that is the network's first
     first: int = 0  # the first of a row's own pairs that is seen
-    end: int | None = None  # the columns that are read, where their number is fixed
-    level: int = 0  # of a draft: 0 is that of the root's children
-    window: int | None = None  # each sees positions less than so many from its own; None = all
+    end: int | None = None  # the number of columns that are read, if fixed
+    level: int = 0  # of the draft; the root's children are level 0
+    window: int | None = None  # each token sees positions less than `window` from its own; None = all
 
 
 class Within(NamedTuple):
-    """What a recorded draft knows of the cache: the columns that its passes read, and what of them is committed."""
+    """A recorded draft's view of the cache: the columns that its passes read, and how many of them are committed."""
 
     end: int
     lengths: Tensor  # [R]
@@ -393,7 +393,7 @@ def run_pass(
     cache: SlotCache, kind: Hashable, rows: range, inputs: Sequence[Tensor], compute: Compute, staged: int,
     layout: RaggedLayout | None = None, within: Within | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """A pass of the modules up to column `staged` behind each row's pairs: recorded, or else as it is."""
+    """Run the modules up to column `staged` after each row's pairs: as a recorded pass if possible."""
     if within is not None:
         return compute(rows, *within, *inputs)
     if cache.graphs is not None and layout is None:
@@ -404,7 +404,7 @@ def run_pass(
 
 
 def device_lengths(cache: SlotCache, rows: range, device: torch.device) -> Tensor:
-    """[R] how many columns of each row are committed."""
+    """[R] the number of committed columns of each row."""
     return to_device(cache.lengths[rows.start : rows.stop], device)
 
 

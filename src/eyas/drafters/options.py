@@ -19,31 +19,31 @@ from eyas.errors import CheckpointError, UsageError
 from eyas.hub import find_drafter
 
 WITHOUT_DRAFTER = (*WEIGHTLESS, *IN_TARGET)
-"""Methods that may go without a draft model."""
+"""Methods that don't require a draft model."""
 _LOOKUPS = tuple(name for name in WEIGHTLESS if name not in ALONE)
 _OF_FILES = (*KINDS, SMALL_LM)
 
 
 class Method(NamedTuple):
-    """What a method's name asks for."""
+    """The parts of a method's name."""
 
     drafter: bool
-    """Whether it has weights: those of a draft model, or of a module in the target's own checkpoint."""
+    """Whether it has weights: a draft model's, or a module's in the target's own checkpoint."""
     kind: str | None
-    """The kind that the draft model must be; None = whatever its files hold."""
+    """The required kind of the draft model; None = whatever its files hold."""
     lookup: str | None
-    """The method without weights, alone or united with the draft model's."""
+    """The method without weights, used alone or combined with the draft model."""
 
     @property
     def alone(self) -> bool:
-        """Whether it may go without a draft model."""
+        """Whether it works without a draft model."""
         return not self.drafter or self.kind in IN_TARGET
 
 
 def read_method(text: str | None) -> Method:
     """The method that `text` names: `KIND`, `LOOKUP`, `KIND+LOOKUP` or `+LOOKUP`; None = a draft model of any kind.
 
-    Raises UsageError, which lists what there is.
+    Raises UsageError that lists the valid names.
     """
     if text in WEIGHTLESS:
         return Method(False, None, text)
@@ -54,7 +54,7 @@ def read_method(text: str | None) -> Method:
         if plus:
             raise UsageError(
                 f"unknown method {text!r}: {kind} is no kind of draft model; write one of {', '.join(KINDS)} before "
-                f"the +, or nothing for any"
+                f"the +, or nothing for any kind"
             )
         raise UsageError(
             f"unknown method {text!r}: write {', '.join((*_OF_FILES, *WEIGHTLESS))}, {_hybrids()}, or none"
@@ -68,26 +68,26 @@ def _hybrids() -> str:
 
 @dataclass(frozen=True)
 class DrafterOptions:
-    """Where a drafter is, what it must be, and how it is run."""
+    """Where a drafter is, which method it must implement, and how it is run."""
 
     source: str | Path | None = None
-    """Its directory, GGUF file or Hub id, or that of a small language model; None for methods that need none."""
+    """The directory, GGUF file or Hub id of a drafter or small language model; None for methods that need none."""
     method: str | None = None
-    """What drafts, as `read_method` reads it; None = whatever the files hold."""
+    """The drafting method, as `read_method` reads it; None = whatever the files hold."""
     weights: str | None = None
-    """The weight file in its directory; a pickle is read only if named here."""
+    """The weight file in its directory; a pickle is only read if named here."""
     ignore_config_keys: tuple[str, ...] = ()
     window: str | int | None = None
-    """The pairs that it attends to besides its sinks, `auto`, `off`, or None for what its config says."""
+    """How many pairs it attends to in addition to its sinks, `auto`, `off`, or None for the value in its config."""
     quantize: str | None = None
-    """Whether its linears have weights in 8 or 4 bits: `int8`, `int4`, `off`, or None: `int8` where that is faster."""
+    """Quantization of its linear layers: `int8`, `int4`, `off`, or None = `int8` where that is faster."""
 
     def of(self, source: str | Path | None, method: str | None = None) -> DrafterOptions:
-        """The same for another drafter; one without files of its own has none to read otherwise."""
+        """The same options for another drafter; without a source only the method applies."""
         return DrafterOptions(method=method) if source is None else replace(self, source=source, method=method)
 
     def check(self) -> None:
-        """Refuse what is wrong before anything is loaded. Raises UsageError, MissingModelError and CheckpointError."""
+        """Check the options before anything is loaded. Raises UsageError, MissingModelError and CheckpointError."""
         check_source(self.method, self.source)
         read_window(self.window)
         check_quantize(self.quantize)
@@ -104,13 +104,13 @@ class DrafterOptions:
 
 
 def check_quantize(quantize: str | None) -> None:
-    """Refuse what is no quantisation of a drafter. Raises UsageError."""
+    """Refuse an unknown quantization of a drafter. Raises UsageError."""
     if quantize not in (None, "int8", "int4", "off"):
         raise UsageError(f"unknown quantization {quantize!r} of a drafter: write int8, int4 or off, or leave it out")
 
 
 def check_source(method: str | None, source: str | Path | None) -> None:
-    """Refuse a method that doesn't exist, or needs a drafter that isn't given, or the reverse. Raises UsageError."""
+    """Refuse an unknown method, one that lacks its drafter, or a drafter that it doesn't use. Raises UsageError."""
     parsed = read_method(method)
     if source is None and not parsed.alone:
         raise UsageError(

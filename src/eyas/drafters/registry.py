@@ -1,4 +1,4 @@
-"""All drafters: the kinds of networks, which of them a checkpoint holds, and methods that need no weights.
+"""The registry of drafters: kinds of networks, which of them a checkpoint holds, and methods without weights.
 
 A new kind is a file in `kinds/`.
 """
@@ -27,7 +27,7 @@ KINDS: dict[str, Kind] = {name: import_module(f"eyas.drafters.kinds.{name}").KIN
 WEIGHTLESS: dict[str, Callable[[Target], HistoryDrafter]] = {
     "lookahead": lookahead.make, "ngram": ngram.make, "suffix": suffix.make,
 }  # fmt: skip
-"""Method -> what makes its drafter, for methods that need no files. A new one is a file in `weightless/`."""
+"""Method -> the function that builds its drafter, for methods without files. A new one is a file in `weightless/`."""
 
 UNKNOWN = "unknown"
 
@@ -43,8 +43,8 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], where: str) -> 
     unknown = set(architectures(config)).difference(*(kind.architectures for kind in KINDS.values()))
     if unknown:
         raise CheckpointError(
-            f"{where} is of the unknown architecture {', '.join(sorted(unknown))}: it looks like {name}, but "
-            "may compute something else; if it doesn't, take the name out of config.json"
+            f"{where} has the unknown architecture {', '.join(sorted(unknown))}: it looks like {name}, but "
+            "may compute something else; if it doesn't, remove that name from config.json"
         )
     return KINDS[name]
 
@@ -70,11 +70,11 @@ def kind_name(config: Mapping[str, Any], tensors: Collection[str]) -> str:
 
 
 def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collection[str]) -> Family | None:
-    """The published network that config keys, native names of tensors and architectures (lower case) point to."""
+    """The published network indicated by config keys, native tensor names and architectures (lower case)."""
     parallel = config.get("parallel_drafting") or config.get(MODEL_TYPE_KEY) == "peagle"
     if parallel or "mask_hidden" in names or any("peagle" in name for name in made_for):
         return PEAGLE
-    # what the tensors say is surest, then the architecture's name, then a key
+    # tensors are the surest sign, then the architecture's name, then a key
     if "fc.weight" in names and any(name.endswith("hidden_norm.weight") for name in names):
         third = True
     elif any("eagle" in name for name in made_for):
@@ -90,7 +90,7 @@ def _family(config: Mapping[str, Any], names: Collection[str], made_for: Collect
 
 
 def _block_kind(config: Mapping[str, Any], names: Collection[str]) -> str:
-    """The kind of a block drafter: by its own tensors, else by its architecture."""
+    """The kind of a block drafter: by tensors that only it has, else by its architecture."""
     kinds = [kind for kind in KINDS.values() if kind.config.is_block]
     by_tensors = (kind.name for kind in kinds if any(name.startswith(kind.marks) for name in names) and kind.marks)
     by_name = (kind.name for kind in kinds if kind.architectures & {*architectures(config)} and kind.marks)
@@ -99,12 +99,12 @@ def _block_kind(config: Mapping[str, Any], names: Collection[str]) -> str:
 
 
 def kind_for(config: DrafterConfig) -> Kind:
-    """The kind that the config of a drafter's files belongs to."""
+    """The kind that the config of a drafter checkpoint belongs to."""
     found = kind_if_any(config)
     assert found is not None
     return found
 
 
 def kind_if_any(config: DrafterConfig) -> Kind | None:
-    """The kind that a config belongs to; None for a module in a target."""
+    """The kind that a config belongs to; None for a module inside a target."""
     return next((kind for kind in KINDS.values() if kind.config is type(config)), None)

@@ -1,4 +1,4 @@
-"""The tree that a drafter gets: the one asked for, its own, or everybody's."""
+"""The tree that a drafter gets: the requested one, its own, or the general default."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from eyas.errors import UsageError
 from eyas.tree import TreeSpec, is_auto, parse_tree
 
 DEFAULT_TREE = "dynamic:5,6,24"
-"""For drafters that name no tree of their own: deep rather than wide, small enough to be nearly free to verify."""
+"""For drafters without a tree of their own: deep rather than wide, and small enough to be nearly free to verify."""
 
 
 def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
-    """`tree`, or the drafter's own shape; refused if the drafter can't grow it. Raises UsageError."""
+    """`tree`, or the drafter's own shape. Raises UsageError if the drafter can't grow it."""
     own = parse_tree(own_shape(drafter))
     spec = tree or own
     if spec.method != own.method:
         raise UsageError(
-            "trees lookahead:W,N,G and the method lookahead go together and with nothing else: leave out --tree, or "
-            "give one that the method has"
+            "trees lookahead:W,N,G are for the method lookahead, which has no others: leave out --tree, or give one "
+            "that the method has"
         )
     if spec.max_fanout > drafter.max_fanout:
         raise UsageError(f"the tree asks for {spec.max_fanout} children, the drafter can offer {drafter.max_fanout}")
@@ -27,12 +27,12 @@ def tree_for(drafter: Drafter, tree: TreeSpec | None) -> TreeSpec:
 
 
 def default_tree(drafter: Drafter) -> str:
-    """The name of the tree that a drafter gets if none is asked for; it may be `auto`."""
+    """The name of the tree that a drafter gets if none is requested; it may be `auto`."""
     return drafter.default_tree or own_shape(drafter)
 
 
 def own_shape(drafter: Drafter) -> str:
-    """The drafter's default tree, or where it has none, or one that a controller sizes, everybody's."""
+    """The drafter's default tree, or the general default if it has none or one that a controller sizes."""
     if drafter.default_tree is not None and not is_auto(drafter.default_tree):
         return drafter.default_tree
     most = drafter.max_depth

@@ -1,12 +1,12 @@
 """The engine: requests in, tokens out, offline and serving alike.
 
-`step` is the engine: the scheduler decides who runs, the runner reads prompts a chunk further or advances all that
-decode by a round, and what came of it is handed out as chunks. `generate` and the streams are loops over steps. Not
-thread-safe: one thread owns an engine.
+`step` is the engine: the scheduler decides which sequences run, the runner reads prompts a chunk further or advances
+all decoding sequences by a round, and the results are handed out as chunks. `generate` and the streams are loops over
+steps. Not thread-safe: one thread owns an engine.
 
-When a step fails: a sequence that can't be started ends with `error`; when a pass itself fails, all in slots do. When
-memory runs out, they are read again, fewer at a time and in smaller passes; one that can't be run even alone ends with
-`error`. A step that is interrupted (Ctrl-C) loses what the slots hold: the next one reads the sequences again.
+Failures: a sequence that can't be started ends with `error`; when a pass fails, all sequences in slots do. When memory
+runs out, they are read again, fewer at a time and in smaller passes; a sequence that can't run even alone ends with
+`error`. A step that is interrupted (Ctrl-C) loses the slots' contents: the next step reads the sequences again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from eyas.verify import SeededWalk, WalkRule
 
 
 class Engine:
-    """A target, perhaps a drafter, and the slots their sequences run in, which are this engine's alone."""
+    """A target, optionally a drafter, and the slots that sequences run in, which are this engine's alone."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Engine:
         controller: Controller | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """At most `batch_size` sequences run at once (1 by default), or what `limits` say.
+        """Run at most `batch_size` sequences at the same time (1 by default), or as many as `limits` allow.
 
         A pass reads at most `prefill_chunk` tokens of a prompt. A `controller` chooses the tree of each round instead
         of `speculation.tree`. Raises UsageError.
@@ -78,7 +78,7 @@ class Engine:
             self.cache_prefixes(self.limits.prefix_tokens)
 
     def cache_prefixes(self, tokens: int) -> None:
-        """From now on keep up to `tokens` tokens' caches for requests that begin alike (prefix caching)."""
+        """Enable prefix caching: keep the caches of up to `tokens` tokens for requests that begin alike."""
         self._core.cache_prefixes(tokens)
 
     def check(self, request: Request) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self._inputs.check(request)
 
     def end_ids(self, request: Request) -> tuple[int, ...]:
-        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        """The tokens with which the model ends an answer: its EOS tokens and, in chats, its end-of-turn tokens."""
         return self._inputs.end_ids(request)
 
     @property
@@ -98,8 +98,8 @@ class Engine:
         """Queue a request; returns its index, which its chunks carry.
 
         It ends with `deadline` when `deadline` seconds have passed. `queue_key` is `CLIENT` or `CLIENT/USER`: clients
-        share the slots fairly, and users what their client gets. RequestError if it can't run, QueueFullError if too
-        many wait.
+        share the slots fairly, and users share what their client gets. Raises RequestError if the request can't run,
+        QueueFullError if too many wait.
         """
         sequence = self._inputs.sequence(self._submitted, request, deadline, queue_key)
         self._core.submit(sequence)
@@ -116,7 +116,7 @@ class Engine:
         self._advance()
         return self._outputs.take()
 
-    @inference  # all of it: tensors that a pass allocates can't be changed outside
+    @inference  # for the whole step: tensors that a pass allocates can't be changed outside of inference mode
     def _advance(self) -> None:
         with lone_torch() if self.target.alone else nullcontext():
             self._core.step()
@@ -127,7 +127,7 @@ class Engine:
         return not self._core.scheduler.busy and not self._outputs.outbox
 
     def state(self) -> EngineState:
-        """What runs and waits, what is cached, what was counted."""
+        """A snapshot of running and waiting requests, caches and counters."""
         core, scheduler, running = self._core, self._core.scheduler, self._core.scheduler.running
         prefixes = core.runner.slots.prefixes
         return EngineState(
@@ -148,7 +148,7 @@ class Engine:
         )
 
     def check_invariants(self) -> None:
-        """InvariantError if requests, scheduler, slots and caches disagree. Cheap; between steps only."""
+        """Raise InvariantError if requests, scheduler, slots and caches disagree. Cheap; call it between steps only."""
         scheduler, in_slots = self._core.scheduler, self._core.scheduler.running.sequences
         everyone = [*in_slots, *scheduler.waiting]
         if set(everyone) != set(self._outputs.unfinished.values()) or len(everyone) != len(set(everyone)):
@@ -169,12 +169,12 @@ class Engine:
         yield from self.stream_from(lambda room: list(islice(waiting, room)), stop)
 
     def stream_from(self, take: Callable[[int], Sequence[Request]], stop: Callable[[], bool] = bool) -> Iterator[Chunk]:
-        """Run requests as they come, until none runs and none comes.
+        """Run requests as they come, until none is running and none comes.
 
-        Before every round with free slots `take(room)` hands out at most `room` requests, so an answer can decide what
-        is asked next. `Chunk.index` counts them. Raises RequestError for one that can't run (`check` it before), and
-        what made a request end with `error`. Streams may run side by side, and beside `step`. Once `stop()` is true
-        (`bool()`: never), what runs ends as `cancelled`, and nothing is taken any more.
+        Before every round with free slots, `take(room)` returns at most `room` requests, so an answer can decide what
+        is asked next. `Chunk.index` counts them. Raises RequestError for a request that can't run (`check` it first),
+        and the exception that ended a request with `error`. Streams may run side by side, and alongside `step`. Once
+        `stop()` is true (`bool()`: never), running requests end as `cancelled`, and no more are taken.
         """
         inbox: deque[Chunk | Exception] = deque()
         mine: dict[int, int] = {}
@@ -202,7 +202,7 @@ class Engine:
 
 
 class EngineCore:
-    """The step: the scheduler decides, the runner runs, and what came of it goes to the outputs."""
+    """The step: the scheduler decides, the runner runs, and the results go to the outputs."""
 
     def __init__(self, limits: Limits, runner: ModelRunner, inputs: InputProcessor, outputs: OutputProcessor) -> None:
         self.runner, self._inputs, self._outputs = runner, inputs, outputs
@@ -213,20 +213,20 @@ class EngineCore:
             self.scheduler.room.context = runner.target.max_length
         self.outcome: RoundOutput | None = None
         self.rounds = self.prompt_tokens = self.prefix_hits = 0
-        """Counts since the start; of prompts' tokens, those that were reused."""
+        """Counts since the start: rounds, prompt tokens, and prompt tokens reused from the prefix cache."""
 
     def cache_prefixes(self, tokens: int) -> None:
-        """Keep up to `tokens` tokens of prefixes; their recurrent states take room beside the slots' columns."""
+        """Keep up to `tokens` tokens of prefixes; copies of recurrent states take room next to the slots' columns."""
         self.runner.slots.cache_prefixes(tokens)
         self.scheduler.room.beside = state_columns(self.runner.slots.cache)
 
     def submit(self, sequence: SequenceState) -> None:
-        """Queue a sequence; RequestError and QueueFullError as `Engine.submit`."""
+        """Queue a sequence; raises RequestError and QueueFullError as `Engine.submit` does."""
         self.scheduler.submit(sequence)
         self._outputs.unfinished[sequence.index] = sequence
 
     def step(self) -> None:
-        """Admit, read a piece of the prompts, run one round. First tokens leave at once: they end the step."""
+        """Admit, read a piece of the prompts, run one round. First tokens don't wait for a round: they end the step."""
         scheduler, runner = self.scheduler, self.runner
         slots, now = runner.slots, time.monotonic()
         self.outcome = None
@@ -249,7 +249,7 @@ class EngineCore:
                 self._decode()
             if not scheduler.busy:
                 slots.prepare(None)
-                if scheduler.shrink():  # the system gets memory back
+                if scheduler.shrink():  # gives memory back to the system
                     slots.reshape(scheduler.room)
             if not scheduler.busy and runner.controller is not None:
                 runner.controller.gain.keep()
@@ -260,7 +260,7 @@ class EngineCore:
             if not scheduler.run_less(error):
                 self.end(scheduler.running.sequences, "error", error)
             slots.free_memory()
-        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends those in it, not the engine
+        except Exception as error:  # noqa: BLE001 - whatever breaks a pass ends its sequences, not the engine
             slots.intact = False
             self.end(scheduler.running.sequences, "error", error)
         finally:
@@ -269,7 +269,7 @@ class EngineCore:
                 scheduler.preempt(scheduler.running.sequences)
 
     def _admit(self, now: float) -> None:
-        """Start waiting sequences as long as there is room, and no more known prompts to copy than may be read."""
+        """Start waiting sequences while there is room and no more prompt tokens are copied than may be read."""
         scheduler, slots, chunk = self.scheduler, self.runner.slots, self.scheduler.limits.prefill_chunk
         staging = staging_columns(self.runner.tree)
         while chunk is None or scheduler.budget.copied < (1 if scheduler.budget.crowded else chunk):
@@ -287,7 +287,7 @@ class EngineCore:
                 slots.start(sequence, self._inputs.end_ids(sequence.request))
             except CacheMemoryError:
                 raise
-            except Exception as error:  # noqa: BLE001 - its own fault, whatever it is
+            except Exception as error:  # noqa: BLE001 - whatever it is, this sequence alone is at fault
                 self.end([sequence], "error", error)
                 continue
             scheduler.budget.copied += sequence.cached
@@ -320,7 +320,7 @@ class EngineCore:
         return bool(first_rounds) or (scheduler.budget.crowded and bool(batches) and bool(scheduler.running.decoding))
 
     def _decode(self) -> None:
-        """Advance those that decode by a round, whoever must make room or wait for others left out."""
+        """Advance the decoding sequences by a round, except those that must make room or wait for others."""
         scheduler, runner = self.scheduler, self.runner
         if victims := scheduler.running.overflow():
             self._leave(victims, scheduler.preempt)
@@ -367,7 +367,7 @@ class EngineCore:
         self._leave([sequence for sequence in sequences if sequence.slot is not None], self.scheduler.running.remove)
 
     def _leave(self, gone: Collection[SequenceState], drop: Callable[[Collection[SequenceState]], list[Move]]) -> None:
-        """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps what they hold."""
+        """Free the slots of sequences that the scheduler is to `drop`; the prefix cache keeps their contents."""
         if gone:
             slots = self.runner.slots
             slots.keep(gone)
@@ -375,39 +375,39 @@ class EngineCore:
             slots.move(freed, drop(gone))
 
     def _foresee(self) -> None:
-        """Copy a piece of the caches to larger ones that are soon needed: all at once takes a CPU seconds."""
+        """Copy a piece of the caches to larger ones that will soon be needed: a whole copy takes seconds on a CPU."""
         room = self.scheduler.room
         if self.runner.target.device.type == "cpu":
             self.scheduler.foresee(staging_columns(self.runner.tree))
-            if not self.scheduler.budget.alone:  # nobody waits for it in the others' steps
+            if not self.scheduler.budget.alone:  # in steps for some clients alone nobody waits for it
                 room.ready = self.runner.slots.prepare(room.planned)
 
     def _cover(self, staging: int) -> None:
-        """Let the caches grow to what those in slots need, `staging` columns of a round included."""
+        """Grow the caches to what the sequences in slots need, including a round's `staging` columns."""
         if self.scheduler.cover(staging):
             self.runner.slots.reshape(self.scheduler.room)
 
 
 class OutputProcessor:
-    """What comes of requests: their chunks, put where they are waited for, and counts."""
+    """Hands out the chunks of requests, and counts what was generated and how requests finished."""
 
     def __init__(self, tokenizer: Any, rule: WalkRule) -> None:
         self.unfinished: dict[int, SequenceState] = {}
         self.outbox: list[Chunk] = []
         """For the next `Engine.step`."""
         self.inboxes: dict[int, deque[Chunk | Exception]] = {}
-        """Of streams, which take their chunks here."""
+        """Where streams take their chunks, by request index."""
         self.generated = 0
         self.finished: Counter[str] = Counter()
         self._tokenizer, self._rule = tokenizer, rule
 
     def take(self) -> list[Chunk]:
-        """The chunks of all steps since this was last asked, each handed out once."""
+        """The chunks of all steps since the last call; each is handed out once."""
         chunks, self.outbox = self.outbox, []
         return chunks
 
     def hand_out(self, sequence: SequenceState, chunk: Chunk, error: Exception | None = None) -> None:
-        """Put a chunk where it is waited for: in a stream's inbox, or in the outbox of `step`."""
+        """Deliver a chunk to its stream's inbox, or to the outbox of `step`."""
         self.generated += len(chunk.token_ids)
         inbox = self.inboxes.get(sequence.index)
         if len(chunk.token_ids) == len(sequence.tokens):  # its first

@@ -1,11 +1,11 @@
-"""Fair queueing in two levels: clients share, and the users of a client share what it gets.
+"""Fair queueing in two levels: clients share the slots, and the users of a client share what it gets.
 
 Each level is start-time fair queueing (Goyal, Vin, Cheng 1996). A key's start tag is the level's virtual time, or the
 moment its last request ends on that clock if that is later. The smallest tag goes first. A request lasts as long as
-it may cost, so keys that keep the queue filled are served in equal shares of cost, and a key that comes new is served
-next, however many of another's wait. A name of a user costs nothing, so it can't enlarge its client's share.
+it may cost, so keys that keep the queue filled get equal shares of cost, and a new key is served next, however many
+requests of another key wait. A client can invent users at no cost, so having many doesn't enlarge its share.
 
-Sequences that were preempted come before their own user's others, oldest first, and aren't charged again.
+Preempted sequences come before their user's other sequences, oldest first, and aren't charged again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Queued(Protocol):
 
 
 _MANY = 4
-"""A client has many requests where it has so many times those of another that is there, or was a moment ago."""
+"""A client has many requests if it has this many times those of another that is there, or was a moment ago."""
 _REMEMBERED = 5.0
 """Seconds for which a client without requests is expected to come back."""
 _CREDIT = 1.0
-"""Seconds by which newcomers are behind: short answers wait for no round that is large."""
+"""Seconds by which newcomers are behind, so that short answers don't wait for large rounds."""
 _LEAST = 0.05
-"""Seconds that a step may take in any case, whoever waits."""
+"""Seconds that a step may take in any case, even if others wait."""
 
 T = TypeVar("T", bound=Queued)
 
@@ -51,17 +51,17 @@ _PRIVATE = "/private"
 
 
 def private(key: str) -> str:
-    """The queue key of a user's requests that nothing may be learnt from, which queue beside the user's others."""
+    """The queue key of a user's requests that nothing may be learned from, which queue apart from the others."""
     return key + _PRIVATE
 
 
 def is_private(key: str) -> bool:
-    """Whether nothing may be learnt from requests of this queue key."""
+    """Whether nothing may be learned from requests with this queue key."""
     return key.endswith(_PRIVATE)
 
 
 class FairQueue(Generic[T]):
-    """Whatever waits for its turn, in the order in which it gets one."""
+    """Items that wait for their turn, in the order in which they get one."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, T] = {}
@@ -79,25 +79,25 @@ class FairQueue(Generic[T]):
 
     @property
     def clients(self) -> Collection[str]:
-        """The clients of which anything waits."""
+        """The clients that have anything waiting."""
         return self._clients.keys()
 
     def count(self, client: str) -> int:
-        """How much waits of a client."""
+        """The number of a client's waiting items."""
         return self._clients[client].count if client in self._clients else 0
 
     def push(self, one: T) -> None:
-        """Queue something new behind its user's others."""
+        """Queue a new item behind its user's others."""
         self._enter(one, paid=False)
 
     def push_front(self, one: T) -> None:
-        """Queue something that had its turn and lost it, before its user's others."""
+        """Queue an item that had its turn and lost it, before its user's others."""
         self._enter(one, paid=True)
 
     def peek(self, held: Mapping[str, int] | None = None, among: Collection[str] | None = None) -> T | None:
-        """What is next `among` some clients, None if nothing waits.
+        """The next item `among` some clients (None = all); None if nothing waits.
 
-        Clients that have fewer in hand come first, `held` says how many.
+        Clients that have fewer items in hand come first; `held` says how many each has.
         """
         names = self._clients.keys() if among is None else [name for name in among if name in self._clients]
         if not names:
@@ -110,7 +110,7 @@ class FairQueue(Generic[T]):
         return self._clients[min(names, key=order)].head
 
     def take(self, one: T) -> None:
-        """Remove something whose turn it is, and charge its keys."""
+        """Remove an item whose turn it is, and charge its keys."""
         client = self._clients[client_of(one.key)]
         if one.index not in client.paid:
             self._turns.charge(client_of(one.key), one.longest)
@@ -118,7 +118,7 @@ class FairQueue(Generic[T]):
         self.remove(one)
 
     def pop(self) -> T:
-        """Remove and return what is next. IndexError if nothing waits."""
+        """Remove and return the next item. Raises IndexError if nothing waits."""
         one = self.peek()
         if one is None:
             raise IndexError("nothing waits")
@@ -126,7 +126,7 @@ class FairQueue(Generic[T]):
         return one
 
     def remove(self, one: T) -> None:
-        """Remove something wherever it stands."""
+        """Remove an item from anywhere in the queue."""
         del self._waiting[one.index]
         client = self._clients[client_of(one.key)]
         client.remove(one)
@@ -141,7 +141,7 @@ class FairQueue(Generic[T]):
 
 
 class WaitingQueue(FairQueue[T]):
-    """What waits to be admitted; new ones are refused when too many wait."""
+    """Items that wait to be admitted; new ones are refused when too many wait."""
 
     def __init__(self, most: int | None) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class WaitingQueue(FairQueue[T]):
         self._admitted_at: float | None = None
 
     def submit(self, one: T, free: int) -> None:
-        """Queue something new where `free` of those that wait find room at once; QueueFullError if too many wait."""
+        """Queue a new item; `free` of those waiting will find room now. Raises QueueFullError if too many wait."""
         most, waiting, client = self._most, len(self), client_of(one.key)
         if most is not None:
             most += free
@@ -164,7 +164,7 @@ class WaitingQueue(FairQueue[T]):
         return min(60.0, max(1.0, (self._pace or 0.0) * len(self) / 4))
 
     def admit(self, one: T, now: float) -> None:
-        """`take` something at time `now`."""
+        """`take` an item at time `now`."""
         self.take(one)
         if self._admitted_at is not None and self:
             gap = now - self._admitted_at
@@ -173,7 +173,7 @@ class WaitingQueue(FairQueue[T]):
 
 
 class _Client(Generic[T]):
-    """What waits of one client: a queue for each user."""
+    """The waiting items of one client: a queue for each user."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -184,14 +184,14 @@ class _Client(Generic[T]):
 
     @property
     def head(self) -> T:
-        """What is next of this client."""
+        """The client's next item."""
         if self._head is None:
             queues = self._queues.values()
             self._head = min((queue[0] for queue in queues), key=lambda one: (self.turns.start(one.key), one.index))
         return self._head
 
     def add(self, one: T, paid: bool) -> None:
-        # an old one that comes back is before all new ones: those come with ever higher indexes
+        # an old item that comes back sorts before all new ones, whose indexes only increase
         insort(self._queues.setdefault(one.key, []), one, key=lambda each: each.index)
         if paid:
             self.paid.add(one.index)
@@ -221,21 +221,21 @@ class _Turns:
         return max(self._time, self._finishes.get(key, 0.0))
 
     def charge(self, key: str, cost: int) -> None:
-        """A request of this key has its turn."""
+        """Charge a key for a request that has its turn."""
         self._time = max(self._time, self.start(key))
         self._finishes[key] = self.start(key) + cost
-        if len(self._finishes) > self._most:  # those in the past say nothing any more
+        if len(self._finishes) > self._most:  # ends in the past no longer matter
             self._finishes = {key: end for key, end in self._finishes.items() if end > self._time}
             self._most = 64 + 2 * len(self._finishes)
 
 
 class StepPlan(NamedTuple):
-    """Whom a step of the engine is for, and whether it has to be short."""
+    """The clients that a step of the engine is for, and whether it has to be short."""
 
     alone: frozenset[str] = frozenset()
     """The step is for these clients alone; empty = for all."""
     crowded: bool = False
-    """One client has so much that the others would feel it: its part of a step is bounded."""
+    """One client has so many requests that the others would feel it: its part of a step is bounded."""
     greedy: str = ""
     """That client."""
 
@@ -243,10 +243,10 @@ class StepPlan(NamedTuple):
 class TimeShares:
     """How much time passes have taken for each client, and how a step is shared. Newcomers begin a little behind.
 
-    A round is as slow as its rows are many, and a prompt takes seconds. So while one client has many requests and
-    another few, or none at the moment, the many take part in pieces: a step of theirs lasts about `_LEAST` seconds, or
-    twice as long as a round of the few alone if that is longer. And as long as passes have taken less time for the
-    few, steps are theirs alone. Between equals steps for all are cheaper.
+    Every row slows a round down, and a prompt takes seconds. So while one client has many requests and another few, or
+    none at the moment, the many are processed in pieces: a step with them lasts about `_LEAST` seconds, or twice as
+    long as a round of the few alone if that is longer. As long as passes have taken less time for the few, steps are
+    for them alone. Between clients with about equally many requests, steps for all are cheaper.
     """
 
     def __init__(self) -> None:
@@ -266,14 +266,14 @@ class TimeShares:
         self._seen |= dict.fromkeys(requests, now)
         greedy = max(requests, key=lambda client: (requests[client], self._seconds[client]), default="")
         others = [self._seconds[client] for client in self._seen if client != greedy and client in self._seconds]
-        if greedy and others:  # who brings many requests is never behind, also one that comes new
+        if greedy and others:  # a client with many requests is never behind, not even a new one
             self._seconds[greedy] = max(self._seconds[greedy], min(others))
         few = [client for client in self._seen if _MANY * max(1, requests.get(client, 0)) <= requests.get(greedy, 0)]
         behind = (one for one in few if requests.get(one) and self._seconds[one] < self._seconds[greedy])
         return StepPlan(frozenset(behind), bool(few), greedy)
 
     def charge(self, parts: Mapping[str, float], seconds: float) -> None:
-        """A pass of so many seconds was for these clients, in proportion to their parts."""
+        """Charge clients for a pass of `seconds`, in proportion to their `parts`."""
         whole = sum(parts.values())
         for client, part in parts.items():
             self._seconds[client] = self._seconds.get(client, self._floor) + seconds * part / whole
@@ -287,7 +287,7 @@ class TimeShares:
             fitting.learn(count, seconds, max(_LEAST, 2.0 * self._round))
 
     def before(self, some: Collection[str], others: Collection[str]) -> bool:
-        """Whether one of these clients has had less time than all others."""
+        """Whether one of `some` clients has had less time than all the `others`."""
         least, theirs = (
             min((self._seconds.get(client, self._floor) for client in clients), default=None)
             for clients in (some, others)
@@ -296,14 +296,14 @@ class TimeShares:
 
 
 class Fitting:
-    """How many rows or tokens go into so many seconds: follows what they have taken, and at most doubles at once."""
+    """How many rows or tokens fit into a step's time, as learned from earlier steps; it at most doubles at a time."""
 
     def __init__(self, least: int) -> None:
         self._least = least
         self.most = 4 * least
 
     def learn(self, count: int, seconds: float, allowed: float) -> None:
-        """A step of `count` rows or tokens took `seconds`, where `allowed` seconds are meant."""
+        """Learn from a step of `count` rows or tokens that took `seconds`, when it should take `allowed` seconds."""
         fitting = max(self._least, int(count * allowed / max(seconds, 1e-6)))
         if fitting < self.most:
             self.most = max(fitting, self.most // 2, self._least)

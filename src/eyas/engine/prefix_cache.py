@@ -1,19 +1,19 @@
 """Prefix caching: requests that begin alike share what target and drafter have cached for their common tokens.
 
-`PrefixStore` is a radix tree of token blocks, each with a payload: a block is identified by its tokens and by all that
-come before it, so a path from the root is a prefix some sequence had. Blocks hold `BLOCK` tokens; only a sequence's
-last may be shorter, and has no children. A lookup may end inside a block, of whose payload the first part is used.
-Blocks without children are evicted when room runs out, least recently used first. Each salt (in the server, each API
-key) has a tree of its own: whoever could find another's prefixes could tell, by the time it takes, what others ask.
+`PrefixStore` is a radix tree of token blocks, each with a payload. A block is identified by its tokens and all tokens
+before it, so a path from the root is a prefix of some sequence. Blocks hold `BLOCK` tokens; only a sequence's last
+block may be shorter, and it has no children. A lookup may end inside a block and use the first part of its payload.
+When room runs out, blocks without children are evicted, least recently used first. Each salt (in the server, each API
+key) has a tree of its own: a client that could hit another's prefixes could tell from response times what others ask.
 
 `PrefixCache` makes the payloads: copies of a slot's columns in the target's cache and of the drafter's pairs. The pair
-at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b) and pairs [a - 1, b - 1). A prefix of
-B tokens thus gives B - 1 of both, and the next pass reads one token again. At least one pair must be read anew in any
-case: of all pairs the drafter keeps only the last one's state. Deferred pairs are kept unread, and replaced when they
-have been read.
+at position i needs token i + 1, so a block of tokens [a, b) holds columns [a, b) and pairs [a - 1, b - 1). So a prefix
+of B tokens yields B - 1 of both, and the next pass reads one token again. At least one pair must be read again in any
+case, because the drafter keeps only the state of its last pair. Deferred pairs are stored unread, and replaced once
+they have been read.
 
-Recurrent states can't be cut to a shorter prefix, and are large. So a slot copies those of the last whole block that it
-has passed, and those where it leaves a prefix that others share: that of B tokens needs the states after B - 1. A
+Recurrent states are large and can't be cut to a shorter prefix. So a slot copies the states after the last whole block
+that it has passed, and where it leaves a prefix that others share. A prefix of B tokens needs the states after B - 1. A
 lookup ends at the last block that has states.
 """
 
@@ -34,7 +34,7 @@ from eyas.targets.states import SlotStates, States
 
 BLOCK = 32
 _LEAST_STATES = 8
-"""Recurrent states that may be kept however small the limit."""
+"""The number of recurrent states that may be kept, however small the limit."""
 
 P = TypeVar("P")
 
@@ -123,12 +123,12 @@ class PrefixStore(Generic[P]):
             block = child
 
     def check(self) -> None:
-        """InvariantError if the tree and its counts disagree."""
+        """Raise InvariantError if the tree and its counts disagree."""
         size = count = 0
         for block in self._walk():
             size, count = size + len(block.tokens), count + 1
             if block.payload is None or block.parent is None or block.parent.children.get(block.tokens) is not block:
-                raise InvariantError(f"prefix block at {block.start} hangs loose")
+                raise InvariantError(f"prefix block at {block.start} is detached from the tree")
             if len(block.tokens) < BLOCK and block.children:
                 raise InvariantError(f"prefix block at {block.start} is short and has children")
         if (size, count) != (self.size, self._count) or size > self.limit:
@@ -145,7 +145,7 @@ class PrefixStore(Generic[P]):
             yield block
 
     def _make_room(self, count: int) -> bool:
-        """Forget old leaves until `count` tokens fit; False if what was used just now is all there is."""
+        """Evict old leaves until `count` tokens fit; False if only leaves that were used just now remain."""
         while self.size + count > self.limit:
             leaf = self._oldest_leaf()
             if leaf is None:
@@ -213,18 +213,18 @@ class SavedStates:
     """Recurrent states after all tokens of a prefix but the last."""
 
     held: States | None
-    """None = they were given up for others."""
+    """None = they were evicted."""
 
 
 class StateShelf:
-    """At most `most` saved states: the least recently used are given up for others."""
+    """At most `most` saved states; the least recently used are evicted."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._by_use: list[ref[SavedStates]] = []  # those of blocks that are gone are gone, too
+        self._by_use: list[ref[SavedStates]] = []  # states of evicted blocks drop out
 
     def put(self, states: States) -> SavedStates:
-        """Keep states, which were used just now."""
+        """Keep states, as the most recently used ones."""
         there = [saved for saved in self._there() if saved.held is not None]
         for saved in there[: max(0, len(there) + 1 - self.most)]:
             saved.held = None
@@ -233,7 +233,7 @@ class StateShelf:
         return made
 
     def use(self, used: SavedStates) -> None:
-        """Note that states were used just now."""
+        """Mark states as used just now."""
         self._by_use = [*(ref(saved) for saved in self._there() if saved is not used), ref(used)]
 
     def __len__(self) -> int:
@@ -247,7 +247,7 @@ class PrefixCache:
     """Prefixes, and the slots of target and drafter that they are copied from and to."""
 
     def __init__(self, cache: SlotCache, drafter: Drafter | None, limit: int) -> None:
-        """Recurrent states take at most as much memory as the keys and values of `limit` tokens, but for a few."""
+        """Recurrent states take at most the memory of `limit` tokens' keys and values, but a few are always kept."""
         self.store: PrefixStore[SavedBlock] = PrefixStore(limit)
         self.shelf = StateShelf(0)
         self._cache, self._pairs = cache, None if drafter is None else drafter.pairs
@@ -286,9 +286,9 @@ class PrefixCache:
         self, states: SlotStates, slot: int, found: Sequence[tuple[int, int, SavedBlock]], reusable: int,
         kept: SlotPairs | None,
     ) -> int:  # fmt: skip
-        """Load the states of the longest found prefix that has any; returns its tokens, at most `reusable` ones.
+        """Load the states of the longest found prefix that has any; returns its length, at most `reusable` tokens.
 
-        Where a longer one is shared its states are copied when the slot has read it, for whoever shares it next.
+        If a longer prefix is shared, its states are copied once the slot has read it, for the next sequence with it.
         """
         pairs, reached = [saved.pairs for _, _, saved in found], 0
         for start, _, block in reversed(found):
@@ -306,7 +306,7 @@ class PrefixCache:
         return reached
 
     def save(self, sequence: SequenceState, tail: bool) -> None:
-        """Keep copies of what a sequence's slot holds; without `tail` whole blocks only, as it goes on."""
+        """Keep copies of the contents of a sequence's slot; without `tail`, whole blocks only, as it goes on."""
         slot = sequence.slot
         assert slot is not None
         size = min(sequence.cached, sequence.known)

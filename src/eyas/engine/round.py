@@ -1,7 +1,7 @@
 """The whole algorithm: draft, verify in one target pass, walk, commit.
 
 It knows nothing of drafter kinds or sampling parameters. Plain decoding is the same round with an empty tree, so the
-baseline shares every line that is not speculation. There is one host sync a round: `_walk` fetches what came of it.
+baseline shares every line that is not speculation. There is one host sync per round: `_walk` fetches the outcome.
 
 Shapes: R rows (contiguous slots), N nodes of a tree, D its deepest level, A taps, Ht target hidden, V vocabulary.
 A node index counts the root as 0 and node i of the draft as i + 1.
@@ -75,11 +75,11 @@ class RoundOutput(NamedTuple):
     pass_tokens: int = 0
     """T, the tokens that the target pass ran."""
     draft_seconds: float = 0.0
-    """Drafting, reading of deferred pairs included; on an accelerator the host's part of it."""
+    """Time of drafting, including the reading of deferred pairs; on an accelerator only the host's part."""
     pass_seconds: float = 0.0
-    """Verifying and walking until the host sync; on an accelerator with what was still to be drafted."""
+    """Time of verifying and walking up to the host sync; on an accelerator including unfinished drafting."""
     observe_seconds: float = 0.0
-    """The drafter's reading of what was committed, 0 without one; on an accelerator the host's part of it."""
+    """Time of the drafter's reading of committed tokens, 0 without a drafter; on an accelerator the host's part."""
     contexts: Sequence[int] = ()
     """Number of tokens before the round, the root included; empty for the round that ends a prompt."""
 
@@ -150,10 +150,10 @@ def run_first_round(
     reading: Sequence[bool] = (),
     observed: Sequence[bool] | None = None,
 ) -> RoundOutput:
-    """A plain round whose pass reads each row's last `unread` tokens, its root being the last of them.
+    """Run a plain round whose pass reads each row's `unread` tokens, the last of which is its root.
 
-    So a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all); rows that are
-    `reading` [R] compute at once, the others defer. Needs `target.head_is_exact`.
+    This way a first token needs no pass of its own. The drafter observes the `observed` rows [R] (None = all). It reads
+    the pairs of `reading` rows [R] immediately and defers the others. Needs `target.head_is_exact`.
     """
     target = slots.target
     observed = [True] * len(rows) if observed is None else observed
@@ -194,9 +194,9 @@ def observe_rows(
 def _walk(
     slots: Slots, logits: NodeLogits, legal: LegalTree | None, tree: DraftTree, rows: range
 ) -> tuple[Walk, list[list[int]], RoundOutput]:
-    """Walk the trees, advance the sampler, and fetch the outcome: the one host sync.
+    """Walk the trees, advance the sampler, and fetch the outcome: the one host sync of a round.
 
-    Returns the walk (on the device), the node indices walked in each row, and what is known of the output.
+    Returns the walk (on the device), the node indices walked in each row, and the output as far as it is known.
     """
     sampler = slots.sampler
     walk = slots.rule(logits if legal is None else legal.restrict(logits), tree, sampler, rows)

@@ -1,6 +1,6 @@
 """The model runner: the slots that sequences run in, and the passes over them.
 
-It runs what the scheduler has decided: prompts a chunk further, and rounds. Other engines may use the same weights.
+It runs what the scheduler has decided: prefill chunks, and rounds. Other engines may use the same weights.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from eyas.verify import Sampler, WalkRule, prompt_logprobs
 from eyas.verify.constraint import Constraint, await_any
 
 _WAIT = 0.005
-"""Seconds between two looks for new requests while all sequences wait for their grammars."""
+"""Seconds between two checks for new requests while all sequences wait for their grammars."""
 _PIECE = 0.05
-"""Seconds for which a step copies caches to larger ones that aren't needed yet."""
+"""Seconds that a step spends on copying caches to larger ones that aren't needed yet."""
 
 
 class SlotManager:
-    """What has slots, and moves together: caches of target and drafter, the sampler's state, copies of prefixes."""
+    """Everything that moves with a slot (caches of target and drafter, sampler state), and the prefix cache."""
 
     def __init__(self, target: Target, drafter: Drafter | None, rule: WalkRule, max_running: int) -> None:
         self._target, self._drafter, self._rule, self._max_running = target, drafter, rule, max_running
@@ -45,11 +45,11 @@ class SlotManager:
         self.cache = target.allocate(0)
         self._caches: list[SlotCache | SlotPairs] = [self.cache, *(() if drafter is None else (drafter.pairs,))]
         self.intact = False
-        """Whether the slots hold what the scheduler says; else the next step begins with `empty` ones."""
+        """Whether the slots hold what the scheduler says; if not, the next step begins with `empty` slots."""
         self.reset_sampler()
 
     def cache_prefixes(self, tokens: int) -> None:
-        """From now on keep copies of up to `tokens` tokens' caches for requests that begin alike."""
+        """Enable prefix caching: keep copies of the caches of up to `tokens` tokens."""
         if self.prefixes is None:
             self.prefixes = PrefixCache(self.cache, self._drafter, tokens)
 
@@ -59,7 +59,7 @@ class SlotManager:
         self.view = Slots(self._target, self.cache, self.sampler, self._rule)
 
     def empty(self, room: CacheRoom) -> None:
-        """Empty all slots, whatever a pass that broke off has left of them; `room` becomes what is allocated."""
+        """Empty all slots, whatever an aborted pass has left in them; `room` is set to what is allocated."""
         room.slots, room.columns = self.cache.slots, self.cache.capacity
         if not room.fits([room.columns] * room.slots):
             self.cache.reshape(0, COLUMNS)
@@ -71,14 +71,14 @@ class SlotManager:
         self.intact = True
 
     def reshape(self, room: CacheRoom) -> None:
-        """Give all caches the shape of `room`, keeping what they hold."""
+        """Give all caches the shape of `room`, keeping their contents."""
         for cache in self._caches:
             cache.reshape(room.slots, room.columns)
 
     def prepare(self, planned: tuple[int, int] | None) -> bool:
-        """Copy a piece of the target's cache to one of the `planned` shape, for `reshape`; whether little is left.
+        """Copy a piece of the target's cache to one of the `planned` shape, for `reshape`; whether little remains.
 
-        The drafter's is small. None: no larger one is needed.
+        The drafter's cache is small enough to be copied later. `planned` None: no larger cache is needed.
         """
         cache = self.cache
         if planned is None:
@@ -88,29 +88,29 @@ class SlotManager:
         return cache.reshaping is None or cache.reshaping.catch_up(cache.lengths, _PIECE)
 
     def free_memory(self) -> None:
-        """Let go of all cache memory, of what the slots hold and of the prefixes."""
+        """Free all cache memory, including the slots' contents and the prefixes."""
         self.cache.reshape(0, COLUMNS)
         if self._drafter is not None:
             self._drafter.pairs.resize(0)
         if self.prefixes is not None:
             self.prefixes.clear()
         if self._target.device.type == "cuda":
-            torch.cuda.empty_cache()  # what is free may be in pieces that are too small
+            torch.cuda.empty_cache()  # free memory may be in pieces that are too small
 
     def start(self, sequence: SequenceState, eos_ids: Sequence[int]) -> None:
-        """Begin a sequence in its slot, with what the prefix cache has of it. RequestError if it can't be sampled."""
+        """Begin a sequence in its slot, with its cached prefix. Raises RequestError if it can't be sampled."""
         assert sequence.slot is not None
         request = sequence.request
         self.sampler.admit(sequence.slot, request.params, request.prompt, eos_ids, sequence.tokens, sequence.grammar)
         if self._drafter is not None and sequence.observed:
             self._drafter.pairs.begin(sequence.slot, request.prompt, sequence.key)
-        if self.prefixes is not None and not sequence.unscored:  # what is cached isn't read, and so isn't scored
+        if self.prefixes is not None and not sequence.unscored:  # cached tokens aren't read, so they can't be scored
             sequence.cached = self.prefixes.load(sequence)
 
     def cache_prefix(self, sequences: Iterable[SequenceState], *, tail: bool) -> None:
-        """Copy what sequences' slots hold into the prefix cache; without `tail` whole blocks only.
+        """Copy the contents of sequences' slots into the prefix cache; without `tail`, whole blocks only.
 
-        Where there is no memory for the copies, all prefixes are given up.
+        If there is no memory for the copies, all prefixes are dropped.
         """
         if self.prefixes is not None and self.intact:
             try:
@@ -122,7 +122,7 @@ class SlotManager:
                 self.prefixes.clear()
 
     def keep(self, leaving: Collection[SequenceState]) -> None:
-        """Keep what may be of use to others of sequences whose slots are about to be freed."""
+        """Keep what other sequences may use of those `leaving`, whose slots are about to be freed."""
         self.cache_prefix([one for one in leaving if one.finish_reason != "error"], tail=True)
         if self._drafter is None or not self.intact:
             return
@@ -147,7 +147,7 @@ class SlotManager:
         return None if sequence.slot is None else self.sampler.constraint(sequence.slot)
 
     def check(self, running: Sequence[SequenceState], room: CacheRoom) -> None:
-        """InvariantError unless every slot holds what its sequence says, and prefixes are in order."""
+        """Raise InvariantError unless every slot holds what its sequence says, and the prefixes are consistent."""
         if self.prefixes is not None:
             self.prefixes.store.check()
         if not self.intact:
@@ -167,7 +167,7 @@ class SlotManager:
 
 
 class ModelRunner:
-    """The passes of a target, and perhaps a drafter, over the slots of one engine's sequences."""
+    """The passes of a target, and optionally a drafter, over the slots of one engine's sequences."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class ModelRunner:
         prefill_chunk: int,
         step_tokens: int | None = None,
     ) -> None:
-        """`step_tokens`: a round reads about so many deferred pairs; None = any number."""
+        """A round reads about `step_tokens` deferred pairs; None = any number."""
         self.target, self.speculation, self.controller = target, speculation, controller
         self.drafter: Drafter | None = None if speculation is None else speculation.drafter
         if self.drafter is not None:
@@ -200,16 +200,16 @@ class ModelRunner:
         return sequence.grammar is None or (constraint := self.slots.constraint(sequence)) is None or constraint.ready
 
     def await_grammars(self, sequences: Sequence[SequenceState]) -> None:
-        """Wait for one of the sequences to be ready, as long as a short round takes."""
+        """Wait until one of the sequences is ready, for at most as long as a short round takes."""
         await_any([self.slots.constraint(sequence) for sequence in sequences], _WAIT)
 
     def observes(self, request: Request, rows: int) -> bool:
-        """Whether the drafter is to observe a request that is going to be one of `rows`; else it is decoded plainly."""
+        """Whether the drafter observes a request that will be one of `rows`; if not, it is decoded plainly."""
         wanted = self.drafter is not None and request.speculate
         return wanted and (self.controller is None or self.controller.audience.admits(rows))
 
     def prefill(self, batch: PrefillBatch) -> None:
-        """Read on, `prefill_chunk` tokens a pass; the drafter computes at once only while trees are being drafted."""
+        """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""
         observed = [sequence.observed for sequence in batch.sequences]
         drafter = self.drafter if any(observed) else None
         taps = () if drafter is None else drafter.taps
@@ -225,7 +225,7 @@ class ModelRunner:
                     self._prompt_pairs += sum(chunk.counts)
                 for sequence, count in zip(batch.sequences, chunk.counts, strict=True):
                     sequence.cached += count
-                if drafter is not None and self._forgets:  # before the next chunk's pairs take the place of these
+                if drafter is not None and self._forgets:  # before the next chunk's pairs overwrite these
                     self.slots.cache_prefix(batch.sequences, tail=False)
 
     def _score(self, sequence: SequenceState, start: int, chunk: PrefillChunk, row: int) -> None:
@@ -238,12 +238,12 @@ class ModelRunner:
             sequence.prompt_logprobs += prompt_logprobs(self.target, states, following, alternatives)
 
     def first_round(self, batch: PrefillBatch) -> RoundOutput:
-        """Read prompts to their ends, and choose the tokens that follow in the same pass."""
+        """Read prompts to their ends and choose the tokens that follow, in the same pass."""
         if any((early := batch.before_last(self._prefill_chunk)).counts):
             self.prefill(early)
         rest = PrefillBatch(batch.sequences, [sequence.unread for sequence in batch.sequences])
         observed = [sequence.observed for sequence in rest.sequences]
-        # no first token waits for the drafter; one that forgets reads at once, so that the prefix cache has it all
+        # no first token waits for the drafter, unless it forgets pairs: then it reads now, for the prefix cache
         reading = [speculates and self._drafts and self._forgets for speculates in observed]
         with _pass_of(sum(rest.counts) + len(rest.counts)):  # with the roots
             output = run_first_round(self.slots.view, self.drafter, rest.rows, rest.windows(), reading, observed)
@@ -253,10 +253,10 @@ class ModelRunner:
         return output
 
     def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, list[bool], float]:
-        """The shape of the next round's draft trees (None = a plain round), whom it drafts for, and seconds of reading.
+        """The next round's tree shape (None = a plain round), the rows it drafts for, and the seconds spent on reading.
 
-        While trees are being drafted, prompts whose first tokens were handed out just now are read by the drafter.
-        Of rows that are far behind a few are read at a time, and the others go on without drafts.
+        While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now. If
+        rows are far behind, it reads a few of them at a time, and the others continue without drafts.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
@@ -280,7 +280,7 @@ class ModelRunner:
         return tree, drafting, reading
 
     def _within_a_step(self, rows: range, wanted: list[bool]) -> list[bool]:
-        """The `wanted` rows [R] whose deferred pairs can be read in one step, those with few first; one at least."""
+        """The `wanted` rows [R] whose deferred pairs can be read in one step, the fewest pairs first; at least one."""
         if self._step_tokens is None or self.drafter is None:
             return wanted
         unread, total, reached = self.drafter.pairs.unread, 0, [False] * len(rows)
@@ -290,7 +290,7 @@ class ModelRunner:
         return reached
 
     def _catch_up(self, decoding: Sequence[SequenceState], wanted: list[bool]) -> float:
-        """Let the drafter read what the `wanted` rows [R] have deferred; returns the seconds it takes."""
+        """Let the drafter read the deferred pairs of the `wanted` rows [R]; returns the seconds it took."""
         if self.drafter is None:
             return 0.0
         rows, started = slots_of(decoding), time.perf_counter()
@@ -334,55 +334,55 @@ class ModelRunner:
 
     @property
     def _drafts(self) -> bool:
-        """Whether trees are being drafted, other than to learn what a draft would bring."""
+        """Whether trees are being drafted, apart from probes that only show what a draft would bring."""
         return self.tree is not None and not (self.controller is not None and self.controller.probing)
 
     def _drafts_for(self, sequence: SequenceState) -> bool:
         """Whether a sequence is drafted for. Under a controller a first token waits for no draft."""
         constraint = None if sequence.grammar is None else self.slots.constraint(sequence)
-        # where a grammar takes long, there is nothing to gain by drafting
+        # with a slow grammar there is nothing to gain from drafting
         if not sequence.observed or (constraint is not None and constraint.slow):
             return False
         return self.controller is None or bool(sequence.tokens)
 
 
 def _check_rule(rule: WalkRule, drafter: Drafter, tree: TreeSpec | None) -> None:
-    """Raise UsageError for a rule that needs draws where there are none, or other trees than chains."""
+    """Raise UsageError if a rule needs draws and the drafter makes none, or the trees aren't chains."""
     if rule.seeded:
         return
     if not drafter.draws:
-        raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, no copied text")
+        raise UsageError("the rejection rule needs a drafter that draws from distributions: a network, not copied text")
     if tree is None or not tree.is_chain:
         raise UsageError("the rejection rule needs chains of a fixed length, such as chain:4")
 
 
 def _learn(values: LearntValues, spec: TreeSpec | None, draft: VerifiedDraft | None) -> None:
-    """Learn what nodes are worth from trees that were planned as `spec`, if it chooses its nodes by these values."""
+    """Update the values of nodes from a verified draft, if `spec` chooses its nodes by these values."""
     if spec is not None and spec.values is values.table and draft is not None and values.wants(draft.tree):
         values.learn(draft.tree, draft.paths, np.array(spec.groups))
 
 
 def _pass_of(tokens: int) -> AbstractContextManager[None]:
-    """Passes of at most so many tokens are run; PassMemoryError if memory runs out."""
+    """Context for passes of at most `tokens` tokens: raises PassMemoryError if memory runs out."""
     return out_of_memory_as(lambda: PassMemoryError(tokens))
 
 
 def pass_tokens(rows: int, spec: TreeSpec | None) -> int:
-    """The most tokens that the target pass of a round holds; one a row where it is plain."""
+    """The most tokens that the target pass of a round holds; one per row if it is plain."""
     return rows if spec is None else spec.pass_tokens(rows)
 
 
 def state_columns(cache: SlotCache) -> int:
-    """As many cache columns as take the memory of a slot's recurrent states, copies for prefixes included.
+    """The memory of a slot's recurrent states, in cache columns, including copies for prefixes.
 
-    None are counted where no layer has keys and values: a limit in tokens says nothing there.
+    0 if no layer has keys and values: a limit in tokens means nothing there.
     """
     states, column = cache.states, cache.column_bytes
     return 0 if states is None or not column else -(-states.copies.most * states.slot_bytes // column)
 
 
 def staging_columns(spec: TreeSpec | None) -> int:
-    """The most cache columns that a round with such trees takes beyond what is committed."""
+    """The most cache columns that a round with trees of `spec` takes beyond the committed ones."""
     return 1 if spec is None else spec.columns
 
 

@@ -1,16 +1,16 @@
-"""The scheduler: admission, chunked prefill, preemption, and how large the slot caches are. It holds no tensors.
+"""The scheduler: admission, chunked prefill, preemption, and the size of the slot caches. It holds no tensors.
 
-Sequences in slots stand in this order: those that decode, then those whose prompt isn't read yet, first come first.
-A step's prefill goes to the prefilling ones in that order, and no more are admitted than it reaches, so whoever is
-done next is always the first behind the decoding ones and becomes one of them where it lies. Between two rounds a
-number of prompt tokens may be read, in as many passes as first tokens can be had from without waste.
+Slots hold the decoding sequences first, then those whose prompt isn't read yet, in order of arrival. A step's prefill
+goes to the prefilling ones in that order, and no more are admitted than it reaches. So the next one to finish its
+prompt is always the first behind the decoding ones, and joins them without moving. Between two rounds a limited number
+of prompt tokens may be read, in as many passes as bring first tokens without waste.
 
-When the cache is full the youngest sequence loses its slot and waits at the head of its user's queue; what it has
-emitted is kept, and read again later. The last one never loses its slot, so the oldest always ends and everyone does.
-Where no slot is free for a client that has fewer than another, the youngest of the one with most makes room.
+When the cache is full, the youngest sequence loses its slot and waits at the head of its user's queue. Its emitted
+tokens are kept, and read again later. The last sequence never loses its slot, so the oldest always ends, and so all do.
+If no slot is free for a client that has fewer than another, the youngest sequence of the client with most makes room.
 
-A step may be for some clients alone, or bounded for one that has many requests (`TimeShares`): then others' prompts
-wait, also those that are half read, and decoding rows take turns.
+A step may be for some clients alone, or bounded for a client with many requests (`TimeShares`). Then other prompts
+wait, even half-read ones, and decoding rows take turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eyas.targets.slots import CacheRoom
 from eyas.types import Limits
 
 _HEADROOM = 64
-"""Tokens every running sequence must be able to grow by when another is admitted: else it is soon preempted."""
+"""Tokens that every running sequence must have room to grow by when another is admitted, or one is soon preempted."""
 
 _LEAST_HELD = 8
 """Slots that a client with many requests may hold, however few of its rows a short round takes."""
@@ -57,7 +57,7 @@ class RunningSlots:
         return Counter(one.client for one in self.sequences)
 
     def insert(self, sequence: SequenceState, position: int) -> list[Move]:
-        """Give a sequence a slot, before those `position` and later that prefill; the moves make way for it."""
+        """Give a sequence a slot, at `position` among the prefilling ones; the moves make way for it."""
         sequence.cached = 0
         self.prefilling.insert(position, sequence)
         first = len(self.decoding) + position
@@ -67,14 +67,14 @@ class RunningSlots:
         return moves
 
     def promote(self) -> None:
-        """Let the sequences that know their whole prompt decode."""
+        """Let the sequences decode whose whole prompt is cached."""
         while self.prefilling and not self.prefilling[0].unread:
             self.decoding.append(self.prefilling.pop(0))
 
     def remove(self, gone: Collection[SequenceState]) -> list[Move]:
         """Take sequences out of their slots; the moves close the gaps, each into a slot that is free by then.
 
-        The last decoding sequence takes over a gap among its kind; the prefilling ones move up in their order.
+        The last decoding sequence fills a gap among the decoding ones; the prefilling ones move up in order.
         """
         for slot in reversed(range(len(self.decoding))):
             if self.decoding[slot] in gone:
@@ -93,36 +93,36 @@ class RunningSlots:
         return moves
 
     def has_room(self, sequence: SequenceState, staging: int, gone: Collection[SequenceState] = ()) -> bool:
-        """Whether there is a slot for a sequence, and room in the cache for it and all others to grow, `gone` ones not.
+        """Whether there is a slot for a sequence, and room in the cache for it and all others but `gone` ones to grow.
 
-        Alone, one always has.
+        A sequence alone always has room.
         """
         rows = [*(one for one in self.sequences if one not in gone), sequence]
         if len(rows) == 1:
             return True
         grown = [min(one.known + _HEADROOM, one.longest) + staging for one in rows]
-        # also as they are: long rows may take less memory, since short ones beside them need not be as long
+        # and as they are now: in a wide cache each row takes its own pages, so longer rows may take less in all
         now = [one.known + staging for one in rows]
         return len(rows) <= self._passes.rows and self._room.fits(grown) and self._room.fits(now)
 
     def awaits_room(self, sequence: SequenceState, staging: int) -> bool:
-        """Whether a sequence waits until the caches are copied to larger ones, which it needs."""
+        """Whether a sequence must wait until the caches are copied to larger ones, which it needs."""
         enough = self._room.has(len(self) + 1, sequence.known + 1 + staging)
         return self._room.planned is not None and not self._room.ready and not enough
 
     def expected(self, waiting: int) -> int:
-        """How many there may be soon, if so many wait."""
+        """How many sequences there may soon be in slots, if `waiting` ones wait."""
         return min(len(self) + waiting, self._passes.rows)
 
     def overflow(self) -> list[SequenceState]:
-        """The youngest sequences, as many as must leave so that the others have room for a plain round; never all."""
+        """The youngest sequences that must leave so that the others have room for a plain round; never all."""
         left, gone = sorted(self.sequences, key=lambda one: one.index), []
         while len(left) > 1 and not self._room.fits([one.known + 1 for one in left]):
             gone.append(left.pop())
         return gone
 
     def check(self) -> None:
-        """InvariantError unless each sequence has its slot, and those that decode stand first."""
+        """Raise InvariantError unless each sequence has its slot, and the decoding ones come first."""
         for slot, sequence in enumerate(self.sequences):
             if sequence.slot != slot:
                 raise InvariantError(f"slot {slot} is held by a sequence of slot {sequence.slot}")
@@ -131,14 +131,14 @@ class RunningSlots:
 
 
 class StepBudget:
-    """Whom a step is for, and how much goes into it: prompt tokens until the next round, and rows of that."""
+    """Whom a step is for, and how much goes into it: prompt tokens until the next round, and that round's rows."""
 
     def __init__(self, passes: PassSize) -> None:
         self.copied = 0
-        """Prompt tokens that were copied in since the last round."""
-        self._read = 0  # and those that were read
+        """Prompt tokens copied from the prefix cache since the last round."""
+        self._read = 0  # prompt tokens read since then
         self._passes, self._time, self._plan = passes, TimeShares(), StepPlan()
-        self._turn = 0  # the slot of the row that decodes next where rows take turns
+        self._turn = 0  # the slot of the row that decodes next when rows take turns
 
     def begin(self, requests: Mapping[str, int], now: float) -> None:
         """Plan a step at time `now`; `requests` says how many each client has waiting or in slots."""
@@ -150,16 +150,16 @@ class StepBudget:
         return self._plan.alone
 
     def open(self) -> None:
-        """Let the step be for all clients, as those that it was for can't go on."""
+        """Let the step be for all clients, as those that it was for can't continue."""
         self._plan = self._plan._replace(alone=frozenset())
 
     @property
     def crowded(self) -> bool:
-        """Whether this step is to be short, as others wait for its end or may come: prompts or a round, not both."""
+        """Whether this step must be short, as others wait for its end or may come: prompts or a round, not both."""
         return self._plan.crowded
 
     def allows(self, client: str, held: int) -> bool:
-        """Whether a client that holds so many slots may have one more."""
+        """Whether a client that holds `held` slots may have one more."""
         many = self._plan.crowded and client == self._plan.greedy
         return not many or held < max(_LEAST_HELD, 2 * self._time.rows.most)
 
@@ -174,7 +174,7 @@ class StepBudget:
         return max(0, chunk - self._read)
 
     def turn(self, decoding: list[SequenceState], ready: Callable[[SequenceState], bool]) -> list[SequenceState]:
-        """Who decodes in the next round, in neighbouring slots: all that are `ready`, or those whose turn it is."""
+        """The sequences of the next round, in neighboring slots: all that are `ready`, or those whose turn it is."""
         self._read = self.copied = 0
         able = [ready(one) for one in decoding]
         if not self._plan.crowded and all(able):
@@ -191,7 +191,7 @@ class StepBudget:
         return decoding[first:end]
 
     def round_due(self, running: RunningSlots, waiting: WaitingQueue[SequenceState]) -> bool:
-        """Whether no more prompts are read before the next round: enough were, or other clients have had less time."""
+        """Whether no more prompts are read before a round: enough were, or decoding clients have had less time."""
         if not running.decoding:
             return False
         if self._read and not self.left:
@@ -202,7 +202,7 @@ class StepBudget:
         return self._time.before({one.client for one in running.decoding}, with_prompts)
 
     def charge_prompts(self, batches: Sequence[PrefillBatch], seconds: float) -> None:
-        """Reading these pieces of prompts has taken so many seconds."""
+        """Charge clients for prefill `batches` that took `seconds`."""
         parts = Counter[str]()
         for batch in batches:
             for one, count in zip(batch.sequences, batch.counts, strict=True):
@@ -213,16 +213,16 @@ class StepBudget:
             self._time.learn(self._plan, 0, parts.total(), seconds)
 
     def charge_round(self, sequences: Sequence[SequenceState], seconds: float) -> None:
-        """A round of these sequences has taken so many seconds."""
+        """Charge clients for a round of `sequences` that took `seconds`."""
         self._time.charge(Counter(one.client for one in sequences), seconds)
         self._time.learn(self._plan, len(sequences), 0, seconds)
 
 
 class Scheduler:
-    """The sequences that wait, prefill and decode, and which of them go on."""
+    """The sequences that wait, prefill and decode, and the choice of those that continue."""
 
     def __init__(self, limits: Limits, dense: int | None = None, enough: int | None = None) -> None:
-        """`dense` as in `CacheRoom`; a pass that ends prompts needs no more than `enough` tokens, None = it shares."""
+        """`dense` as in `CacheRoom`. A pass that ends prompts needs only `enough` tokens; None = all it can share."""
         self.limits, self._enough = limits, enough
         self.room = CacheRoom(limits.max_running, limits.max_cached_tokens, dense)
         self.passes = PassSize(limits.max_running, limits.prefill_chunk)
@@ -237,12 +237,12 @@ class Scheduler:
         return bool(self.running or self.waiting)
 
     def shrink(self) -> bool:
-        """Forget what memory allowed when nothing is left to run; whether the caches should be made smaller."""
+        """Reset the memory limits when nothing is left to run; returns whether the caches should be made smaller."""
         self.passes.restore()
         return self.room.shrink()
 
     def submit(self, sequence: SequenceState) -> None:
-        """Queue a new sequence. RequestError if it could never fit, QueueFullError if too many wait."""
+        """Queue a new sequence. Raises RequestError if it could never fit, QueueFullError if too many wait."""
         limit, beside = self.room.limit, self.room.beside
         if limit is not None and sequence.longest + beside > limit:
             states = f", and its recurrent states take as much memory as {beside}" if beside else ""
@@ -265,7 +265,7 @@ class Scheduler:
                 or self.running.awaits_room(sequence, staging)
                 or not (self.running.has_room(sequence, staging) or self.crowding(staging))
             ):
-                self.budget.open()  # else nobody would go on
+                self.budget.open()  # otherwise nobody would continue
 
     def admit(self, staging: int, now: float) -> tuple[SequenceState | None, list[Move]]:
         """Give the next waiting sequence a slot; None if none waits or there is no room for it in this step.
@@ -289,9 +289,9 @@ class Scheduler:
         return sequence, self.running.insert(sequence, position)
 
     def crowding(self, staging: int) -> list[SequenceState]:
-        """Who must leave so that the next waiting sequence has room: the youngest of the client with most slots.
+        """The sequences that must leave to make room for the next waiting one: the youngest of the client with most.
 
-        Nobody where that doesn't help, or as soon as it would have as many slots.
+        None if that doesn't help, or if the waiting client would then have as many slots.
         """
         sequence, held = self._next()
         gone: list[SequenceState] = []
@@ -305,15 +305,15 @@ class Scheduler:
         return gone
 
     def _next(self) -> tuple[SequenceState | None, Counter[str]]:
-        """Who is to have the next slot, one of a client that holds fewest, and how many each holds."""
+        """The sequence that gets the next slot, of a client that holds the fewest; and how many each client holds."""
         held = self.running.held()
         return self.waiting.peek(held, self.budget.alone or None), held
 
     def prefill_batches(self) -> list[PrefillBatch]:
-        """What to prefill in this step. Neighbours share passes unless most of the padded batch would be empty.
+        """What to prefill in this step. Neighbors share passes unless most of the padded batch would be empty.
 
-        Where prompts are read in pieces, the step ends with the first pass that leads to first tokens and is no worse
-        for being small: who came later needn't be read before they are handed out.
+        If prompts are read in pieces, the step ends with the first pass that leads to first tokens and is large enough
+        to be efficient, so that these are handed out before later prompts are read.
         """
         left, alone, prefilling = self.budget.left, self.budget.alone, self.running.prefilling
         if not prefilling:
@@ -343,12 +343,12 @@ class Scheduler:
         return needed
 
     def cover(self, staging: int) -> bool:
-        """Let the cache's room grow to these columns, and to who is about to come; whether its shape has changed."""
+        """Grow the cache's room to `columns`, and for sequences about to come; returns whether its shape changed."""
         soon = max((_soon(one) for one in self.running.sequences), default=0) + max(staging, _HEADROOM)
         return self.room.cover(self.columns(staging), self.running.expected(len(self.waiting)), soon)
 
     def foresee(self, staging: int) -> None:
-        """Plan larger caches for those that grow or come soon, if copying what they hold isn't done in a moment."""
+        """Plan larger caches for sequences that grow or come soon, unless their contents are copied in a moment."""
         chunk, rows = self.passes.prefill_chunk, self.running.sequences
         if chunk is None or sum(one.cached for one in rows) <= chunk:
             self.room.planned = None
@@ -359,11 +359,11 @@ class Scheduler:
         columns = max(map(_soon, rows)) + staging
         if not self.room.has(len(rows), columns):
             self.room.plan(len(rows), columns, self.running.expected(len(self.waiting)))
-        elif not self.waiting:  # else one of those may need it, whoever is next now
+        elif not self.waiting:  # otherwise one of those waiting may still need it
             self.room.planned = None
 
     def preempt(self, victims: Iterable[SequenceState]) -> list[Move]:
-        """Send sequences back to the head of their users' queues; what they have emitted is read again later."""
+        """Send sequences back to the head of their users' queues; their emitted tokens are read again later."""
         victims = list(victims)
         moves = self.running.remove(victims)
         for sequence in victims:
@@ -372,14 +372,14 @@ class Scheduler:
         return moves
 
     def run_less(self, error: CacheMemoryError | PassMemoryError) -> bool:
-        """After memory ran out: run fewer sequences, or smaller passes. False if one alone can't be helped by that."""
+        """After memory ran out, run fewer sequences or smaller passes; False if one sequence alone was too much."""
         if isinstance(error, CacheMemoryError):
             alone = self.room.slots == 1
             self.room.exhausted()
         else:
             alone = len(self.running) == 1 and error.tokens <= self.passes.LEAST
             self.passes.exhausted(error.tokens)
-            self.room.slots = 0  # all was given back: the next `cover` makes a rectangle for those that run then
+            self.room.slots = 0  # all was freed: the next `cover` makes a rectangle for the sequences that run then
         return not alone
 
     def expired(self, now: float) -> list[SequenceState]:
@@ -389,7 +389,7 @@ class Scheduler:
         ]
 
     def check(self) -> None:
-        """InvariantError unless slots, their order and the cache limit are as described above."""
+        """Raise InvariantError unless slots, their order and the cache limit are as described above."""
         in_slots = self.running.sequences
         if len(in_slots) > self.limits.max_running:
             raise InvariantError(f"{len(in_slots)} sequences are in slots, at most {self.limits.max_running} may be")
@@ -403,27 +403,27 @@ class Scheduler:
 
 
 def _soon(sequence: SequenceState) -> int:
-    """How long a sequence is before it has grown by more than a quarter."""
+    """The length up to which a sequence is about to grow: by a quarter, or `_HEADROOM` tokens if that is more."""
     return min(sequence.known + max(_HEADROOM, sequence.known // 4), sequence.longest)
 
 
 class _BatchSize(NamedTuple):
-    """The size of a batch of prompts as it grows: added up anew for each prompt, hundreds would take a minute."""
+    """The size of a growing batch of prompts: adding it up again for each prompt takes a minute for hundreds."""
 
     rows: int = 0
     cached: int = 0
-    """Tokens that all of them have cached."""
+    """Cached tokens of all rows."""
     longest: int = 0
-    """The most that one has cached."""
+    """The most cached tokens of a row."""
     tokens: int = 0
-    """Tokens to be read, of all of them."""
+    """Tokens to read, of all rows."""
     most: int = 0
-    """The most that are read of one."""
+    """The most tokens to read of a row."""
     whole: bool = True
-    """Whether all of them can decode after it."""
+    """Whether all rows can decode afterwards."""
 
     def joined(self, one: SequenceState, count: int) -> _BatchSize:
-        """With `count` tokens of one more."""
+        """The size with `count` tokens of one more sequence."""
         return _BatchSize(
             self.rows + 1,
             self.cached + one.cached,
@@ -435,7 +435,7 @@ class _BatchSize(NamedTuple):
 
 
 class _Others:
-    """The columns that sequences in slots need, but for some neighbours."""
+    """The columns that sequences in slots need, except for some neighbors."""
 
     def __init__(self, columns: Sequence[int]) -> None:
         self._until = list(accumulate(columns, max, initial=0))
@@ -443,13 +443,13 @@ class _Others:
         self._sums = list(accumulate(columns, initial=0))
 
     def but(self, slots: range) -> tuple[int, int]:
-        """The most that one needs and what all need together, without those in `slots`."""
+        """The most columns that one needs and what all need together, without those in `slots`."""
         longest = max(self._until[slots.start], self._from[slots.stop])
         return longest, self._sums[-1] - self._sums[slots.stop] + self._sums[slots.start]
 
 
 class _Batches:
-    """Batches of prompts, put together one prompt after the other."""
+    """Batches of prompts, assembled one prompt after another."""
 
     def __init__(self, room: CacheRoom, running: RunningSlots) -> None:
         self.made: list[PrefillBatch] = []
@@ -461,7 +461,7 @@ class _Batches:
         )
 
     def add(self, sequence: SequenceState, count: int) -> _BatchSize:
-        """Add `count` tokens of one more prompt to the last batch, or to a new one; returns that one's size."""
+        """Add `count` tokens of one more prompt to the last batch, or to a new one; returns the size of that batch."""
         joint = self._size.joined(sequence, count)
         if self.made and self._shareable(self.made[-1].rows, joint, sequence):
             self.made[-1].sequences.append(sequence)
@@ -474,11 +474,11 @@ class _Batches:
 
     def _shareable(self, rows: range, joint: _BatchSize, sequence: SequenceState) -> bool:
         """Whether the last batch, in the slots `rows`, takes one more sequence, with which its size is `joint`."""
-        if sequence.slot != rows.stop:  # somebody between them has nothing to read
+        if sequence.slot != rows.stop:  # a sequence between them has nothing to read
             return False
         if self._size.whole and not joint.whole:  # it would keep the others from their first tokens
             return False
-        columns = joint.longest + joint.most + 1  # all stage equally many
+        columns = joint.longest + joint.most + 1  # all rows stage equally many
         if joint.rows * columns > 2 * (joint.cached + joint.tokens):
             return False
         longest, total = self._others.but(range(rows.start, rows.stop + 1))
@@ -487,15 +487,15 @@ class _Batches:
 
 
 class PassSize:
-    """How many tokens a pass may hold: any number, until memory runs out in one; then half as many as that one held.
+    """How many tokens a pass may hold: any number until memory runs out in a pass, then half as many as that one held.
 
-    After a while without such a failure twice as many are tried.
+    After a while without such a failure, twice as many are tried.
     """
 
     LEAST = 16
-    """A pass of one sequence alone and no more tokens than these can't be made small enough."""
+    """If memory runs out in a pass of one sequence with at most this many tokens, smaller passes don't help."""
     _RECOVERY = 256
-    """Steps without a failure until more is tried."""
+    """Steps without a failure before more tokens are tried."""
 
     def __init__(self, max_running: int, prefill_chunk: int | None) -> None:
         self._max_running, self._prefill_chunk = max_running, prefill_chunk
@@ -513,17 +513,17 @@ class PassSize:
         return min((n for n in (self._prefill_chunk, self._most) if n is not None), default=None)
 
     def fits(self, tokens: int) -> bool:
-        """Whether a pass may hold so many tokens."""
+        """Whether a pass may hold `tokens` tokens."""
         return self._most is None or tokens <= self._most
 
     def exhausted(self, tokens: int) -> None:
-        """Memory ran out in a pass of so many tokens."""
+        """Record that memory ran out in a pass of `tokens` tokens."""
         self._failed = max(self._failed, tokens)
         self._most = max(1, min(tokens, self._most or tokens) // 2)
         self._steps = 0
 
     def succeeded(self) -> None:
-        """A step has gone well."""
+        """Record a step without a failure."""
         if self._most is None:
             return
         self._steps += 1
@@ -533,5 +533,5 @@ class PassSize:
                 self.restore()
 
     def restore(self) -> None:
-        """Forget that memory has run out: nothing runs any more."""
+        """Forget that memory ran out, as nothing is running any more."""
         self._most, self._failed, self._steps = None, 0, 0

@@ -36,11 +36,11 @@ class SequenceState:
     """The grammar its answer is held to; None = any text."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those of its tokens, if the request asks for them."""
+    """The log-probabilities of its tokens, if requested."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
-    """Those of the prompt tokens read so far but the first, if the request asks for them."""
+    """The log-probabilities of the prompt tokens read so far, except the first, if requested."""
     error: str | None = None
-    """Why it failed, where the cause is its own (its grammar) and not the engine's."""
+    """Why it failed, if the cause is its own (its grammar) and not the engine's."""
     stats: Stats = field(default_factory=Stats)
     finish_reason: str | None = None
     slot: int | None = None
@@ -48,7 +48,7 @@ class SequenceState:
     cached: int = 0
     """How many of its tokens its slot holds."""
     observed: bool = False
-    """Whether the drafter observes it, which is decided when it gets a slot; else it is decoded plainly."""
+    """Whether the drafter observes it, decided when it gets a slot; if not, it is decoded plainly."""
     arrived: float = field(default_factory=time.monotonic)
 
     @property
@@ -73,17 +73,17 @@ class SequenceState:
 
     @property
     def unscored(self) -> int:
-        """The number of prompt tokens whose log-probabilities are wanted and not known yet."""
+        """The number of prompt tokens whose log-probabilities are requested and not known yet."""
         wanted = self.request.params.prompt_logprobs is not None
         return len(self.request.prompt) - 1 - len(self.prompt_logprobs) if wanted else 0
 
     @property
     def longest(self) -> int:
-        """The most tokens it can come to, prompt and answer."""
+        """The most tokens it can have, prompt and answer."""
         return len(self.request.prompt) + self.limit
 
     def admitted(self, now: float) -> None:
-        """Note that it has its first slot, and what of it was cached already."""
+        """Record that it has its first slot, and how many of its tokens were cached already."""
         self.stats.reused_tokens = self.cached
         self.stats.queue_seconds = max(0.0, now - self.arrived)
 
@@ -109,7 +109,7 @@ class SequenceState:
     def take(
         self, output: RoundOutput, row: int, seconds: float | None
     ) -> tuple[list[int], tuple[TokenLogprobs, ...] | None]:
-        """Take what a round put out for this sequence, its `row`; returns the tokens taken and their log-probabilities.
+        """Take a round's output for this sequence, in `row`; returns the tokens taken and their log-probabilities.
 
         `seconds` is what the round took; None if it came with prefill, whose time is counted already.
         """
@@ -134,12 +134,12 @@ class SequenceState:
 
     @property
     def known_prompt_logprobs(self) -> tuple[PromptLogprobs, ...] | None:
-        """Those of the whole prompt; None if they aren't wanted, or not known yet."""
+        """The log-probabilities of the whole prompt; None if they aren't requested, or not all known yet."""
         wanted = self.request.params.prompt_logprobs is not None and not self.unscored
         return tuple(self.prompt_logprobs) if wanted else None
 
     def completion(self, tokenizer: Any, rule: WalkRule, error: Exception | None = None) -> Completion:
-        """The finished sequence, decoded by `rule`, as its request gets it; `error` ended it, if it wasn't its own."""
+        """The finished sequence's completion. `rule` decoded it; `error` ended it, unless the cause was its own."""
         return Completion(
             id=self.request.id,
             token_ids=self.tokens,
@@ -155,14 +155,14 @@ class SequenceState:
 
 
 def slots_of(neighbours: Sequence[SequenceState]) -> range:
-    """The slots of sequences that lie next to each other."""
+    """The slots of sequences that are next to each other."""
     first = neighbours[0].slot
     assert first is not None
     return range(first, first + len(neighbours))
 
 
 class PrefillBatch(NamedTuple):
-    """Sequences in neighbouring slots that prefill in the same passes, `counts` tokens of each."""
+    """Sequences in neighboring slots that prefill in the same passes, `counts` tokens of each."""
 
     sequences: list[SequenceState]
     counts: list[int]
@@ -174,26 +174,26 @@ class PrefillBatch(NamedTuple):
 
     @property
     def columns(self) -> list[int]:
-        """Cache columns that each row reaches up to, its root included: all stage equally many."""
+        """The cache columns that each row takes, its root included: all rows stage equally many."""
         return [one.cached + max(self.counts) + 1 for one in self.sequences]
 
     @property
     def whole(self) -> bool:
-        """Whether all of them can decode after it."""
+        """Whether all its sequences can decode afterwards."""
         return all(one.unread == count for one, count in zip(self.sequences, self.counts, strict=True))
 
     def windows(self) -> list[list[int]]:
-        """The tokens that each reads, and the one after them."""
+        """The tokens that each sequence reads, and the one after them."""
         spans = zip(self.sequences, self.counts, strict=True)
         return [one.window(one.cached, one.cached + count + 1) for one, count in spans]
 
     def before_last(self, most: int) -> PrefillBatch:
-        """What is to be read before a pass of at most `most` tokens of each can read the rest and the roots."""
+        """What to read first, so that a pass of at most `most` tokens per row can read the rest and the roots."""
         return PrefillBatch(self.sequences, [max(0, count + 1 - most) for count in self.counts])
 
 
 class InputProcessor:
-    """Makes sequences of requests: which can run, what they may emit, where they end."""
+    """Turns requests into sequences: whether they can run, how much they may emit, and where they end."""
 
     def __init__(self, target: Target, tokenizer: Any) -> None:
         self._target, self._tokenizer = target, tokenizer
@@ -212,7 +212,7 @@ class InputProcessor:
         self._grammar(request)
 
     def sequence(self, index: int, request: Request, deadline: float | None, queue_key: str) -> SequenceState:
-        """A request's sequence, which ends in `deadline` seconds at the latest; RequestError if it can't run."""
+        """A request's sequence, which ends in `deadline` seconds at the latest. Raises RequestError if it can't run."""
         self.check(request)
         limit = request.params.max_tokens
         if self._target.max_length is not None:
@@ -225,10 +225,10 @@ class InputProcessor:
         return request.params.stop_token_ids + (() if request.params.ignore_eos else self.end_ids(request))
 
     def end_ids(self, request: Request) -> tuple[int, ...]:
-        """The tokens at which the answer to a request ends by itself: those of the model, and of its chats."""
+        """The tokens with which the model ends an answer: its EOS tokens and, in chats, its end-of-turn tokens."""
         ids = self.eos_ids + (self._turn_end_ids if request.chat else ())
         if not ids and request.grammar is not None and self._tokenizer is not None:
-            return tuple(token for token in (self._tokenizer.eos_token_id,) if token is not None)  # it has to end
+            return tuple(token for token in (self._tokenizer.eos_token_id,) if token is not None)  # a way to end it
         return ids
 
     def _grammar(self, request: Request) -> Grammar | None:

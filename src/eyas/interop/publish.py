@@ -1,4 +1,4 @@
-"""A drafter on the Hugging Face Hub: which files go there, its model card, and one commit with all of them."""
+"""Publishes a drafter on the Hugging Face Hub: its files and model card, in one commit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = "none"
 
 @dataclass(frozen=True)
 class Claims:
-    """What is said of a drafter beside its files: the target, evidence that was measured, a licence."""
+    """What is claimed about a drafter, in addition to its files: its target, measured evidence, a license."""
 
     target: str | None = None
     certificate: Path | None = None
@@ -33,7 +33,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Publication:
-    """What is pushed: path in the repository -> a file here, or the bytes themselves."""
+    """The files to push: path in the repository -> a local file, or the bytes themselves."""
 
     repo: str
     files: Mapping[str, Path | bytes]
@@ -53,7 +53,7 @@ class Publication:
 
 
 def publication(folder: Path, repo: str, claims: Claims) -> Publication:
-    """All that is to be pushed; a README.md of the folder is its card, else one is written.
+    """Everything to push. The folder's README.md is the model card; if there is none, a card is written.
 
     Raises UsageError for claims that don't hold or are about another drafter, and CheckpointError for a drafter that
     won't load.
@@ -73,9 +73,9 @@ def publication(folder: Path, repo: str, claims: Claims) -> Publication:
 
 
 def push(what: Publication, *, private: bool, message: str) -> str:
-    """Create the repository if there is none and commit all files at once; returns the address of the commit.
+    """Create the repository if there is none and push all files in one commit; returns the commit's URL.
 
-    Raises EndpointError where the Hub refuses, or doesn't answer.
+    Raises EndpointError if the Hub refuses or doesn't answer.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -95,14 +95,14 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UsageError(f"{path} is no JSON: {error}") from None
+        raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict) or any(key not in content for key in keys):
-        raise UsageError(f"{path} lacks {', '.join(keys)}: give what eyas verify --json, or eyas bench -o, wrote")
+        raise UsageError(f"{path} lacks {', '.join(keys)}: give a file written by eyas verify --json or eyas bench -o")
     return content
 
 
 def _certificate(path: Path, folder: Path) -> dict[str, Any]:
-    """The certificate, if it certifies, and certifies this drafter."""
+    """The certificate; UsageError if it doesn't certify this drafter."""
     found = _read(path, ("equal", "errors", "cells", "model", "draft_model", "promise"))
     if not found["equal"] or found["errors"]:
         raise UsageError(f"{path} says that speculation changes tokens, or that rows failed: run eyas verify again")

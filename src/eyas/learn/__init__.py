@@ -1,1 +1,1 @@
-"""A drafter that learns from the traffic it serves: collecting, training, testing, swapping, and the way back."""
+"""A drafter that learns from the traffic it serves: collecting, training, testing, swapping and reverting."""

@@ -1,8 +1,8 @@
-"""Collecting: what rounds produced anyway goes to the traffic store, without the engine ever waiting for it.
+"""Collecting: states that rounds compute anyway go to the traffic store, without the engine ever waiting for it.
 
-The engine's thread notes which tensors hold a row's pairs, and hands them over in pieces; a thread of the collector's
-own encodes and writes them. What waits for it is bounded: a row that would exceed the bound is given up. A disk that
-can't be written to ends collecting. Both are logged once, and neither is noticed by those who are served.
+The engine's thread notes which tensors hold a row's pairs and hands them over in pieces. The collector's own thread
+encodes and writes them. Its queue is bounded: a row that would exceed the bound is dropped. A disk that can't be
+written to ends collecting. Both are logged once, and neither affects the requests being served.
 
 Shapes: R rows, Q pairs, n pairs of one row, A taps (those of the drafter, then the state after the final norm).
 """
@@ -35,28 +35,28 @@ from eyas.learn.traffic import Split, TrafficRow, TrafficStore, split_of
 _PIECE = 64
 """Pairs of a row that are handed over together."""
 _WAITING = 256 << 20
-"""Most bytes of states that may wait to be encoded."""
+"""Maximum bytes of states that wait to be encoded."""
 _TOGETHER, _SECONDS = 16, 10.0
-"""Rows of a client in a shard, and how long the first of them waits for others."""
+"""Maximum rows of a client in a shard, and the seconds between flushes of incomplete shards."""
 _LEAST = 8
-"""Answer tokens of a row that is worth keeping."""
+"""Minimum answer tokens of a row worth keeping."""
 
 log = logging.getLogger("eyas.serve.learn")
 
 
 @dataclass(frozen=True)
 class LearnRule:
-    """Which requests may be learnt from. Those whose client says no (`X-Eyas-Learn: off`) never are."""
+    """Which requests may be learned from. Those that opt out (`X-Eyas-Learn: off`) never are."""
 
     excluded: frozenset[str] = frozenset()
-    """Clients, as the server calls them: digests of API keys."""
+    """Clients to leave out, under the server's names: digests of API keys."""
     only: frozenset[str] | None = None
-    """The only clients that are learnt from; None = all."""
+    """The only clients that are learned from; None = all."""
     share: float = 1.0
-    """Of their requests, drawn at random."""
+    """The share of their requests to learn from, drawn at random."""
 
     def allows(self, owner: str, draw: float) -> bool:
-        """Whether a request with this queue key is learnt from; `draw` is uniform in [0, 1)."""
+        """Whether a request with this queue key is learned from; `draw` is uniform in [0, 1)."""
         client = client_of(owner)
         if is_private(owner) or client in self.excluded or (self.only is not None and client not in self.only):
             return False
@@ -64,7 +64,7 @@ class LearnRule:
 
 
 def digest_of(client: str, salt: bytes) -> str:
-    """What a client is called on disk."""
+    """The name of a client on disk."""
     return hashlib.blake2b(client.encode(), digest_size=8, key=salt).hexdigest()
 
 
@@ -77,12 +77,12 @@ class _BatchPairs:
     row: int
     count: int
     nbytes: int
-    """This row's part of what is kept alive: the whole tensor, shared by the rows that are collected."""
+    """This row's part of the memory kept alive: the whole tensor's bytes, divided among the collected rows."""
 
 
 @dataclass(eq=False)
 class _Sequence:
-    """A sequence that is being collected. The engine's thread has the upper half, the writer's the lower one."""
+    """A sequence being collected. The engine's thread sets the fields up to `pairs`, the writer's thread the others."""
 
     client: str
     prompt: Sequence[int]
@@ -101,7 +101,7 @@ _Work = tuple[_Sequence, list[_BatchPairs], bool]
 
 
 class Collector:
-    """Records the rows that the rule allows. `close` writes what is complete."""
+    """Records the rows that the rule allows. `close` writes the complete ones."""
 
     def __init__(
         self, store: TrafficStore, rule: LearnRule, end_ids: Collection[int], *, longest: int = 4096, salt: bytes = b"",
@@ -109,7 +109,7 @@ class Collector:
     ) -> None:  # fmt: skip
         """`end_ids`: tokens that end an answer. Rows have at most `longest` tokens; `salt`: for digests.
 
-        `apart`: by their digests, clients whose rows go elsewhere.
+        `apart`: digest of a client whose rows go elsewhere -> their store.
         """
         self._apart = apart or {}
         self._store, self._rule, self._end_ids = store, rule, np.array(sorted(end_ids), dtype=np.int64)
@@ -120,9 +120,9 @@ class Collector:
         self._pending: dict[tuple[str, Split], list[TrafficRow]] = defaultdict(list)
         self._flushed = time.monotonic()
         self.counts: Counter[str] = Counter()
-        """`rows` and `tokens` written, rows `dropped` because too much waited."""
+        """`rows` and `tokens` written, rows `dropped` because the queue was full."""
         self.stopped: str | None = None
-        """Why nothing is collected any more."""
+        """Why collecting has stopped; None = it hasn't."""
         self._thread = threading.Thread(target=self._run, name="learn-writer", daemon=True)
         self._thread.start()
 
@@ -157,19 +157,19 @@ class Collector:
             self._open[target] = one
 
     def flush(self, seconds: float = 60.0) -> None:
-        """Write all rows that are complete by now; wait for that for at most so many seconds."""
+        """Write all rows that are complete by now, waiting at most `seconds` for that."""
         done = threading.Event()
         self._queue.put(done)
         done.wait(seconds)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Write the rows that are complete; wait for that for at most so many seconds."""
+        """Write the rows that are complete and end the thread, waiting at most `seconds` for that."""
         self._open.clear()
         self._queue.put(None)
         self._thread.join(seconds)
 
     def _hand_over(self, one: _Sequence, *, last: bool) -> bool:
-        """Queue what a row has gathered; False if too much waits already, or the row is long enough."""
+        """Queue the pairs that a row has gathered; False if the queue is full, or the row is long enough."""
         size = sum(piece.nbytes for piece in one.pieces)
         with self._waiting_lock:
             full = self._waiting + size > _WAITING
@@ -198,7 +198,7 @@ class Collector:
                     self._take(*work)
                 if ended or isinstance(work, threading.Event) or time.monotonic() - self._flushed > _SECONDS:
                     self._flush()
-            except Exception as error:  # noqa: BLE001  # whatever it is, those who are served aren't concerned
+            except Exception as error:  # noqa: BLE001  # whatever it is, serving must not be affected
                 self._stop(error)
             if isinstance(work, threading.Event):
                 work.set()
@@ -207,7 +207,7 @@ class Collector:
         why = str(error) if isinstance(error, EyasError) else f"{type(error).__name__}: {error}"
         if self.stopped is None:
             self.stopped = why
-            log.warning("learning: nothing is collected any more until the server is started again: %s", why)
+            log.warning("learning: nothing is collected until the server is restarted: %s", why)
         self._pending.clear()
 
     def _take(self, one: _Sequence, pieces: list[_BatchPairs], last: bool) -> None:
@@ -230,8 +230,8 @@ class Collector:
     def _row(self, one: _Sequence) -> TrafficRow | None:
         """A complete sequence as a row from its first pair on; None if there is too little to learn from.
 
-        The last token that was emitted has no state, and so isn't part of it; nor is what the last round accepted
-        beyond the answer's end.
+        The row leaves out the last emitted token, which has no state, and all that the last round accepted beyond the
+        answer's end.
         """
         if not one.tokens or one.first >= len(one.prompt):
             return None
@@ -251,7 +251,7 @@ class Collector:
         return TrafficRow(row, StoredRow(stored, kept, finals.part(taught), None))
 
     def _flush(self) -> None:
-        """Write what waits for more rows of its client."""
+        """Write the rows that wait for more of the same client."""
         pending, self._pending = dict(self._pending), defaultdict(list)
         self._flushed = time.monotonic()
         for (client, split), rows in pending.items():

@@ -1,8 +1,8 @@
 """A cycle of learning: from the newest rows of traffic to a promoted generation, or to the reason why there is none.
 
-Rows are copied first, so that it doesn't matter which the server drops meanwhile. Then the project's own trainer goes
-on from the drafter in service, the gate compares, and the winner becomes a generation. A cycle that was killed goes on
-where it was: the copy is whole once its manifest is there, and the trainer has states of its own.
+Rows are copied first, so that the server may drop them meanwhile. Then eyas's own trainer continues from the drafter in
+service, the gate compares the two, and a better candidate becomes a generation. A killed cycle resumes where it was:
+the copy is complete once its manifest exists, and the trainer saves its own state.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from eyas.train.drafter.train import warm_start
 from eyas.train.recipe import run_recipe
 
 _VALIDATED = 16
-"""One training row in so many is kept to choose among the run's checkpoints."""
+"""One in this many training rows is held out, to choose among the run's checkpoints."""
 _SLOWER = 0.5
 """The peak learning rate of a cycle, as a share of AdamW's in the drafter's own run."""
 _HALVINGS = 2
-"""How often a candidate that forgets is brought half way back to its parent."""
+"""How many times a candidate that forgets is moved halfway back to its parent."""
 _REFERENCE = 128
-"""Reference rows at most."""
+"""Maximum number of reference rows."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class CycleConfig:
     """How much a cycle learns from."""
 
     store: Path | None = None
-    """The drafter's original store; its rows are mixed in and held against, so that nothing is forgotten."""
+    """The drafter's original store; its rows are mixed in and tested on, so that nothing is forgotten."""
     least: int = 200
-    """New training rows without which no cycle begins."""
+    """Minimum number of new training rows for a cycle to begin."""
     most: int = 2000
-    """Live rows, the newest; rows of the store with as many tokens are mixed in."""
+    """Maximum number of traffic rows, newest first; store rows with about as many tokens are mixed in."""
     epochs: float = 2.0
     threads: int | None = None
     device: str | None = None
@@ -60,10 +60,10 @@ class CycleConfig:
 
 
 def due(folder: LearnFolder, config: CycleConfig) -> bool:
-    """Whether a cycle is to go on or may begin: there is enough that is new."""
+    """Whether there is an unfinished cycle, or one may begin because there are enough new rows."""
     state = folder.state
     if state.wanted != state.settled and not state.pinned:
-        return False  # on trial: the next one is to begin with the winner
+        return False  # on trial: the next cycle is to begin with the winner
     if (folder.run / "store" / MANIFEST).is_file():
         return True
     traffic = _traffic(folder)
@@ -71,13 +71,13 @@ def due(folder: LearnFolder, config: CycleConfig) -> bool:
 
 
 def run_cycle(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None] = lambda _: None) -> int | None:
-    """Run or finish a cycle; returns the generation that was made, or None. Raises UsageError if nothing is due.
+    """Run or finish a cycle; returns the generation that was made, or None.
 
-    LockedError if another process runs one.
+    Raises UsageError if no cycle is due, LockedError if another process is running one.
     """
     if not due(folder, config):
         raise UsageError(
-            f"{folder.path}/traffic has fewer than {config.least} new rows or {config.gate.least} that are held out, "
+            f"{folder.path}/traffic has fewer than {config.least} new rows or {config.gate.least} held-out ones, "
             "or a generation is on trial: wait for more traffic"
         )
     with FileLock(folder.path / "learner"):
@@ -91,7 +91,7 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
     try:
         if not (folder.run / "run" / "drafter" / "config.json").is_file():
             _train(folder, parent, plan, config)
-    except TrainingError as error:  # the same rows would end the same way again
+    except TrainingError as error:  # the same rows would fail in the same way again
         _finish(folder, plan, None, f"training failed: {error}")
         return None
     candidate = folder.run / "run" / "best"
@@ -108,7 +108,7 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
         candidate = half_way(candidate, parent, target, folder.run / f"halved-{halved}")
     number, reason = None, found.reason
     if found.promoted and folder.state.settled != plan["parent"]:
-        reason = f"generation {folder.state.settled} serves by now, and not the one that it was compared with"
+        reason = f"generation {folder.state.settled} is in service by now, not the one that it was compared with"
     elif found.promoted:
         number = folder.add(candidate, _card(candidate, plan, {**found.figures, "share_of_change": 0.5**halved}))
     _finish(folder, plan, number, reason)
@@ -116,9 +116,9 @@ def _run(folder: LearnFolder, config: CycleConfig, say: Callable[[str], None]) -
 
 
 def half_way(candidate: Path, parent: Path, target: EmbeddingAndHead, made: Path) -> Path:
-    """Write a drafter whose weights are the means of these two's, with the candidate's vocabulary.
+    """Write a drafter whose weights are the means of the two drafters', with the candidate's vocabulary.
 
-    It keeps most of what either knows, as the two are close (Wortsman et al. 2022, WiSE-FT).
+    Since the two are close, it keeps most of what either has learned (Wortsman et al. 2022, WiSE-FT).
     """
     opened = open_checkpoint(candidate, layers=target.num_layers)
     network, mean = opened.network(target), opened.network(target)
@@ -140,8 +140,8 @@ def _finish(folder: LearnFolder, plan: dict[str, Any], number: int | None, reaso
         folder.change(after, "not promoted", parent=plan["parent"], reason=reason)
     else:
         folder.change(after, "promoted", generation=number, parent=plan["parent"], reason=reason)
-    (folder.run / "store" / MANIFEST).unlink(missing_ok=True)  # first: what is left of it is no cycle any more
-    shutil.rmtree(folder.run, ignore_errors=True)  # copies of traffic among it
+    (folder.run / "store" / MANIFEST).unlink(missing_ok=True)  # first: without it, no cycle resumes
+    shutil.rmtree(folder.run, ignore_errors=True)  # includes copies of traffic
 
 
 def _card(candidate: Path, plan: dict[str, Any], figures: dict[str, float]) -> Card:
@@ -158,7 +158,7 @@ def _traffic(folder: LearnFolder) -> TrafficStore:
 
 
 def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any], FeatureStore]:
-    """Copy the rows of a cycle, unless that is done; what it is made from, and the copy."""
+    """Copy the rows of a cycle unless that is done; returns the cycle's plan and the copy."""
     path, plan = folder.run / "store", folder.run / "plan.json"
     if (path / MANIFEST).is_file():
         return yaml.safe_load(plan.read_text(encoding="utf-8")), FeatureStore.open(path)
@@ -190,12 +190,12 @@ def _snapshot(folder: LearnFolder, config: CycleConfig) -> tuple[dict[str, Any],
 def mixed_rows(
     original: FeatureStore, settings: LearnSettings, learnt: list[TrafficRow], seed: int
 ) -> list[TrafficRow]:
-    """Rows of the original store with about as many tokens as those learnt from: its rows may be far longer.
+    """Rows of the original store with about as many tokens as the `learnt` rows, since its rows may be far longer.
 
     Raises StoreError for the store of another target.
     """
     if original.settings.target.fingerprint != settings.target.fingerprint:
-        raise StoreError(f"{original.folder} is of another target, {original.settings.target.name}: its states mislead")
+        raise StoreError(f"{original.folder} is of another target, {original.settings.target.name}: use another store")
     found, left = [], _tokens(learnt)
     for row in stored_rows(original, "train", settings.layout, len(original.rows("train")), seed=seed):
         if left <= 0:
@@ -210,7 +210,7 @@ def _tokens(rows: list[TrafficRow]) -> int:
 
 
 def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: CycleConfig) -> None:
-    """Train on from the parent, or go on with that; the run's folder has what came out."""
+    """Continue training from the parent, or resume that run; the results are in the run's folder."""
     recipe = folder.run / "recipe.yaml"
     made = recipe_for(
         open_checkpoint(parent, layers=folder.settings.target.layers), parent, folder, config, plan["parent"]
@@ -223,9 +223,9 @@ def _train(folder: LearnFolder, parent: Path, plan: dict[str, Any], config: Cycl
 def recipe_for(
     opened: Checkpoint, parent: Path, folder: LearnFolder, config: CycleConfig, seed: int
 ) -> DrafterTrainConfig:
-    """The trainer's settings for a cycle: the parent's form, its own run's loss, and AdamW at a lower rate.
+    """The trainer's settings for a cycle: the parent's shape, the first drafter's loss, and AdamW at a lower rate.
 
-    AdamW even where that run had Muon, whose step costs as much as the rest of a step on so small a batch.
+    AdamW is used even if that drafter was trained with Muon, whose update takes half of the step on so small a batch.
     """
     settings, origin = folder.settings, open_checkpoint(folder.generation(0)).provenance
     optimizer: dict[str, Any] = {"lr": 4e-4, **origin.get("loop", {}).get("optimizer", {}), "kind": "adamw"}
@@ -257,4 +257,4 @@ def recipe_for(
             }
         )
     except ValueError as error:
-        raise EyasError(f"{parent} can't be trained on: {error}") from error
+        raise EyasError(f"training can't continue from {parent}: {error}") from error

@@ -1,10 +1,10 @@
-"""The folder that server, learner and commands share. Each file has one meaning; all are replaced whole.
+"""The folder that server, learner and commands share. Each file has one purpose; all but the events are replaced whole.
 
 - `learn.json`: which target and drafter it belongs to, written by the first server
-- `state.json`: which generation is to be served, by whoever decides; changed under a lock
-- `events.jsonl`: what happened, a line each
-- `generations/NNNN/`: drafters, each with `card.json`: what it saw, in counts
-- `traffic/`: rows of traffic; `reference/`: rows that never change, to notice what is forgotten
+- `state.json`: which generation is to be served, set by server, learner or command; changed under a lock
+- `events.jsonl`: one line per event
+- `generations/NNNN/`: drafters, each with `card.json`: counts of the data it was trained on
+- `traffic/`: rows of traffic; `reference/`: rows that never change, to notice forgetting
 - `run/`: the learner's work in progress
 - `busy`: touched by the server while it works
 """
@@ -30,33 +30,33 @@ from eyas.errors import DataError, UsageError
 from eyas.files import FileLock, copy_folder, file_hash, write_text, writing_folder
 
 KEPT = 5
-"""Generations that are kept besides those in use and the first."""
+"""Number of generations to keep in addition to the first and those in use."""
 QUIET = 1.0
 """Seconds since the server's last step after which the machine counts as idle."""
 
 
 class LearnSettings(StrictModel):
-    """Which pair a folder belongs to. Another pair needs another folder."""
+    """The target and drafter that a folder belongs to. Another pair needs another folder."""
 
     model: str
-    """The target as the server was given it."""
+    """The target as it was given to the server."""
     drafter: str
     """A hash of the first drafter's files."""
     target: CapturedTarget
     layout: ShardLayout
     salt: str
-    """Goes into the digests of clients, so that they mean nothing elsewhere."""
+    """Salt of the clients' digests, so that they mean nothing elsewhere."""
 
 
 class LearnState(StrictModel):
-    """Which generation serves, and what the learner may do about it."""
+    """Which generation serves, and whether the learner may change that."""
 
     wanted: int = 0
-    """The one that is to be served."""
+    """The generation that is to be served."""
     settled: int = 0
-    """The last one that has come through its trial, served while `wanted` is on trial."""
+    """The last generation that passed its trial; it serves while `wanted` is on trial."""
     pinned: bool = False
-    """Whether the learner may promote nothing."""
+    """Whether the learner must not change `wanted`."""
     refused: dict[int, str] = Field(default_factory=dict)
     """Generations that were reverted, and why."""
     learnt: str = ""
@@ -77,11 +77,11 @@ class Card(StrictModel):
     steps: int = 0
     seconds: float = 0.0
     gate: dict[str, float] = Field(default_factory=dict)
-    """What the test before promotion found."""
+    """The results of the test before promotion."""
 
 
 class LearnFolder:
-    """A folder of this kind, which exists. Raises UsageError and DataError where it isn't one, or is damaged."""
+    """An existing folder of this kind. Raises UsageError if it is another pair's, DataError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +90,7 @@ class LearnFolder:
 
     @classmethod
     def prepare(cls, path: Path, drafter: Path, wanted: LearnSettings) -> LearnFolder:
-        """The folder at `path`, made for this pair if there is none. UsageError if it belongs to another pair."""
+        """The folder at `path`, created for this pair if there is none. Raises UsageError if it is another pair's."""
         made = cls(path)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with made.locked():
@@ -118,9 +118,9 @@ class LearnFolder:
         return _read(self._state, LearnState) if self._state.is_file() else LearnState()
 
     def change(self, how: Callable[[LearnState], LearnState | None], event: str, **facts: Any) -> LearnState:
-        """Replace the state by what `how` makes of it, and note the event; None from `how` changes and notes nothing.
+        """Replace the state by the result of `how`, and note the event; if that is None, nothing changes or is noted.
 
-        One at a time, whatever process asks.
+        Changes of all processes are serialized.
         """
         with self.locked():
             before = self.state
@@ -134,12 +134,12 @@ class LearnFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Have the lock under which the state is changed, once nobody else has it."""
+        """Wait for, and hold, the lock under which the state is changed."""
         with FileLock(self.path / "lock", wait=True):
             yield
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line to the events, in one write."""
+        """Append a line to the events in a single write."""
         line = json.dumps({"time": round(time.time(), 3), "event": event, **facts}) + "\n"
         descriptor = os.open(self._events, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -156,7 +156,7 @@ class LearnFolder:
         return found
 
     def overview(self) -> dict[str, Any]:
-        """All that `eyas learn status` and the playground show of it, as JSON: counts and events, never text."""
+        """All that `eyas learn status` and the playground show, as JSON: counts and events, never text."""
         return {
             "state": self.state.model_dump(),
             "generations": [self.card(number).model_dump() for number in self.numbers()],
@@ -167,11 +167,11 @@ class LearnFolder:
     # Generations
 
     def generation(self, number: int) -> Path:
-        """The folder where a generation lies, or will."""
+        """The folder of a generation, which may not exist yet."""
         return self.path / "generations" / f"{number:04}"
 
     def numbers(self) -> list[int]:
-        """All generations that are there, oldest first."""
+        """The numbers of all existing generations, oldest first."""
         folder = self.path / "generations"
         return sorted(int(one.name) for one in folder.iterdir() if one.name.isdecimal()) if folder.is_dir() else []
 
@@ -180,7 +180,7 @@ class LearnFolder:
         return _read(self.generation(number) / "card.json", Card)
 
     def add(self, drafter: Path, card: Card) -> int:
-        """Copy a drafter's folder as the next generation, whose number is put into its `card`; returns the number."""
+        """Copy a drafter's folder as the next generation, with its number in the `card`; returns the number."""
         with self.locked():
             number = max([*self.numbers(), *self.state.refused, 0]) + 1
             with writing_folder(self.generation(number)) as folder:
@@ -196,7 +196,7 @@ class LearnFolder:
     # Load
 
     def mark_busy(self) -> None:
-        """Say that the server is at work; a disk that can't be written to doesn't matter."""
+        """Signal that the server is at work; a disk that can't be written to is ignored."""
         with suppress(OSError):
             try:
                 os.utime(self._busy)
@@ -215,7 +215,7 @@ class LearnFolder:
 def new_settings(
     model: str, drafter: Path, target: CapturedTarget, taps: tuple[int, ...], sizes: tuple[int, int]
 ) -> LearnSettings:
-    """The settings for a drafter that reads `taps` of a target of these `sizes`: its width and vocabulary.
+    """The settings for a drafter that reads `taps` of a target; `sizes` are the target's width and vocabulary.
 
     The state after the final norm is kept where an answer token follows, or everywhere if the drafter reads it.
     """

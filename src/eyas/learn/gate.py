@@ -1,9 +1,9 @@
 """The gate: a candidate is promoted only if it is better than the drafter in service beyond noise, and forgets nothing.
 
-Both are replayed on rows whose states are stored, so the target isn't run: for every answer token it is known how many
+Both are replayed on rows with stored states, so the target isn't run: at every answer token, the replay counts how many
 of the drafter's next guesses a greedy round would accept (`eyas.train.loss.draft_loss.accept_lengths`). The two are
-compared on the same rows, and rows, not tokens, are drawn again for the bootstrap, as tokens of a row aren't
-independent (Efron and Tibshirani 1993, chapter 16: paired).
+compared on the same rows. The bootstrap resamples rows, not tokens, because the tokens of a row aren't independent
+(Efron and Tibshirani 1993, chapter 16: paired).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eyas.train.loss.objective import DraftObjective
 _DRAWS = 4000
 """Bootstrap samples."""
 DEPTH = 6
-"""Guesses in a row that are replayed, for drafters that guess one after another."""
+"""Length of the replayed chains of guesses, for drafters that guess one token after another."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class GateConfig:
     tolerance: float = 0.02
     """The share of the accept length on the reference rows that may be lost."""
     least: int = 32
-    """Rows of recent traffic without which nothing is promoted."""
+    """Minimum number of recent traffic rows for a promotion."""
 
 
 _Replay = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Comparison(NamedTuple):
-    """Accept lengths of the two on the same rows, and the bootstrap's lower end of their ratio."""
+    """Accept lengths of the two on the same rows, and the bootstrap's lower bound of their ratio."""
 
     incumbent: float
     candidate: float
     lower: float
-    """candidate / incumbent is above this with the confidence asked for."""
+    """candidate / incumbent is above this with the configured confidence."""
     rows: int
 
 
@@ -67,21 +67,21 @@ class Judgement(NamedTuple):
 
 
 class Gate:
-    """Compares drafter folders with the one in service, which is replayed once."""
+    """Compares drafter folders with the drafter in service, which is replayed only once."""
 
     def __init__(
         self, incumbent: Path, target: EmbeddingAndHead, recent: FeatureStore, split: str,
         reference: FeatureStore | None, config: GateConfig,
     ) -> None:  # fmt: skip
-        """On the held-out `split` of `recent`, and on all of `reference`."""
+        """Compare on the held-out `split` of `recent`, and on all of `reference`."""
         self._served, self._target, self._config = load_network(incumbent, target), target, config
         self._recent, self._split, self._reference = recent, split, reference
-        self._replays: dict[tuple[Path, str], _Replay] = {}  # of the one in service
+        self._replays: dict[tuple[Path, str], _Replay] = {}  # of the incumbent
 
     def judge(self, candidate: Path) -> Judgement:
-        """Whether it is better on recent traffic and forgets nothing.
+        """Judge whether `candidate` is better on recent traffic and forgets nothing.
 
-        One that can't be loaded, or is of another form than the incumbent, isn't promoted either.
+        A candidate that can't be loaded, or has another form than the incumbent, isn't promoted either.
         """
         try:
             learnt = load_network(candidate, self._target)
@@ -133,7 +133,7 @@ def _shown(found: Comparison) -> str:
 
 @torch.no_grad()
 def replayed(network: DraftNetwork, target: EmbeddingAndHead, store: FeatureStore, split: str) -> _Replay:
-    """[N] summed accept lengths of each row that has an answer, and [N] the positions that they are sums over."""
+    """[N] the sum of accept lengths of each row that has an answer, and [N] the number of positions in each sum."""
     network = network.to(device=target.device, dtype=torch.float32).eval()
     rows = store.rows(split)
     batches = ChatBatches(rows, 1, store.settings.longest, seed=0)  # a row is a batch

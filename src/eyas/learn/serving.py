@@ -1,8 +1,8 @@
-"""What a server that learns has beside its engine: the collector, and a thread that swaps generations.
+"""The parts of a learning server next to its engine: the collector, and a thread that swaps generations.
 
-The thread looks at the folder's state once a second. What is wanted there and isn't served is loaded, offered to the
-engine's drafter as a trial, and the trial's verdict is written back. Another thread tells the learner, five times a
-second, that the server is at work: also while a drafter is loaded. The engine's thread touches no disk.
+The thread checks the folder's state once a second. A generation that is wanted there but not served is loaded and
+offered to the engine's drafter as a trial, and the trial's verdict is written back. Another thread signals the learner
+five times a second that the server is at work, even while a drafter is loaded. The engine's thread does no disk I/O.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from eyas.types import EngineState
 
 POLL = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two checks of the folder."""
 _SIGN = 0.2
-"""Seconds between two signs of being busy."""
+"""Seconds between two busy signals to the learner."""
 _MINUTE = 60.0
 _KEPT = 1440
-"""Points of the curve that are kept: a day of full minutes."""
+"""Maximum points of the curve: a day of minutes."""
 
 log = logging.getLogger("eyas.serve.learn")
 
@@ -59,11 +59,11 @@ class LearnConfig:
     folder: Path
     rule: LearnRule = field(default_factory=LearnRule)
     limit: int = 4 << 30
-    """Most bytes of traffic on disk."""
+    """Maximum bytes of traffic on disk."""
     canary: float = 0.1
-    """The share of rows that a new generation gets first."""
+    """The share of rows that a generation on trial gets."""
     apart: tuple[str, ...] = ()
-    """Clients with generations of their own, which learn from their requests alone and serve nobody else."""
+    """Clients with generations of their own, which learn only from their requests and serve nobody else."""
 
 
 class _Point(NamedTuple):
@@ -76,7 +76,7 @@ class _Point(NamedTuple):
 
 
 class LengthCurve:
-    """Accept length over time, a point a minute, in memory only. One thread adds rounds, others read."""
+    """Accept length over time, one point per minute, in memory only. One thread adds rounds, others read."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -110,12 +110,12 @@ class LengthCurve:
 class Learning(Observer):
     """Wraps an engine's drafter, collects its rows, and swaps it. `start` after the engine is made, `close` at the end.
 
-    As an observer it tells the learner when the server is at work. Each client apart has one of its own, in a folder
-    in this one's.
+    As an observer it signals the learner when the server is at work. Each client in `apart` has a `Learning` of its
+    own, in a subfolder.
     """
 
     def __init__(self, config: LearnConfig, poll: float = POLL, client: str = "") -> None:
-        """`client`: whose generations these are; "" = of all that aren't apart."""
+        """`client`: the owner of these generations; "" = all clients that aren't apart."""
         self.config, self.client = config, client
         self.apart: list[Learning] = []
         self._first: NetworkDrafter | None = None
@@ -129,12 +129,12 @@ class Learning(Observer):
         self.drafter: SwapDrafter | None = None
         self.trial: Canary | None = None
         self.serving = 0
-        """The generation that rows get which aren't on trial."""
+        """The generation of rows that aren't on trial."""
         self.swaps = 0
         self.curve = LengthCurve()
 
     def wrap(self, options: DrafterOptions, model: str) -> Callable[[Target, Drafter], Drafter]:
-        """What is put around the drafter that these options made. UsageError for drafters that can't learn here."""
+        """The wrapper for the drafter that these options made. It raises UsageError for drafters that can't learn."""
 
         def around(target: Target, drafter: Drafter) -> Drafter:
             if not isinstance(drafter, NetworkDrafter) or options.source is None:
@@ -165,13 +165,13 @@ class Learning(Observer):
     def _open(
         self, folder: LearnFolder, load: Callable[[Path], NetworkDrafter], drafter: NetworkDrafter
     ) -> TrafficStore:
-        """Begin with the folder's settled generation, or the first `drafter`; returns where its rows go."""
+        """Begin with the folder's settled generation, or the first `drafter`; returns the store for its rows."""
         self.folder, self._load = folder, load
         self._first = self._settled(folder.state.settled) or drafter
         return TrafficStore(folder.traffic, folder.settings.layout, self.config.limit)
 
     def _settled(self, number: int) -> NetworkDrafter | None:
-        """The generation that served last; None, and no longer settled, if there is none or it can't be loaded."""
+        """The drafter that served last; None if that was the first, or if it can't be loaded and is reverted."""
         assert self.folder is not None
         if not number:
             return None
@@ -196,7 +196,7 @@ class Learning(Observer):
         self._signs.start()
 
     def close(self) -> None:
-        """Write what was collected, and end the thread."""
+        """End the threads and write the collected rows."""
         for one in self.apart:
             one.close()
         self._ended.set()
@@ -207,7 +207,7 @@ class Learning(Observer):
             self.collector.close()
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
-        """Count a step: of its round for the curve, and that the server is at work."""
+        """Note that the server is at work, and add the step's round to the curve."""
         self._working = bool(state.running or state.prefilling or state.waiting)
         self._worked.set()
         for one in self.apart:
@@ -223,7 +223,7 @@ class Learning(Observer):
     # The threads
 
     def _sign(self) -> None:
-        """Say that the server is at work for as long as steps are made, or there is something left to do."""
+        """Signal that the server is at work while it makes steps or has requests left."""
         assert self.folder is not None
         while not self._ended.wait(_SIGN):
             if self._working or self._worked.is_set():
@@ -238,7 +238,7 @@ class Learning(Observer):
                 log.warning("learning: %s", error)
 
     def look(self) -> None:
-        """Write a verdict back, then begin with what is wanted; only the thread calls it, or a test in its place."""
+        """Write a verdict back, then begin the wanted generation. Called by the thread, or by a test in its place."""
         assert self.folder is not None
         if self.trial is not None and self.trial.report is not None:
             self._conclude(self.trial)
@@ -247,7 +247,7 @@ class Learning(Observer):
             self._begin(state.wanted, at_once=state.wanted == state.settled)
 
     def _begin(self, wanted: int, at_once: bool) -> None:
-        """Serve a generation: at once if it is the settled one, else on trial beside the one in service."""
+        """Serve a generation: immediately if it is the settled one, else on trial next to the one in service."""
         assert self.folder is not None
         assert self.drafter is not None
         if wanted == self.serving:  # the trial was called off
@@ -269,7 +269,7 @@ class Learning(Observer):
         self.trial = Canary(self.serving, wanted, self.config.canary)
         self.drafter.generations.offer(wanted, drafter, self.trial, self.client)
         self.folder.note("trial", generation=wanted, beside=self.serving)
-        log.info("learning: generation %d is tried on %.0f %% of rows", wanted, 100 * self.config.canary)
+        log.info("learning: generation %d is tried on %.0f%% of rows", wanted, 100 * self.config.canary)
 
     def _conclude(self, trial: Canary) -> None:
         assert self.folder is not None
@@ -284,7 +284,7 @@ class Learning(Observer):
         self.drafter.generations.serve_only(trial.new, self.client)
 
         def settle(state: LearnState) -> LearnState | None:
-            if state.wanted != trial.new:  # by hand, a moment ago: that will be begun next
+            if state.wanted != trial.new:  # changed by hand meanwhile: it begins next
                 return None
             return state.model_copy(update={"settled": trial.new})
 
@@ -310,7 +310,7 @@ def _no_engine(path: Path) -> NetworkDrafter:
 def _loader(
     options: DrafterOptions, target: Target, model: str, like: NetworkDrafter
 ) -> Callable[[Path], NetworkDrafter]:
-    """Loads generations as the first drafter was; EyasError for one of another form."""
+    """A function that loads generations as the first drafter was, with EyasError for one of another form."""
 
     def load(path: Path) -> NetworkDrafter:
         made = make_drafter(options.of(path, options.method), target, model=model)
@@ -322,13 +322,13 @@ def _loader(
 
 
 class LearnSeries(SeriesCollector):
-    """Prometheus' series of a server that learns."""
+    """The Prometheus series of a learning server."""
 
     def __init__(self, learning: Learning, model_name: str) -> None:
         self._learning, self._model = learning, model_name
 
     def collect(self) -> Iterable[Metric]:
-        """The series of generations, live text and the trial."""
+        """The series of generations, collected rows and the trial."""
         learning, labels = self._learning, ["model_name"]
         collector, trial = learning.collector, learning.trial
         counts = {} if collector is None else collector.counts
@@ -346,9 +346,9 @@ class LearnSeries(SeriesCollector):
             yield family
         totals = {
             "learn_rows": ("Rows of traffic written to disk.", counts.get("rows", 0)),
-            "learn_tokens": ("Their tokens.", counts.get("tokens", 0)),
+            "learn_tokens": ("Tokens in the rows written to disk.", counts.get("tokens", 0)),
             "learn_rows_dropped": ("Rows left out because the disk was too slow.", counts.get("dropped", 0)),
-            "learn_swaps": ("Generations that were loaded while serving.", learning.swaps),
+            "learn_swaps": ("Generations loaded while serving.", learning.swaps),
         }
         for name, (text, value) in totals.items():
             counter = CounterMetricFamily(f"eyas:{name}", text, labels=labels)

@@ -1,8 +1,8 @@
-"""The learner's process beside a server: cycles run in a child that gives way.
+"""The learner's process next to a server: cycles run in a child process that yields to serving.
 
 The child has the lowest priority (nice 19, Linux's SCHED_IDLE) and few threads, which keeps it off the cores that
-serving wants. Besides it is stopped (SIGSTOP) while the server works, and goes on once that has been quiet for a
-moment. It ends with this process, whatever ends that.
+serving needs. It is also stopped (SIGSTOP) while the server works, and continues once the server has been idle for a
+moment. It ends with this process, however this process ends.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from eyas.errors import StoppedError, TrainingError
 from eyas.learn.folder import LearnFolder
 
 LOOK = 0.2
-"""Seconds between two looks at the server's load."""
+"""Seconds between two checks of the server's load."""
 _PR_SET_PDEATHSIG = 1
 _RETRY = 600.0
-"""Seconds until a cycle that failed is tried again."""
+"""Seconds before a failed cycle is retried."""
 
 
 def supervise(
@@ -35,9 +35,9 @@ def supervise(
     pause: float = 10.0,
     cycles: int | None = None,
 ) -> None:
-    """Run `command`, one cycle, whenever one is due, forever or so many times. `pause`: seconds between two looks.
+    """Run `command`, one cycle, whenever one is due: forever, or `cycles` times. `pause`: seconds between two checks.
 
-    Where it `yields` the child is stopped while the server is at work. Raises TrainingError if the first cycle fails,
+    If it `yields`, the child is stopped while the server is at work. Raises TrainingError if the first cycle fails,
     StoppedError at SIGINT or SIGTERM, with the cycle's work kept.
     """
     done = 0
@@ -55,14 +55,14 @@ def supervise(
 
 
 def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
-    """Run a cycle to its end, stopped while the server works; its exit code."""
+    """Run a cycle to its end, stopped while the server works; returns its exit code."""
     child = subprocess.Popen([*command], preexec_fn=_give_way)
     stopped = False
     try:
         while (code := child.poll()) is None:
             busy = yields and folder.busy
             if busy != stopped:
-                with folder.locked():  # never while the child has it: the server would wait for that to go on
+                with folder.locked():  # a child stopped while it holds this lock would block the server
                     child.send_signal(signal.SIGSTOP if busy else signal.SIGCONT)
                 stopped = busy
             time.sleep(LOOK)
@@ -71,12 +71,12 @@ def _run(folder: LearnFolder, command: Sequence[str], yields: bool) -> int:
         raise StoppedError("the cycle's rows and the trainer's last state are kept", signal.SIGINT) from None
     finally:
         if child.poll() is None:
-            child.kill()  # also one that is stopped; what it has saved is whole
+            child.kill()  # also if it is stopped; the state that it saved is complete
             child.wait()
 
 
 def _give_way() -> None:
-    """In the child, before its program: the lowest priority, and death with the parent, where the system has these."""
+    """In the child, before exec: take the lowest priority and die with the parent, if the system supports these."""
     with suppress(OSError):
         os.nice(19)
     if sys.platform.startswith("linux"):

@@ -1,12 +1,13 @@
 """A drafter whose weights are swapped while it serves: every row keeps the generation that it began with.
 
-Why no token changes: which tokens are emitted is decided by the target's logits and the sampler's seeded noise alone
-(`docs/lossless.md`), for any tree that any drafter offers. What must hold besides is that a drafter's slot is
-consistent, and it is: a row's pairs are read, saved, loaded and drafted from by one generation, from `begin` until its
-slot is emptied. Rows of several generations in one batch are drafted for one generation after the other, and their
-trees are put side by side. Prefixes that another generation has read aren't loaded: the row reads them again.
+A swap changes no token: only the target's logits and the sampler's seeded noise decide which tokens are emitted
+(`docs/lossless.md`), whichever tree a drafter offers. A drafter's slot must also be consistent, and it is: a single
+generation reads, saves, loads and drafts from a row's pairs, from `begin` until the slot is emptied. In a batch with
+rows of several generations, each generation drafts in turn, and the trees are merged side by side. Prefixes that
+another generation has read aren't loaded: the row reads them again.
 
-Finishing with the old generation needs no pass over what a row has read already, and no copy of its states.
+Since rows finish with the old generation, a swap needs no pass over the pairs that a row has read, and no copy of its
+states.
 
 A client may have generations of its own, which no other client's rows get; the rest share those of the client "".
 
@@ -37,13 +38,13 @@ from eyas.verify import Coupling
 
 
 class Recorder(Protocol):
-    """Is told of the pairs of rows as they are committed. Nothing here may block or raise."""
+    """Receives the pairs of rows as they are committed. Its methods must not block or raise."""
 
     def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
         """A sequence of `owner` starts in a slot."""
 
     def skip(self, slot: int, count: int) -> None:
-        """Its next `count` pairs came out of the prefix cache, without states."""
+        """The slot's next `count` pairs came from the prefix cache, without states."""
 
     def pairs(self, rows: range, next_tokens: Tensor, states: Tensor, counts: Sequence[int]) -> None:
         """The first `counts[r]` pairs of each row, with the states [R, Q, A + 1, Ht] at all boundaries."""
@@ -52,14 +53,14 @@ class Recorder(Protocol):
         """The sequence in a slot is complete."""
 
     def drop(self, slot: int) -> None:
-        """What a slot holds is given up."""
+        """The sequence in a slot is discarded."""
 
     def move(self, source: int, target: int) -> None:
         """A sequence moves to another slot."""
 
 
 Generation = tuple[str, int]
-"""Whose it is, "" for those that are shared, and its number."""
+"""The client that it belongs to ("" = shared), and its number."""
 
 
 class SavedGenerationPairs(NamedTuple):
@@ -76,11 +77,11 @@ class SavedGenerationPairs(NamedTuple):
 
 
 class Chooser(Protocol):
-    """Says which generation a row gets, and is told how it did: a `Canary`."""
+    """Chooses the generation of each row and receives its results; a `Canary`, for example."""
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """Those that it may choose, the one in service first."""
+        """The generations that it may choose, the one in service first."""
 
     def choose(self) -> int:
         """The generation of a row that begins."""
@@ -91,29 +92,29 @@ class Chooser(Protocol):
 
 @dataclass
 class _SlotState:
-    """What is known of the sequence in a slot."""
+    """The state of the sequence in a slot."""
 
     generation: Generation
     chooser: Chooser
-    """Which chose that."""
+    """The chooser of that generation."""
     tokens: int = 0
     """Tokens of its drafted rounds."""
     rounds: int = 0
 
 
 class Generations:
-    """The drafters that have slots, one a generation, and which of them new rows get."""
+    """The drafters that have slots, one per generation, and the choice among them for new rows."""
 
     def __init__(self, first: int, drafter: NetworkDrafter) -> None:
         self._lock = threading.Lock()
         self._offered: dict[Generation, NetworkDrafter] = {}
         self._choosers: dict[str, Chooser] = {"": _Always(first)}  # by client; replaced as a whole
-        self._choosing = self._choosers  # as the engine's thread has taken them over
+        self._choosing = self._choosers  # as last taken over by the engine's thread
         self._current = {"": first}  # each client's generation in service, which has slots
         self.drafters: dict[Generation, NetworkDrafter] = {("", first): drafter}
 
     def fresh(self) -> Generations:
-        """The same generations with slots of their own, and without what was offered to these."""
+        """The same generations with slots of their own, without pending offers."""
         made = copy.copy(self)
         made._lock, made._offered = threading.Lock(), {}
         made.drafters = {key: one.fresh() for key, one in self.drafters.items()}
@@ -121,7 +122,7 @@ class Generations:
 
     @property
     def numbers(self) -> list[int]:
-        """The shared ones that have slots here, the one that rows get by default last."""
+        """The shared generations that have slots here, the default one last."""
         numbers = [number for client, number in self.drafters if not client]
         return sorted(numbers, key=lambda number: number == self._current[""])
 
@@ -131,28 +132,28 @@ class Generations:
         return _SlotState(("", self._current[""]), self._choosing[""])
 
     def offer(self, generation: int, drafter: NetworkDrafter, chooser: Chooser | None = None, client: str = "") -> None:
-        """From the next row on serve this generation, too: to the rows for which `chooser` chooses it, or to all.
+        """From the next row on, also serve this generation: to rows for which `chooser` chooses it, or to all.
 
-        To `client`'s rows alone, who shares no generation from then on; "": to those of all who share. From any thread.
-        The drafter must be of the same kind and taps as the first.
+        Only rows of `client` get it, and it shares no generation from then on; "" = all clients that share. Callable
+        from any thread. The drafter must have the kind and taps of the first.
         """
         with self._lock:
             self._offered[client, generation] = drafter
             self._choosers = {**self._choosers, client: chooser or _Always(generation)}
 
     def serve_only(self, generation: int, client: str = "") -> None:
-        """From the next row on serve `generation`, which was given or offered before, to all. From any thread."""
+        """From the next row on, serve only `generation`, which was given or offered before. For any thread."""
         with self._lock:
             self._choosers = {**self._choosers, client: _Always(generation)}
 
     def take_over(self, used: Iterable[Generation], slots: int, columns: int) -> None:
-        """Make slots for what was offered, and let go of generations that aren't `used` and that no row will get."""
+        """Make slots for offered generations, and release those that aren't `used` and that no row will get."""
         with self._lock:
             offered, self._offered, choosers = self._offered, {}, self._choosers
         if choosers is self._choosing and len(self.drafters) == len(choosers):
             return
         for key, drafter in offered.items():
-            if key not in self.drafters:  # else rows that are finishing with it are there still, or again
+            if key not in self.drafters:  # else it has slots, for rows that finish with it
                 self.drafters[key] = drafter.fresh()
                 self.drafters[key].pairs.reshape(slots, columns)
         self._choosing = choosers
@@ -164,7 +165,7 @@ class Generations:
         self.drafters = {key: one for key, one in self.drafters.items() if key in wanted}
 
     def choose(self, owner: str) -> _SlotState:
-        """The generation of a row of `owner` that begins."""
+        """Choose the generation of a row of `owner` that begins."""
         client = client_of(owner) if client_of(owner) in self._choosing else ""
         chooser = self._choosing[client]
         chosen = client, chooser.choose()
@@ -172,7 +173,7 @@ class Generations:
 
 
 class GenerationPairs(SlotPairs):
-    """Each row's pairs, as the generation that it began with keeps them."""
+    """Each row's pairs, kept by the generation that the row began with."""
 
     def __init__(self, generations: Generations, recorder: Recorder | None) -> None:
         self.generations, self._recorder = generations, recorder
@@ -226,12 +227,12 @@ class GenerationPairs(SlotPairs):
             self._recorder.skip(slot, count)
 
     def whole(self, saved: SavedGenerationPairs) -> bool:
-        """Whether pairs are as good as new: those of a generation that no row gets any more are to be replaced."""
+        """Whether saved pairs are complete. Pairs of a released generation aren't, so that they get replaced."""
         drafter = self.generations.drafters.get(saved.generation)
         return drafter is not None and drafter.pairs.whole(saved.pairs)
 
     def reusable(self, saved: Sequence[SavedGenerationPairs], count: int) -> int:
-        """Those of the first pairs that the generation of the row that has just begun has read itself."""
+        """How many of the first `count` pairs were read by the generation of the row that has just begun."""
         own = self._begun.generation
         mine = [*takewhile(lambda one: one.generation == own, saved)]
         if len(mine) < len(saved):
@@ -257,7 +258,7 @@ class GenerationPairs(SlotPairs):
 class SwapDrafter(Drafter):
     """One generation of a network's drafter, or several while rows of each are in slots.
 
-    Its taps are the network's and the boundary after the final norm, whose states teach the next generation.
+    Its taps are the network's and the boundary after the final norm, whose states train the next generation.
     """
 
     draws = True
@@ -271,7 +272,7 @@ class SwapDrafter(Drafter):
         self.max_fanout, self.max_depth = drafter.max_fanout, drafter.max_depth
         self.default_tree = drafter.default_tree
         self._drafted: Sequence[bool] | None = None
-        """Which rows were drafted for in the round whose pairs come next."""
+        """Which rows had a draft in the round whose pairs come next."""
 
     @property
     def generations(self) -> Generations:
@@ -314,7 +315,7 @@ class SwapDrafter(Drafter):
         return trees[0][0] if len(trees) == 1 else side_by_side(trees)
 
     def verified(self, rows: range, tree: DraftTree, logits: NodeLogits, drafting: Sequence[bool]) -> None:  # noqa: ARG002
-        """Note which rows were drafted for: their next pairs are what was accepted."""
+        """Note which rows had a draft: their next pairs are the accepted ones."""
         self._drafted = drafting
 
     def finish(self, slot: int) -> None:
@@ -324,7 +325,7 @@ class SwapDrafter(Drafter):
             self._recorder.finish(slot)
 
     def _by_generation(self, rows: range) -> list[tuple[NetworkDrafter, list[bool]]]:
-        """The drafter of each generation that rows have, and which of them [R] do."""
+        """The drafter of each generation among `rows`, and a mask [R] of the rows that have it."""
         own = [self.pairs.rows[slot].generation for slot in rows]
         return [(self.generations.drafters[key], [one == key for one in own]) for key in dict.fromkeys(own)]
 
@@ -339,11 +340,11 @@ class _Always:
         return self.generations[0]
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
-        """Nothing is compared, so nothing is counted."""
+        """Do nothing, since there is nothing to compare."""
 
 
 def side_by_side(parts: Sequence[tuple[DraftTree, Sequence[bool]]]) -> DraftTree:
-    """One batch of trees out of several: each row's is that of the part that says so; at most one does. R rows each."""
+    """Merge batches of R trees into one: each row's tree is that of the part whose mask has the row, at most one."""
     width = max(tree.size for tree, _ in parts)
     wide = [_widened(tree, width) for tree, _ in parts]
     device = wide[0].tokens.device

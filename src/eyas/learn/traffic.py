@@ -1,11 +1,11 @@
-"""Rows of traffic on disk: shards of the store's format, each of one client, newest kept.
+"""Rows of traffic on disk: shards in the store's format, one client each; the newest are kept.
 
-What a shard is follows from its name, `TIME-CLIENT-SPLIT.safetensors`, and its header, so nothing else must agree with
-it: whatever is killed, every file that is there is whole. Where there is no room, the client that holds most bytes
-loses its oldest shard: however much one client sends, others keep theirs.
+A shard's name, `TIME-CLIENT-SPLIT.safetensors`, and its header say everything about it, so no index must agree with it:
+whichever process is killed, every file is complete. If space runs out, the client with the most bytes loses its oldest
+shard: however much one client sends, the others keep their rows.
 
-`held` rows are never trained on: a new generation is tested on them. Which rows these are is decided by the tokens that
-a row begins with, so that a question asked again lands on the same side.
+`held` rows are never trained on: a new generation is tested on them. A row's first tokens decide its split, so that a
+question that is repeated lands on the same side.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from eyas.runtime import versions
 
 Split = Literal["train", "held"]
 _HELD = 8
-"""One row in so many is held out."""
+"""One in this many rows is held out."""
 _OWNER = "learn-traffic---"
-"""What a shard's metadata has in place of a capture's identity: 16 characters."""
+"""The 16 characters in a shard's metadata that take the place of a capture's identity."""
 _SHARD = 64
-"""Rows of a copy's shard, which is put together in memory."""
+"""Rows in a shard of a copied store; a shard is assembled in memory."""
 _BEGINNING = 64
-"""Tokens by which rows are told apart when they are split."""
+"""Number of first tokens that decide a row's split."""
 
 
 class TrafficRow(NamedTuple):
@@ -62,13 +62,13 @@ class TrafficRow(NamedTuple):
 
 
 class TrafficShard(NamedTuple):
-    """A file of the traffic store; the name is all that is known of it."""
+    """A file of the traffic store, described by its name alone."""
 
     path: Path
 
     @property
     def client(self) -> str:
-        """The digest of the client whose rows it holds."""
+        """The digest of the client that its rows are from."""
         return self.path.name.split("-")[1]
 
     @property
@@ -77,7 +77,7 @@ class TrafficShard(NamedTuple):
         return self.path.stem.split("-")[2]
 
     def rows(self, layout: ShardLayout) -> list[TrafficRow]:
-        """Its rows, views of the file; none if it has been dropped meanwhile. StoreError if it is damaged."""
+        """Its rows, as views of the file; none if it was dropped meanwhile. Raises StoreError if it is damaged."""
         size = _size(self.path)
         if size is None:
             return []
@@ -97,7 +97,7 @@ def split_of(row: TokenRow) -> Split:
 
 
 class TrafficStore:
-    """The folder of such shards, which holds at most `limit` bytes."""
+    """The folder of the traffic shards, with at most `limit` bytes."""
 
     def __init__(self, folder: Path, layout: ShardLayout, limit: int) -> None:
         self.folder, self.layout, self.limit = folder, layout, limit
@@ -108,14 +108,14 @@ class TrafficStore:
         return [TrafficShard(path) for path in sorted(self.folder.glob("*-*-*.safetensors"))]
 
     def write(self, client: str, split: Split, rows: Sequence[TrafficRow]) -> None:
-        """Add rows of a client, a digest without hyphens, and make room. StoreError if the disk can't take them."""
+        """Add rows of a client (a digest without hyphens) and make room. Raises StoreError if they can't be written."""
         self._last = max(self._last + 1, time.time_ns())
         path = self.folder / f"{self._last:020}-{client}-{split}.safetensors"
         _write(path, self.layout, rows, _OWNER)
         self.make_room()
 
     def make_room(self) -> None:
-        """Drop shards until the rest fits: again and again the oldest of the client that holds most bytes."""
+        """Drop shards until the rest fits, each time the oldest shard of the client with the most bytes."""
         sizes = {shard: _bytes(shard.path) for shard in self.shards()}
         total, held = sum(sizes.values()), Counter[str]()
         for shard, size in sizes.items():
@@ -128,9 +128,9 @@ class TrafficStore:
             total, held[client] = total - size, held[client] - size
 
     def newest(self, split: Split, count: int) -> list[TrafficRow]:
-        """At most `count` rows of a split, newest shards first. A client gets more than others only of what they leave.
+        """At most `count` rows of a split, newest shards first. Clients get equal shares unless some have too few rows.
 
-        Who sends most would otherwise be all that the next generation learns from, and is tested on.
+        Without this, the next generation would learn from, and be tested on, only the client that sends the most.
         """
         waiting, taken = defaultdict[str, list[TrafficShard]](list), Counter[str]()
         for shard in self.shards():
@@ -148,7 +148,7 @@ class TrafficStore:
         return [row for _, rows in sorted(found, key=lambda one: one[0], reverse=True) for row in rows]
 
     def count(self, split: Split, after: str = "") -> int:
-        """Rows of a split in shards later than `after`; headers alone are read."""
+        """The number of rows of a split in shards later than `after`; only headers are read."""
         sizes = (_size(one.path) for one in self.shards() if one.split == split and one.path.name > after)
         return sum(size.rows for size in sizes if size is not None)
 
@@ -161,7 +161,7 @@ def _bytes(path: Path) -> int:
 
 
 def _size(path: Path) -> RowTotals | None:
-    """The totals of a shard by its header; None if the file is gone."""
+    """The totals of a shard from its header; None if the file is gone."""
     try:
         with path.open("rb") as file:
             tensors = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -184,9 +184,9 @@ def _write(path: Path, layout: ShardLayout, rows: Sequence[TrafficRow], identity
 def write_store(
     folder: Path, target: CapturedTarget, layout: ShardLayout, splits: dict[str, list[TrafficRow]], name: str
 ) -> FeatureStore:
-    """Write a store of these rows, which are copied: what they came from may go. `name`: where they came from.
+    """Write a store with copies of these rows, so that their source may be deleted; `name` names the source.
 
-    Splits without a row are left out. Raises StoreError if the disk can't take it.
+    Splits without rows are left out. Raises StoreError if the disk can't take it.
     """
     splits = {split: rows for split, rows in splits.items() if rows}
     described = {}
@@ -218,9 +218,9 @@ def write_store(
 def stored_rows(
     store: FeatureStore, split: str, layout: ShardLayout, count: int, seed: int = 0
 ) -> Iterator[TrafficRow]:
-    """At most `count` rows of a captured store, drawn at random, in the `layout` of those of traffic.
+    """At most `count` rows of a captured store, drawn at random, in the `layout` of traffic rows.
 
-    Raises StoreError if the store lacks states that the layout has, or encodes them otherwise.
+    Raises StoreError if the store lacks states that the layout has, or encodes them differently.
     """
     if store.layout.states != layout.states or store.layout.final not in ("answers", "all"):
         raise StoreError(
@@ -242,7 +242,7 @@ def stored_rows(
 
 
 def _numbers(store: FeatureStore, split: str) -> list[int]:
-    """The numbers of a split's rows, which are counted through all splits."""
+    """The numbers of a split's rows; rows are numbered across all splits."""
     found: list[int] = []
     first = 0
     for shard in store.manifest.shards:
@@ -263,7 +263,7 @@ def _columns(states: EncodedStates, columns: list[int]) -> EncodedStates:
 
 
 def _bits(values: Tensor) -> Tensor:
-    """Values as bytes: types of 8 bits have no indexing of their own."""
+    """View values as bytes, because 8-bit types don't support indexing."""
     return values.view(torch.uint8)
 
 

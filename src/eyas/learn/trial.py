@@ -1,9 +1,9 @@
 """A trial: two generations of a drafter serve side by side until it is clear whether the new one may stay.
 
 Rows are assigned at random, so both meet the same traffic at the same time and a shift can't be mistaken for a
-difference. The test before promotion has shown the win on the same states; what is left to show is that nothing is
-lost live. So a trial is short: a clear difference ends it at any time, and after `ROWS` requests the new generation
-stays unless it is behind beyond noise. The next cycle of learning waits for that.
+difference. The test before promotion has already shown the win on the same states; the trial only has to show that
+nothing is lost live. So it is short: a clear difference ends it at any time, and after `ROWS` requests the new
+generation stays unless it is behind beyond noise. The next cycle of learning waits for the verdict.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple
 ROWS = 32
 """Requests of the new generation after which a trial ends."""
 _LEAST = 8
-"""Requests of both before anything is said."""
+"""Minimum requests of each generation before any verdict."""
 _SURE = 3.3
-"""Standard errors that settle a trial at once: it is looked at after every request, so more than for 0.99."""
+"""Standard errors that end a trial early: it is checked after every request, so more than for 0.99."""
 _BEHIND = 2.33
-"""Standard errors behind with which a trial ends in a reversion: one look, 0.99."""
+"""Standard errors behind at which a full trial ends in a reversion: a single check at 0.99."""
 
 Verdict = Literal["settle", "revert"]
 
@@ -34,7 +34,7 @@ class CanaryReport(NamedTuple):
 
 @dataclass
 class Arm:
-    """The drafted rounds of one generation: accept length = tokens / rounds, and how sure that is.
+    """The drafted rounds of one generation: accept length = tokens / rounds, and its variance.
 
     Kept as sums over requests: a request's rounds aren't independent, requests are.
     """
@@ -52,7 +52,7 @@ class Arm:
 
     @property
     def accept_length(self) -> float:
-        """Tokens of a drafted round; 1 = nothing was accepted, or nothing is known."""
+        """Tokens per drafted round; 1 = nothing was accepted, or there was no round."""
         return self.tokens / self.rounds if self.rounds else 1.0
 
     @property
@@ -68,12 +68,12 @@ class Arm:
 
 @dataclass
 class Canary:
-    """Which generation each row gets while two are compared, and the verdict once there is one."""
+    """Chooses each row's generation while two are compared, and reaches the verdict."""
 
     old: int
     new: int
     share: float = 0.1
-    """Of rows that the new one gets."""
+    """The share of rows that the new generation gets."""
     seed: int = 0
     arms: dict[int, Arm] = field(default_factory=dict)
     report: CanaryReport | None = None
@@ -94,7 +94,7 @@ class Canary:
         return self.new if self._random.random() < self.share else self.old
 
     def finished(self, generation: int, tokens: int, rounds: int) -> None:
-        """A request of one of the two has ended; one without a drafted round says nothing."""
+        """Count a finished request of one of the two; a request without drafted rounds doesn't count."""
         if self.report is not None or generation not in self.arms or not rounds:
             return
         self.arms[generation].add(tokens, rounds)

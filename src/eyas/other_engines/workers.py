@@ -1,4 +1,4 @@
-"""Hidden states and answers of another engine's server, started for one process: this one, or a worker's."""
+"""Hidden states and answers from another engine's server, started for one process: this one, or a worker."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from eyas.data.store.manifest import CaptureSettings
 
 _WHOLE = 10**9
-"""More lines than a log has."""
+"""More lines than any log has."""
 READY = 1800.0
-"""Seconds in which a server has to be ready; large models load for long."""
+"""Seconds within which a server must be ready; large models take long to load."""
 
 
 @dataclass(frozen=True)
 class EngineProgram:
-    """Which engine it is, and the options --engine-command and --engine-option."""
+    """The engine, and the values of --engine-command and --engine-option."""
 
     engine: str
     command: str | None = None
     options: tuple[str, ...] = ()
 
     def server(self, model: str, arguments: Sequence[str] = ()) -> ServerProcess:
-        """A server of `model` for this process alone, not started yet; it is killed with it."""
+        """A server of `model` for this process alone, not started yet; it is killed when the process ends."""
         from eyas.bench.serving.servers import ServerProcess
 
         return ServerProcess(
@@ -48,7 +48,7 @@ class EngineProgram:
         )
 
     def line(self, model: str, port: int, arguments: Sequence[str] = ()) -> list[str]:
-        """What starts a server with these arguments. Raises UsageError if the engine isn't installed."""
+        """The command that starts a server with these arguments. Raises UsageError if the engine isn't installed."""
         named = None if self.command is None else shlex.split(self.command)
         if named is not None and (not named or shutil.which(named[0]) is None):
             raise UsageError(f"--engine-command: there is no program {' '.join(named)!r} on this machine")
@@ -66,18 +66,18 @@ class EngineProgram:
 
 @dataclass(frozen=True)
 class StateServer:
-    """How the server is started, on whatever machine."""
+    """How to start the server, on any machine."""
 
     program: EngineProgram
     model: str
     device: str
-    """Where what vLLM leaves to eyas is computed: the final norm, the head, encoding."""
+    """The device for what vLLM leaves to eyas: the final norm, the head, encoding."""
     longest: int
-    """The most tokens of a row."""
+    """Most tokens in a row."""
 
     @contextmanager
     def states(self, settings: CaptureSettings) -> Iterator[ConnectorStates]:
-        """The states of a server that runs in the block.
+        """Run a server during the block and yield its hidden states.
 
         Raises EndpointError if it can't be started, and UnsupportedModelError for a target whose final states can't
         be computed from what it writes.
@@ -91,7 +91,7 @@ class StateServer:
         wanted = settings.target
         target = load_embedding_and_head(self.model, dtype=wanted.dtype, device=self.device)
         if embedding_head_fingerprint(target.model, target.layers) != wanted.ends:
-            raise StoreError(f"{self.model} isn't the same model here as where the command runs: {wanted.name}")
+            raise StoreError(f"{self.model} isn't the same model here as on the command's machine: {wanted.name}")
         final_norm, written = FinalNorm(target), boundaries(settings.layout, wanted.layers)
         with TemporaryDirectory(prefix="eyas-states-") as folder:
             arguments = connector_arguments(written, Path(folder), wanted.dtype, self.longest)
@@ -114,7 +114,7 @@ class StateServer:
 
 @dataclass(frozen=True)
 class StateWorkerMaker:
-    """What a worker with a server of its own is made of, on its machine."""
+    """Makes a capture worker with a server of its own, on the worker's machine."""
 
     server: StateServer
     folder: AnyPath
@@ -134,7 +134,7 @@ class StateWorkerMaker:
 
 
 class ServerAnswerer:
-    """An endpoint that a worker has started for itself: its address says nothing about the answers."""
+    """An endpoint that a worker started for itself, so its address is left out of the answers' settings."""
 
     def __init__(self, name: str, answerer: Answerer, stop: Callable[[], object]) -> None:
         """`name` is the engine's; `stop` ends the server, which lasts as long as this object."""
@@ -143,7 +143,7 @@ class ServerAnswerer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the requests, and the engine in place of the address."""
+        """The settings of the requests, with the engine's name in place of the address."""
         return {**self._answerer.settings, "answered_by": self._name}
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
@@ -161,7 +161,7 @@ class ServerAnswererMaker:
     connection: Connection
 
     def __call__(self) -> AnswererWorker:
-        """Start the server. Raises EndpointError if it doesn't get ready."""
+        """Start the server. Raises EndpointError if it doesn't become ready."""
         from eyas.data.regenerate import EndpointAnswerer
         from eyas.data.regenerate.workers import AnswererWorker
 

@@ -25,7 +25,7 @@ class Workload(NamedTuple):
 
     samples: int
     length: int
-    """Tokens a sample."""
+    """Tokens per sample."""
     answer_share: float = 0.5
     """Share of the tokens that are answer tokens."""
     epochs: int = 1
@@ -44,7 +44,7 @@ class Workload(NamedTuple):
 
 
 class StorageOption(NamedTuple):
-    """The bytes that a layout takes: in all, for each token, and relative to the classic layout."""
+    """The bytes that a layout takes: in total, per token, and relative to the classic layout."""
 
     name: str
     total: int
@@ -53,7 +53,7 @@ class StorageOption(NamedTuple):
 
 
 def storage(layout: ShardLayout, work: Workload) -> list[StorageOption]:
-    """The bytes of the classic layout and of each variant; headers, some 700 bytes a shard, are not counted."""
+    """The bytes of the classic layout and of each variant; headers, about 700 bytes per shard, are not counted."""
     classic = classic_bytes(work.tokens, layout.hidden)
     totals = {"classic (8 H + 16)": classic}
     totals |= {option: other.data_bytes(work.size) for option, other in variants(layout).items()}
@@ -66,13 +66,13 @@ def capture_hours(target: ModelSize, work: Workload, machine: Machine, devices: 
 
 
 def regeneration_hours(target: ModelSize, work: Workload, machine: Machine, devices: int, batch: int) -> float:
-    """Hours in which the target answers all chats itself, `batch` at a time on a device; a drafter shortens them.
+    """Hours for the target to answer all chats itself, `batch` at a time per device; a drafter shortens them.
 
-    A step takes as long as reading the weights and the cached keys and values, or as computing, whichever is longer.
-    Prompts are read as in capture.
+    A step takes as long as reading the weights and the KV cache, or as computing, whichever is longer. Prefill costs
+    as much as capture.
     """
     active, answers = target.body + target.head, work.tokens * work.answer_share
-    weights = min(active * batch, max(active, target.total - target.head))  # more rows choose more experts
+    weights = min(active * batch, max(active, target.total - target.head))  # more rows are routed to more experts
     cached = 2 * target.attending * target.key * work.length * (1 - work.answer_share / 2)
     states = 2 * target.states  # read and written
     reading = (2 * (weights + batch * cached) + batch * states) / (machine.bandwidth * 1e9)
@@ -82,7 +82,7 @@ def regeneration_hours(target: ModelSize, work: Workload, machine: Machine, devi
 
 
 class TrainingMemory(NamedTuple):
-    """The bytes that training an EAGLE-3 drafter takes on a device, whatever is allocated besides."""
+    """The bytes that training a drafter takes on a device, not counting other allocations."""
 
     weights: int
     """The drafter's weights, gradients and AdamW's moments in float32, and a copy of the weights in bf16."""
@@ -104,7 +104,7 @@ class TrainingMemory(NamedTuple):
         return self.weights + self.activations + self.online
 
     def sharded(self, devices: int) -> int:
-        """With the target in the loop, where FSDP shards its layers and the drafter over so many devices.
+        """Bytes per device with the target in the loop, if FSDP shards its layers and the drafter over `devices`.
 
         Embedding and head stay whole, and one layer at a time is gathered.
         """
@@ -113,12 +113,12 @@ class TrainingMemory(NamedTuple):
 
 
 def plain_speed(target: ModelSize, machine: Machine) -> float:
-    """Tokens per second of plain bf16 decoding at batch size 1, which reads every active weight once a token."""
+    """Tokens per second of plain bf16 decoding at batch size 1, which reads every active weight once per token."""
     return machine.bandwidth * 1e9 / (2 * (target.body + target.head))
 
 
 def _forward(target: ModelSize, length: int) -> float:
-    """Floating-point operations a token: two a parameter, plus attention over half the row on average."""
+    """Floating-point operations per token: two per parameter, plus attention over half the row on average."""
     return 2 * target.body + 2 * target.attending * target.query * length
 
 
@@ -134,13 +134,13 @@ class ModelSize(NamedTuple):
     """Width of all keys: key-value heads x head size."""
     intermediate: int
     body: int
-    """Parameters of the layers that are active for one token; of experts, only as many as are chosen."""
+    """Parameters of the layers that are active for one token; of experts, only the chosen share."""
     total: int
     """All parameters, including embedding and head."""
     attending: int
-    """Layers that cache keys and values; the others are recurrent, or keep nothing."""
+    """Layers that cache keys and values; the others are recurrent or keep nothing."""
     states: int
-    """Bytes of the recurrent states of one sequence, where the model runs in bf16."""
+    """Bytes of one sequence's recurrent states if the model runs in bf16."""
 
     @property
     def head(self) -> int:
@@ -183,7 +183,7 @@ def model_size(config: Any) -> ModelSize:
 
 @torch.inference_mode()
 def _kept(model: Any) -> ShapeProbe:
-    """What the layers of a model on the meta device keep of a sequence: it runs a token there, in bf16."""
+    """What the layers of a model on the meta device keep per sequence, found by running one token in bf16."""
     probe = ShapeProbe()
     model = model.to(torch.bfloat16)
     with torch.device("meta"), probe.watching(model):

@@ -1,7 +1,7 @@
-"""Devices that `eyas plan` reckons with: published speeds and prices of GPUs, clusters of them, this machine measured.
+"""Devices for `eyas plan`: published speeds and prices of GPUs, clusters of them, and this machine.
 
-What a GPU sustains is a share of its published figures; what this machine does is one too if its GPU is known, and else
-a measurement that takes about half a second.
+The sustained speed of a GPU is a share of its published figures. That also goes for this machine if its GPU is known;
+if not, its speed is measured, which takes about half a second.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eyas.machine import cpu_trains_in
 COMPUTE_SHARE, BANDWIDTH_SHARE = 0.4, 0.8
 """The shares of published peak compute and bandwidth that large models are assumed to reach."""
 
-# dense bf16 TFLOP/s and GB/s, from the makers' data sheets
+# dense bf16 TFLOP/s and GB/s, from the manufacturers' data sheets
 PUBLISHED: dict[str, tuple[float, float]] = {
     "A100": (312, 2039), "H100": (989, 3350), "H200": (989, 4800), "B200": (2250, 8000), "MI300X": (1307, 5300),
     "L40S": (362, 864), "A10": (125, 600), "L4": (121, 300), "RTX 4090": (165, 1008), "RTX 3090": (71, 936),
@@ -29,7 +29,7 @@ PRICES: dict[str, float] = {
     "A100": 2.0, "H100": 3.0, "H200": 4.0, "B200": 6.0, "MI300X": 3.0,
     "L40S": 1.2, "A10": 0.8, "L4": 0.7, "RTX 4090": 0.5, "RTX 3090": 0.3,
 }  # fmt: skip
-"""Dollars an hour of a GPU: round figures to reckon with, which are nobody's offer."""
+"""Dollars per GPU hour: round figures for estimates, not a provider's offer."""
 
 
 class Machine(NamedTuple):
@@ -43,7 +43,7 @@ class Machine(NamedTuple):
 
 
 def known_machine(name: str, option: str = "--machine") -> Machine:
-    """The GPU of `PUBLISHED` that `name` contains; UsageError, listing them, if there is none."""
+    """The GPU in `PUBLISHED` whose name is part of `name`; UsageError, listing them all, if there is none."""
     found = [known for known in PUBLISHED if known.lower() in name.lower()]
     if not found:
         raise UsageError(f"{option} {name} is unknown: use {', '.join(PUBLISHED)}, or give --tflops and --bandwidth")
@@ -58,7 +58,7 @@ class Cluster(NamedTuple):
     device: Machine
     nodes: int
     each: int
-    """Devices of a machine."""
+    """Devices per machine."""
 
     @property
     def devices(self) -> int:
@@ -98,7 +98,7 @@ def this_machine() -> Machine:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, budget: float = 0.3) -> float:
-    """Seconds of the fastest of the runs that fit into about `budget` seconds, of three at least."""
+    """Seconds of the fastest run, of at least three and as many as fit into about `budget` seconds."""
     best, end, runs = float("inf"), time.perf_counter() + budget, 0
     while runs < 3 or time.perf_counter() < end:
         runs += 1

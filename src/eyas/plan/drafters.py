@@ -1,9 +1,9 @@
-"""What each kind of drafter costs, and what it may bring. Every assumption is a named constant here.
+"""The cost of each kind of drafter and the speedup to expect. Every assumption is a named constant here.
 
-Drafters that make all guesses in one pass have work of their own. Block drafters: a chat's states become keys and
-values of every layer once; each anchor runs all slots of a block through all layers. Embedding and head are the
-target's, so the draft vocabulary is the whole one and heads have no weight gradients. P-EAGLE: EAGLE-3's first layer
-and further ones, with an embedding and a head of its own that are trained; its steps have fewer and fewer rows.
+Drafters that make all guesses in one pass are counted differently. A block drafter computes keys and values of every
+layer from a chat's states once; each anchor runs all slots of a block through all layers. Embedding and head are the
+target's, so the draft vocabulary is the full one and the head has no weight gradients. P-EAGLE has EAGLE-3's first
+layer and further ones, and trains its own embedding and head; its steps have fewer and fewer rows.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from eyas.targets.taps import choose_taps, spread_taps, why_taps
 ACCEPT_LENGTHS = (4.24, 6.74)
 """EAGLE-3 on Llama-3.1-8B as its authors report: MT-bench at temperature 1, HumanEval at 0 (arXiv 2503.01840)."""
 PUBLISHED_ANSWERS = 50e6
-"""Answer tokens from which drafters are as good as published ones: those of some 60,000 chats."""
+"""Answer tokens with which drafters get as good as published ones, about those of 60,000 chats."""
 DATA_EXPONENT = 1 / 5
-"""With a share s of these tokens, s to this power of the tokens beyond the first of a pass are guessed. An estimate:
-2.0 million give 2.7 to 4.0, where SmolLM2's drafter was measured at 2.6 to 3.8, and 60,000 give 1.8 to 2.5, where one
-for the same kind of chats had 2.6."""
+"""With a share s of these tokens, the accept length beyond the first token of a pass is the published one times s to
+this power. An estimate: 2.0 million tokens give 2.7 to 4.0 (SmolLM2's drafter was measured at 2.6 to 3.8), and
+60,000 give 1.8 to 2.5 (a drafter for the same kind of chats had 2.6)."""
 EFFICIENCIES = (0.53, 0.84)
 """Speedup divided by accept length: in an independent benchmark, and at the authors' best."""
 DRAFT_PASSES = 6
-"""Drafter passes a round: five levels of a tree, and one pass over the accepted tokens."""
+"""Drafter passes per round: five levels of a tree, and one pass over the accepted tokens."""
 
 ACTIVATIONS = (50, 8, 5)
-"""Bytes of a row that the backward pass needs, for each of hidden size, MLP width, and widths of queries and keys: what
-autograd saves under bf16 autocast, counted."""
+"""Bytes per row that the backward pass needs, for each unit of hidden size, of MLP width, and of query and key width:
+what autograd saves under bf16 autocast, counted."""
 
 
 class Speedup(NamedTuple):
@@ -52,7 +52,7 @@ def drafter_parameters(target: ModelSize, taps: int, draft_vocab: int) -> tuple[
 
 
 def expected_lengths(published: tuple[float, float], work: Workload) -> tuple[float, float]:
-    """The accept lengths to expect of so much data, where enough of it gives `published` ones."""
+    """The accept lengths to expect with this amount of data, if enough data gives the `published` ones."""
     answers = work.tokens * work.answer_share
     reached = min(1.0, answers / PUBLISHED_ANSWERS) ** DATA_EXPONENT
     low, high = (1 + (length - 1) * reached for length in published)
@@ -60,14 +60,14 @@ def expected_lengths(published: tuple[float, float], work: Workload) -> tuple[fl
 
 
 def about_lengths(published: tuple[float, float], work: Workload) -> str:
-    """The accept lengths in words, with what the data has to do with them."""
+    """The expected accept lengths in words, and how the amount of data limits them."""
     low, high = expected_lengths(published, work)
     answers = work.tokens * work.answer_share
     if answers >= PUBLISHED_ANSWERS:
         return f"accept length {low} to {high}"
     return (
-        f"accept length {low:.2f} to {high:.2f}, as {answers / 1e6:.2g} million answer tokens are less than the "
-        f"{PUBLISHED_ANSWERS / 1e6:.0f} of published drafters, whose {published[0]} to {published[1]}"
+        f"accept length {low:.2f} to {high:.2f}, as {answers / 1e6:.2g} million answer tokens are fewer than the "
+        f"{PUBLISHED_ANSWERS / 1e6:.0f} million of published drafters, which reach {published[0]} to {published[1]}"
     )
 
 
@@ -82,18 +82,18 @@ def _speedup(draft_cost: float, passes: float, published: tuple[float, float], w
 
 
 def _kept_for_backward(target: ModelSize) -> int:
-    """Bytes of a row that the backward pass needs (`ACTIVATIONS`)."""
+    """Bytes per row that the backward pass needs (`ACTIVATIONS`)."""
     by_hidden, by_intermediate, by_heads = ACTIVATIONS
     return by_hidden * target.hidden + by_intermediate * target.intermediate + by_heads * (target.query + target.key)
 
 
 def _memory(target: ModelSize, own: int, kept: int) -> TrainingMemory:
-    """Of `own` parameters, and what a micro-batch keeps."""
+    """Training memory for `own` trained parameters and `kept` bytes of activations."""
     return TrainingMemory(18 * own, kept, 4 * target.head, 2 * target.total, target.layers)
 
 
 class Eagle3Plan(NamedTuple):
-    """What an EAGLE-3 drafter will cost, and what it may bring."""
+    """The cost of an EAGLE-3 drafter and the speedup to expect."""
 
     target: ModelSize
     taps: int
@@ -101,7 +101,7 @@ class Eagle3Plan(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What an epoch goes over, in words."""
+        """What an epoch processes, in words."""
         return f"tokens, {self.work.unroll} steps"
 
     @property
@@ -122,7 +122,7 @@ class Eagle3Plan(NamedTuple):
     def training_memory(self, chats: int, length: int) -> TrainingMemory:
         """The bytes on a device for micro-batches of `chats` chats of `length` tokens, in bf16.
 
-        Every device of several holds as much. Later steps have rows only where an answer is predicted.
+        With several devices, each holds this much. Later steps have rows only where an answer is predicted.
         """
         target, tokens, parts = self.target, chats * length, self._parameters
         rows = tokens * (1 + (self.work.unroll - 1) * self.work.answer_share)
@@ -136,7 +136,7 @@ class Eagle3Plan(NamedTuple):
         return _speedup(cost, DRAFT_PASSES, ACCEPT_LENGTHS, self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
-        """What the figures assume of the drafter, in words."""
+        """What the figures assume about the drafter, in words."""
         return (
             f"an EAGLE-3 drafter of the target's widths, {self.work.draft_vocab} draft tokens: a pass costs "
             f"{draft_cost:.1%} of the target's, {DRAFT_PASSES} a round",
@@ -146,16 +146,16 @@ class Eagle3Plan(NamedTuple):
 
 
 BLOCKS = ("dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr")
-"""What `shape.kind` calls the block drafters."""
-_QWEN4B, _OTHERS = "what DSpark's authors report for Qwen3-4B", "DFlash's on Qwen3-4B, for want of own ones"
+"""The values of `shape.kind` that are block drafters."""
+_QWEN4B, _OTHERS = "what DSpark's authors report for Qwen3-4B", "DFlash's on Qwen3-4B, as it has none of its own"
 BLOCK_ACCEPT_LENGTHS = {
     "dflash": (3.07, 5.40, _QWEN4B), "dspark": (3.64, 6.11, _QWEN4B),
     "jetspec": (4.58, 7.82, "what its authors report for its trees on Qwen3-8B"),
-    "domino": (3.70, 6.51, "DFlash's on Qwen3-4B and the 20.6 % that speculators gained (#773)"),
-    "xpress": (3.99, 7.02, "DFlash's on Qwen3-4B and the 30 % that its authors report"),
+    "domino": (3.70, 6.51, "DFlash's on Qwen3-4B and the 20.6% that speculators gained (#773)"),
+    "xpress": (3.99, 7.02, "DFlash's on Qwen3-4B and the 30% that its authors report"),
     "dflash2": (3.07, 5.40, _OTHERS), "lilicorr": (3.07, 5.40, _OTHERS),
 }  # fmt: skip
-"""Accept lengths on MT-bench and GSM8K, at temperature 1 where that is known, and where they are from."""
+"""Accept lengths on MT-bench and GSM8K, at temperature 1 where that is known, and their source."""
 
 
 class BlockShape(NamedTuple):
@@ -165,12 +165,12 @@ class BlockShape(NamedTuple):
     layers: int
     taps: int
     block_size: int | None
-    """Slots, the anchor's included; None = seven guesses."""
+    """Slots, including the anchor's; None = seven guesses."""
     anchors: int
-    """Most blocks of a chat."""
+    """Maximum blocks per chat."""
 
     def network(self, target: ModelSize) -> BlockNetwork:
-        """It on the meta device, with the sizes of its heads that are the kind's defaults."""
+        """The network on the meta device; the sizes of its heads are the kind's defaults."""
         kind = KINDS.get(self.kind, KINDS["dflash"])  # JetSpec has DFlash's tensors
         fields = kind.config.model_fields
         values: dict[str, Any] = {
@@ -186,7 +186,7 @@ class BlockShape(NamedTuple):
         return cast(BlockNetwork, kind.blank(kind.config(**values)))
 
     def blocks(self, answer_tokens: float) -> float:
-        """Blocks that are trained on in a chat with so many answer tokens."""
+        """Blocks that are trained on in a chat with `answer_tokens` answer tokens."""
         return min(float(self.anchors), answer_tokens)
 
 
@@ -195,20 +195,20 @@ class BlockParameters(NamedTuple):
 
     fc: int
     context: int
-    """Keys and values of all layers, which are part of the layers."""
+    """Key and value projections of all layers, which `layers` includes."""
     layers: int
     correction: int
-    """What is multiplied for a guess beside them."""
+    """Other matrices that are multiplied for every guess."""
     tables: int
-    """What is only looked up, by token."""
+    """Tables that are only looked up, by token."""
     slots: int
     guesses: int
     candidates: int
-    """How often a guess's correction is multiplied: once, or for each of so many candidates."""
+    """How often the correction is computed per guess: once, or for each of this many candidates."""
 
     @property
     def own(self) -> int:
-        """All that is trained."""
+        """All trained parameters."""
         return self.fc + self.layers + self.correction + self.tables
 
 
@@ -231,7 +231,7 @@ def block_parameters(target: ModelSize, shape: BlockShape) -> BlockParameters:
 
 
 class BlockPlan(NamedTuple):
-    """What a block drafter will cost, and what it may bring."""
+    """The cost of a block drafter and the speedup to expect."""
 
     target: ModelSize
     shape: BlockShape
@@ -239,7 +239,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What an epoch goes over, in words."""
+        """What an epoch processes, in words."""
         slots = block_parameters(self.target, self.shape).slots
         return f"chats, up to {self.shape.anchors} blocks of {slots} slots each"
 
@@ -273,7 +273,7 @@ class BlockPlan(NamedTuple):
         return _speedup(cost, 1, BLOCK_ACCEPT_LENGTHS[self.shape.kind][:2], self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
-        """What the figures assume of the drafter, in words."""
+        """What the figures assume about the drafter, in words."""
         *lengths, source = BLOCK_ACCEPT_LENGTHS[self.shape.kind]
         return (
             f"a {self.shape.kind} drafter of the target's widths, {self.shape.layers} layers, with the target's "
@@ -284,11 +284,11 @@ class BlockPlan(NamedTuple):
 
 
 SAMPLED, LEAST_SAMPLED = 0.7, 0.2
-"""P-EAGLE's position sampling as published: step j is trained on 0.7^j of the chains, at least on a fifth of them."""
+"""P-EAGLE's position sampling as published: step j is trained on 0.7^j of the chains, but at least on a fifth."""
 
 
 class PEaglePlan(NamedTuple):
-    """What a P-EAGLE drafter will cost, and what it may bring; `work.unroll` is the guesses of a pass."""
+    """The cost of a P-EAGLE drafter and the speedup to expect; `work.unroll` is the number of guesses per pass."""
 
     target: ModelSize
     taps: int
@@ -297,19 +297,19 @@ class PEaglePlan(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What an epoch goes over, in words."""
+        """What an epoch processes, in words."""
         return f"tokens, {self.work.unroll} steps on a sample of their positions"
 
     @property
     def _parameters(self) -> tuple[int, int, int]:
-        """Of fc, of all layers, and of the head; only the first layer reads embedding and state side by side."""
+        """Counts of fc, all layers, and the head; only the first layer reads embedding and state, concatenated."""
         target, (fc, first, head) = self.target, drafter_parameters(self.target, self.taps, self.work.draft_vocab)
         further = first - target.hidden * (target.query + 2 * target.key)
         return fc, first + (self.layers - 1) * further, head
 
     @property
     def _later(self) -> float:
-        """Rows of all steps but the first, for each answer token."""
+        """Rows of all steps but the first, per answer token."""
         return sum(max(SAMPLED**step, LEAST_SAMPLED) for step in range(1, self.work.unroll))
 
     def training_hours(self, machine: Machine, devices: int) -> float:
@@ -334,7 +334,7 @@ class PEaglePlan(NamedTuple):
         return _speedup(cost, 1, ACCEPT_LENGTHS, self.work)
 
     def assumed(self, draft_cost: float) -> tuple[str, str]:
-        """What the figures assume of the drafter, in words."""
+        """What the figures assume about the drafter, in words."""
         return (
             f"a P-EAGLE drafter of the target's widths, {self.layers} layers, {self.work.draft_vocab} draft tokens, "
             f"with an embedding of its own: a draft costs {draft_cost:.1%} of a pass of the target, once a round",
@@ -349,7 +349,7 @@ DrafterPlan = Eagle3Plan | PEaglePlan | BlockPlan
 
 @dataclass(frozen=True)
 class PlannedDrafter:
-    """The drafter that is planned: its kind, and sizes of which None is the kind's default."""
+    """The planned drafter: its kind, and its sizes; None is the kind's default."""
 
     kind: str = "eagle3"
     unroll: int | None = None
@@ -365,15 +365,15 @@ class PlannedDrafter:
 
     @property
     def layers(self) -> int:
-        """Its decoder layers, if they are more than one."""
+        """Its decoder layers, if the kind can have more than one."""
         return self.draft_layers or (5 if self.is_block else 4)
 
     def boundaries(self, config: Any, size: ModelSize) -> tuple[int, ...]:
-        """The taps that it reads of a target with this transformers config, if none are given."""
+        """The default taps for a target with this transformers config."""
         return spread_taps(self.layers, size.layers) if self.is_block else choose_taps(config)
 
     def why(self, config: Any, taps: tuple[int, ...], *, given: bool) -> str:
-        """Why it reads these taps, unless they were given, in words."""
+        """The reason for these taps in words; `given`: whether they were set by the user."""
         if self.is_block and not given:
             return f"taps for {self.layers} draft layers: capture with --taps {','.join(map(str, taps))}"
         return why_taps(config, taps)
@@ -384,7 +384,7 @@ class PlannedDrafter:
         return work._replace(unroll=steps, draft_vocab=min(self.draft_vocab or 32000, size.vocab))
 
     def plan(self, size: ModelSize, taps: int, work: Workload) -> DrafterPlan:
-        """What it will cost on this workload, as `work` makes it, reading so many taps."""
+        """The plan for this drafter with `taps` taps, on a workload that the method `work` made."""
         if self.is_block:
             shape = BlockShape(self.kind, self.layers, taps, self.block_size, self.anchors or 512)
             return BlockPlan(size, shape, work)

@@ -1,7 +1,7 @@
 """Recipes for `eyas train` and sweeps for `eyas sweep`, found by name: YAML files that come with the package.
 
 With `extends: FILE`, or a list of files, a recipe overrides values of other recipes, key by key. Paths are relative to
-the recipe; the name of a recipe that comes with the package will do, too.
+the recipe; names of recipes that come with the package work, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SWEEPS = "sweeps"
 
 
 def known_recipes(folder: str = "") -> dict[str, Path]:
-    """Name -> file of what comes with the package: recipes, or what is in `folder`."""
+    """Name -> file of the recipes that come with the package, or of the files in `folder`."""
     return {
         path.relative_to(FOLDER / folder).with_suffix("").as_posix(): path
         for path in sorted((FOLDER / folder).rglob("*.yaml"))
@@ -29,9 +29,9 @@ def known_recipes(folder: str = "") -> dict[str, Path]:
 
 
 def find_recipe(name: str | Path, folder: str = "") -> Path:
-    """The file `name`, or else the package's of that name: `eagle3`, `smollm2/eagle3`; `folder` may be `SWEEPS`.
+    """The file `name`, or else the package's of that name (`eagle3`, `smollm2/eagle3`); `folder` may be `SWEEPS`.
 
-    Raises ConfigError, which lists the names.
+    Raises ConfigError listing the known names.
     """
     if Path(name).is_file():
         return Path(name)
@@ -44,7 +44,7 @@ def find_recipe(name: str | Path, folder: str = "") -> Path:
     raise ConfigError(
         f"there is no file {name}, and no {what} of that name"
         + (f": did you mean {near[0]}?" if near else "")
-        + f" (with eyas come {', '.join(known)})"
+        + f" (eyas comes with {', '.join(known)})"
     )
 
 
@@ -66,7 +66,7 @@ def read_recipe(name: str | Path, extending: tuple[Path, ...] = ()) -> dict[str,
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two nested mappings; where both have a value, that of `over` counts."""
+    """Merge two nested mappings; where both have a value, the one in `over` wins."""
     merged = dict(under)
     for key, value in over.items():
         there = under.get(key)

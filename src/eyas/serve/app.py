@@ -34,9 +34,9 @@ from eyas.serve.playground.page import Gauges, playground
 
 _ROUTERS = (chat.router, responses.router, messages.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
-"""The paths of the API: the only ones that become labels of metrics."""
+"""Paths of the API, the only ones used as metric labels."""
 OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})
-"""Paths that need no key: for probes, scrapers and the playground's page. Whatever touches the model needs one."""
+"""Paths that need no key: for probes, scrapers and the playground's page. Everything that uses the model needs one."""
 
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 log = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ def create_app(
     metrics: Metrics | None = None,
     learnt: Callable[[], dict[str, Any]] | None = None,
 ) -> FastAPI:
-    """Make the app over an engine's thread, which the caller starts and stops.
+    """Make the app on top of an engine thread, which the caller starts and stops.
 
-    The observer should be the thread's own, and should include `gauges` and `metrics`. With `gauges` there is a
-    playground at `/`, with `metrics` they are shown at `/metrics`. `learnt`: see `playground`.
+    `observer` should be the one given to the thread, and should include `gauges` and `metrics`. `gauges` adds the
+    playground at `/`, `metrics` adds `/metrics`. `learnt`: see `playground`.
     """
     app = FastAPI(
         title="eyas",
@@ -92,7 +92,7 @@ def create_app(
 
 
 class RootPathMiddleware:
-    """ASGI middleware for a proxy that keeps its own prefix: everything within sees the path after the prefix."""
+    """ASGI middleware for a proxy that doesn't strip its path prefix: inner layers see the path after the prefix."""
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app, self._root_path = app, root_path
@@ -105,7 +105,7 @@ class RootPathMiddleware:
 
 
 class RequestIdMiddleware:
-    """The outermost ASGI layer: every response has `X-Request-Id`, every error is reported, no exception gets out.
+    """ASGI middleware: every response gets `X-Request-Id`, every error is reported, exceptions become error responses.
 
     The client's own id is kept if it is harmless.
     """
@@ -113,9 +113,9 @@ class RequestIdMiddleware:
     def __init__(
         self, app: ASGIApp, refused: Callable[[str, int, str, str], None], known: Callable[[str], bool]
     ) -> None:
-        """`refused(endpoint, status, code, path)` is called for every error response but those to `OPEN` paths.
+        """`refused(endpoint, status, code, path)` is called for every error response, except on `OPEN` paths.
 
-        `known(path)` says whether a path is an endpoint; others are reported as "", since clients make them up.
+        `known(path)` says whether a path is an endpoint; others are reported as "", since clients can make them up.
         """
         self._app, self._refused, self._known = app, refused, known
 
@@ -141,7 +141,7 @@ class RequestIdMiddleware:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # the log has the details, the client learns only that it failed
+        except Exception as error:  # the log has the details; the client only learns that it failed
             log.exception("request %s failed", request_id)
             if started:
                 raise
@@ -149,15 +149,15 @@ class RequestIdMiddleware:
 
 
 class RequestHeadMiddleware:
-    """ASGI middleware: 403 for a `Host` that isn't this server, 400 for a body whose length is said twice.
+    """ASGI middleware: 403 for a `Host` that isn't this server, 400 for a body whose length is declared twice.
 
-    A web page can have its own name resolve to this machine (DNS rebinding), and its browser then takes the server for
-    a part of that page's site; but it sends that name as `Host`. A body with `Content-Length` and `Transfer-Encoding`
-    is two different requests to two different proxies.
+    A web page can have its own name resolve to this machine (DNS rebinding). The browser then treats the server as part
+    of that page's site, but still sends the page's name as `Host`. A body with both `Content-Length` and
+    `Transfer-Encoding` can look like different requests to different proxies (request smuggling).
     """
 
     def __init__(self, app: ASGIApp, bound: str, allowed: Sequence[str]) -> None:
-        """`bound` is the address listened on, `allowed` are further names: `NAME`, `*.DOMAIN`, or `*` for any."""
+        """`bound` is the listening address, `allowed` are additional names: `NAME`, `*.DOMAIN`, or `*` for any."""
         self._app = app
         self._bound = _host_name(bound) or bound
         self._allowed = [_host_name(name) or name for name in allowed]
@@ -168,9 +168,9 @@ class RequestHeadMiddleware:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        host = headers.get(b"host")  # only HTTP/1.0, which no browser speaks, can be without
+        host = headers.get(b"host")  # only HTTP/1.0, which no browser speaks, may omit it
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            message = "the body has Content-Length and Transfer-Encoding: send one of the two"
+            message = "the body has both Content-Length and Transfer-Encoding: send only one of the two"
             error = ApiError(400, message, code="ambiguous_length", headers={"Connection": "close"})
             await error.send(scope, receive, send)
         elif host is not None and not self._knows(name := _host_name(host.decode("latin-1"))):
@@ -183,8 +183,8 @@ class RequestHeadMiddleware:
     def _knows(self, name: str) -> bool:
         """Whether a request for this host may be meant for this server.
 
-        Addresses and names without a dot can't be made to point here by a stranger; where only this machine can
-        connect, they don't name this server either, its own excepted.
+        An attacker can't make an IP address or a name without a dot resolve to this machine, so both are accepted. A
+        server that listens on a loopback address accepts only loopback names and addresses.
         """
         if name and (name == self._bound or any(_matches(name, pattern) for pattern in self._allowed)):
             return True
@@ -194,7 +194,7 @@ class RequestHeadMiddleware:
 
 
 def _host_name(host: str) -> str:
-    """The name or address of `NAME`, `NAME:PORT`, `[ADDRESS]:PORT` or an IPv6 address, in small letters; "" if none."""
+    """The name or address of `NAME`, `NAME:PORT`, `[ADDRESS]:PORT` or an IPv6 address, in lower case; else ""."""
     try:
         return ip_address(host).compressed
     except ValueError:
@@ -229,7 +229,7 @@ def _matches(name: str, pattern: str) -> bool:
 class ApiKeyMiddleware:
     """ASGI middleware: 401 without a known key in `Authorization: Bearer KEY` or `x-api-key`.
 
-    Without keys it is open to everyone. Keys are compared in constant time. The beginning of the key's digest is left
+    Without keys it is open to everyone. Keys are compared in constant time. The beginning of the key's digest is stored
     in the scope's state as `key`.
     """
 
@@ -257,7 +257,7 @@ class ApiKeyMiddleware:
 
 
 def client_of_key(key: bytes) -> str:
-    """What the client with an API key is called inside: the beginning of the key's digest."""
+    """Internal id of the client with this API key: the beginning of the key's digest."""
     return _digest(key.strip()).hex()[:16]
 
 

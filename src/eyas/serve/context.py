@@ -1,6 +1,6 @@
-"""What every route works with: the server's settings and shared state, and what is known of the request's sender.
+"""What every route works with: the server's settings and shared state, and what is known about the request.
 
-Routes get the two as parameters, `context: Context` and `info: Info`, from FastAPI's dependency injection.
+Routes get them as parameters, `context: Context` and `info: Info`, through FastAPI's dependency injection.
 """
 
 from __future__ import annotations
@@ -31,63 +31,63 @@ from eyas.types import GrammarSpec
 
 T = TypeVar("T")
 _LARGE = 1 << 16
-"""Characters of a large text, which may take a tenth of a second or more to tokenize."""
+"""Characters beyond which a text is large: it may take a tenth of a second or more to tokenize."""
 _SECONDS_PER_CHARACTER = 4e-8
-"""The pace of large bodies: parsing one takes a quarter of this, during which no other Python code runs."""
+"""The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
 _MOST_WAITING = 32 << 20
-"""The most characters that wait; beyond it a client with any waiting is refused."""
+"""Maximum waiting characters; beyond it, clients that have text waiting already are refused."""
 
 log = logging.getLogger(__name__)
 
 
 class ServeSettings(StrictModel):
-    """Names, keys and limits of one server: what its operator decides. But for `seed`, none of them changes a token."""
+    """Names, keys and limits, set by the operator. Only `seed` and `parse_special_tokens` can change a token."""
 
     model_names: tuple[str, ...] = Field(min_length=1)
     """The names that requests may use for the model."""
     api_keys: tuple[SecretStr, ...] = ()
     """Any of these keys opens the API; without keys it is open to everyone."""
     host: str = "127.0.0.1"
-    """The address that is listened on."""
+    """The address to listen on."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that clients may call the server by (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
+    """Additional names that clients may use for the server (`Host`): `NAME`, `*.DOMAIN`, or `*` for any."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses or networks of proxies whose `X-Forwarded-For` says who the client is; `*` = anyone's."""
+    """Addresses or networks of proxies whose `X-Forwarded-For` says who the client is; `*` = any."""
     parse_special_tokens: bool = False
-    """Whether special tokens that messages spell out are control tokens; else they are text."""
+    """Whether special tokens spelled out in messages are control tokens; otherwise they are text."""
     max_connections: int | None = Field(default=None, ge=1)
-    """Most connections at once; None = what file descriptors allow, at most 4096."""
+    """Maximum open connections; None = what file descriptors allow, at most 4096."""
     header_seconds: float = Field(default=10.0, gt=0)
     """How long a client may take from connecting, or from a request's first byte, to the end of its headers."""
     idle_seconds: float = Field(default=5.0, gt=0)
-    """How long a connection is kept after an answer, for the next request."""
+    """How long a connection is kept open after a response, for the next request."""
     max_model_len: int | None = Field(default=None, ge=2)
-    """Most tokens of a prompt and its answer; None = the model's context."""
+    """Maximum tokens of a prompt and its answer; None = the model's context."""
     max_body_bytes: int = Field(default=8 << 20, ge=1)
     read_seconds: float = Field(default=30.0, gt=0)
     """How long a client may pause while it sends a body."""
     max_choices: int = Field(default=128, ge=1)
-    """Most choices of one request: prompts times `n`."""
+    """Maximum choices per request: prompts times `n`."""
     request_seconds: float | None = Field(default=None, gt=0)
-    """The longest a request may wait and run; None = as long as it takes."""
+    """How long a request may wait and run in total; None = no limit."""
     write_seconds: float = Field(default=30.0, gt=0)
-    """How long a client may read nothing of a stream before its request is cancelled."""
+    """How long a client may read nothing from a stream before its request is cancelled."""
     backlog_chunks: int = Field(default=1024, ge=1)
-    """Most chunks kept for a client that reads more slowly than the engine generates."""
+    """Maximum chunks kept for a client that reads more slowly than the engine generates."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may continue after SIGTERM."""
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may call the API (CORS); `*` = any."""
     root_path: str = ""
-    """The path under which a proxy shows the server; requests come with it or without it."""
+    """Path under which a proxy exposes the server; requests may arrive with or without it."""
     ssl_certfile: Path | None = None
-    """A certificate in PEM to serve HTTPS with; None = HTTP."""
+    """PEM certificate for HTTPS; None = HTTP."""
     ssl_keyfile: Path | None = None
-    """The certificate's key; None = it is in the certificate's file."""
+    """The certificate's private key; None = it is in the certificate file."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
-    """The seed of requests that have none; None = drawn for each."""
+    """Seed for requests without one; None = a random one for each."""
     per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
-    """`summary`: responses with one choice have vLLM's `metrics.speculative_decoding`."""
+    """`summary`: responses with one choice include vLLM's `metrics.speculative_decoding`."""
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class _Job:
 
 
 class FairWorkers:
-    """A pool of threads for one event loop, whose turns are shared fairly by clients and their users."""
+    """A thread pool for one event loop that shares its turns fairly between clients and their users."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
@@ -111,13 +111,13 @@ class FairWorkers:
         self._submitted = 0
 
     async def run(self, key: str, characters: int, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function on one of the threads when it is the turn of this queue key; QueueFullError.
+        """Call a function on one of the threads when it is this queue key's turn. Raises QueueFullError.
 
-        A call that is cancelled before its turn is never made; later it goes on, and holds its thread until it ends.
+        A call that is cancelled before its turn is never made. If cancelled later, it runs to its end on its thread.
         """
         waiting = sum(job.longest for job in self._queue)
         if waiting + characters > _MOST_WAITING and self._queue.count(client_of(key)):
-            raise QueueFullError("too much text waits to be read: try again later", 5.0)
+            raise QueueFullError("too much text is waiting to be read: try again later", 5.0)
         job = _Job(self._submitted, key, characters)
         self._submitted += 1
         self._queue.push(job)
@@ -146,22 +146,22 @@ class FairWorkers:
     def _give_turns(self) -> None:
         while self._free and self._queue:
             turn = self._queue.pop().turn
-            if not turn.cancelled():  # its request doesn't know yet
+            if not turn.cancelled():  # else its request was cancelled but hasn't removed it yet
                 self._free -= 1
                 turn.set_result(None)
 
 
 class FairTurns:
-    """Lets requests begin in turns of clients, one in each pass of the event loop at most."""
+    """Lets clients take turns to start requests, at most one per iteration of the event loop."""
 
     def __init__(self, pause: float = 0.0) -> None:
-        """`pause`: seconds for each character of a request, until the next one may begin."""
+        """`pause`: seconds per character of a request before the next one may start."""
         self._queue = FairQueue[_Job]()
         self._pause = pause
         self._submitted, self._giving = 0, False
 
     async def next(self, key: str, characters: int) -> None:
-        """Wait until it is the turn of a request with `characters` characters."""
+        """Wait for the turn of a request with `characters` characters."""
         loop = asyncio.get_running_loop()
         job = _Job(self._submitted, key, characters)
         self._submitted += 1
@@ -179,7 +179,7 @@ class FairTurns:
     def _give_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._queue:
             job = self._queue.pop()
-            if not job.turn.cancelled():  # its request doesn't know yet
+            if not job.turn.cancelled():  # else its request was cancelled but hasn't removed it yet
                 job.turn.set_result(None)
                 loop.call_later(self._pause * job.longest, self._give_turn, loop)
                 return
@@ -188,7 +188,7 @@ class FairTurns:
 
 @dataclass
 class ServerContext:
-    """The state of one server that its routes share."""
+    """The state that a server's routes share."""
 
     thread: EngineThread
     settings: ServeSettings
@@ -197,7 +197,7 @@ class ServerContext:
     """When the server started, in seconds since the epoch."""
     trials: GrammarTrials = field(default_factory=GrammarTrials)
     _ignored: set[str] = field(default_factory=set)
-    """The fields that the log has named as ignored."""
+    """Fields that were already logged as ignored."""
     _workers: FairWorkers = field(default_factory=lambda: FairWorkers(2, "tokenize"))
     _large_workers: FairWorkers = field(default_factory=lambda: FairWorkers(1, "tokenize-large"))
     _turns: FairTurns = field(default_factory=FairTurns)
@@ -205,7 +205,7 @@ class ServerContext:
 
     @property
     def engine(self) -> ServedEngine:
-        """The engine; ApiError 503 unless it takes requests."""
+        """The engine. Raises ApiError 503 unless it accepts requests."""
         status = self.thread.status
         if status == "ready":
             return self.thread.engine
@@ -219,7 +219,7 @@ class ServerContext:
 
     @property
     def max_model_len(self) -> int | None:
-        """Most tokens of a prompt and its answer; None = unlimited."""
+        """Maximum tokens of a prompt and its answer; None = unlimited."""
         limits = [n for n in (self.engine.target.max_length, self.settings.max_model_len) if n is not None]
         return min(limits, default=None)
 
@@ -229,35 +229,35 @@ class ServerContext:
         return f"eyas-{eyas.__version__}"
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError 404 if no model of this name is served; None is any model."""
+        """Raise ApiError 404 if no model of this name is served; None stands for any model."""
         if name is not None and name not in self.settings.model_names:
             served = ", ".join(self.settings.model_names)
-            message = f"there is no model {name[:100]!r} here: write {served}"
+            message = f"there is no model {name[:100]!r} here: use {served}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def seconds_left(self, received: float) -> float | None:
-        """How long a request that came at this time (`time.monotonic`) may still take; None = as long as it takes."""
+        """Seconds left for a request that arrived at this time (`time.monotonic`); None = no limit."""
         most = self.settings.request_seconds
         return None if most is None else max(0.0, received + most - time.monotonic())
 
     def log_ignored(self, fields: Iterable[tuple[str, str]]) -> None:
-        """Log fields of a request that change nothing, with the reasons; each field once."""
+        """Log the ignored fields of a request with the reasons, each field only once."""
         for name, why in fields:
             if name not in self._ignored:
                 self._ignored.add(name)
                 log.info("a field is accepted and ignored", extra={"fields": {"field": name, "reason": why}})
 
     async def turn_to_read(self, client: str, characters: int) -> None:
-        """Wait until it is the turn of a client's body to be parsed and checked, by its characters."""
+        """Wait until it is the client's turn to have a body of `characters` characters parsed and checked."""
         await (self._turns if characters <= _LARGE else self._large_turns).next(client, characters)
 
     async def in_worker(
         self, function: Callable[..., T], *arguments: Any, characters: int = 0, info: RequestInfo | None = None
     ) -> T:
-        """Run a slow function (templates, tokenizing) on a worker thread, beside the event loop.
+        """Run a slow function (templates, tokenizing) on a worker thread, off the event loop.
 
-        Texts of many `characters` have a thread of their own, so that short ones never wait for them. Clients take
-        turns: `info` says whose request it is. ApiError 504 when that has taken too long, QueueFullError.
+        Texts of many `characters` have a separate thread, so that short ones never wait for them. Clients take turns;
+        `info` says whose request it is. Raises QueueFullError, or ApiError 504 when the request's time is up.
         """
         workers = self._workers if characters <= _LARGE else self._large_workers
         client, left = ("", None) if info is None else (info.client, self.seconds_left(info.received))
@@ -267,26 +267,26 @@ class ServerContext:
             raise too_late() from None
 
     async def check_grammar(self, grammar: GrammarSpec | None, client: str) -> None:
-        """Compile a client's grammar, which the engine then reuses; RequestError, UsageError, QueueFullError."""
+        """Compile a client's grammar for the engine to reuse. Raises RequestError, UsageError or QueueFullError."""
         if grammar is not None:
             await self.trials.check(self.engine.tokenizer, grammar, client)
 
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """What is known of a request besides its body."""
+    """What is known about a request apart from its body."""
 
     id: str
-    """The value of `X-Request-Id`, which is also part of the response's id and of log lines."""
+    """The value of `X-Request-Id`, also part of the response's id and of log lines."""
     received: float
     """When the request arrived, by `time.monotonic`."""
     client: str
-    """The digest of the client's key, or its address where no keys are needed."""
+    """The digest of the client's key, or the client's address if the server needs no keys."""
     private: bool = False
-    """Whether the client says that nothing may be learnt from it (`X-Eyas-Learn: off`)."""
+    """Whether the client forbids learning from its requests (`X-Eyas-Learn: off`)."""
 
     def queue_key(self, user: str | None) -> str:
-        """The queue that the request waits in: one for each user of a client, who share what the client gets."""
+        """Key of the queue that the request waits in: one per user; a client's users share the client's turns."""
         key = f"{self.client}/{user or ''}"
         return private(key) if self.private else key
 
@@ -303,7 +303,7 @@ async def _request_info(request: Request) -> RequestInfo:
 
 
 def client_id(request: Request) -> str:
-    """The digest of the client's key, or its address where no keys are needed."""
+    """The digest of the client's key, or the client's address if the server needs no keys."""
     key: str = request.scope["state"].get("key", "")
     return key or (request.client.host if request.client else "")
 
@@ -311,4 +311,4 @@ def client_id(request: Request) -> str:
 Context = Annotated[ServerContext, Depends(_server_context)]
 """The server's state, as a parameter of a route."""
 Info = Annotated[RequestInfo, Depends(_request_info)]
-"""What is known of the request, as a parameter of a route."""
+"""What is known about the request, as a parameter of a route."""

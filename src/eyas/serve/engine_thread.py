@@ -1,7 +1,7 @@
 """The engine on a thread of its own, and the handles through which the event loop follows its requests.
 
 The event loop never touches the engine: it queues calls, which the thread makes between two steps. The chunks of a step
-go back to each event loop in one call. The engine is loaded on the thread, too.
+are delivered to each event loop in one call. The engine is also loaded on the thread.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Status = Literal["loading", "ready", "draining", "stopped", "failed"]
 Call = Callable[[Any], None]
 log = logging.getLogger(__name__)
 _CALLS = 0.05
-"""Seconds for which calls are made between two steps."""
+"""Maximum seconds spent on queued calls between two steps."""
 
 
 class TooSlowError(EyasError):
-    """The client reads its response so slowly that too many chunks wait for it."""
+    """The client reads its response too slowly: too many chunks are waiting for it."""
 
 
 class EngineStoppedError(EyasError):
@@ -48,7 +48,7 @@ class ServedEngine(Protocol):
     speculation: Any
 
     def submit(self, request: Request, *, deadline: float | None = None, queue_key: str = "") -> int:
-        """Queue a request and return its index; RequestError, QueueFullError."""
+        """Queue a request and return its index. Raises RequestError or QueueFullError."""
 
     def cancel(self, index: int) -> None:
         """End a request; its last chunk, with its completion, comes with a later step."""
@@ -78,7 +78,7 @@ class EngineThread:
     def __init__(
         self, load: Callable[[], ServedEngine], *, observer: Observer | None = None, backlog: int = 1024
     ) -> None:
-        """`backlog`: most chunks that may wait for one request's reader before it is cancelled."""
+        """`backlog`: maximum chunks that may wait for a request's reader before the request is cancelled."""
         self._load, self._observer, self._backlog = load, observer, backlog
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()  # None = stop
         self._sequences: dict[int, tuple[RequestHandle, int]] = {}  # by engine index: its handle and choice index
@@ -87,7 +87,7 @@ class EngineThread:
         self._engine: ServedEngine | None = None
         self.status: Status = "loading"
         self.error: Exception | None = None
-        """Why loading or a step failed; None as long as the status isn't `failed`."""
+        """Why loading or a step failed; None unless the status is `failed`."""
 
     def start(self) -> None:
         """Start the thread, which begins by loading the engine."""
@@ -95,7 +95,7 @@ class EngineThread:
 
     @property
     def engine(self) -> ServedEngine:
-        """The engine, for reading what never changes (tokenizer, vocabulary, context); EngineStoppedError before."""
+        """The engine, to read constants (tokenizer, vocabulary, context). Raises EngineStoppedError until loaded."""
         if self._engine is None:
             raise EngineStoppedError(f"the engine is {self.status}")
         return self._engine
@@ -108,7 +108,7 @@ class EngineThread:
     async def submit(
         self, requests: Sequence[Request], *, deadline: float | None = None, queue_key: str = ""
     ) -> RequestHandle:
-        """Queue all of these sequences or none; RequestError, QueueFullError, EngineStoppedError."""
+        """Queue all of these sequences or none. Raises RequestError, QueueFullError or EngineStoppedError."""
         if self.status != "ready":
             raise EngineStoppedError(f"the engine is {self.status}")
         handle = RequestHandle(len(requests), self._backlog, self._cancel)
@@ -119,7 +119,7 @@ class EngineThread:
             try:
                 for request in requests:
                     indices.append(engine.submit(request, deadline=deadline, queue_key=queue_key))
-            except Exception as error:  # noqa: BLE001  # a request that can't be queued is its own affair
+            except Exception as error:  # noqa: BLE001  # goes to the submitter and doesn't end the thread
                 for index in indices:
                     engine.cancel(index)
                 _call_on_loop(handle.loop, _settle, queued, error)
@@ -128,7 +128,7 @@ class EngineThread:
             self._sequences |= {index: (handle, choice_index) for choice_index, index in enumerate(indices)}
             _call_on_loop(handle.loop, _settle, queued)
 
-        self._submitting += 1  # after the call has left the queue and until it is done nothing else shows it
+        self._submitting += 1  # keeps `idle` false while the call has left the queue but isn't done
         self._calls.put(submit_all)
         self._refuse_if_ended()  # the thread may have ended since the status was read
         try:
@@ -141,7 +141,7 @@ class EngineThread:
         return handle
 
     def drain(self) -> None:
-        """Refuse new requests and let running ones go on."""
+        """Refuse new requests and let running ones continue."""
         if self.status in ("loading", "ready"):
             self._become("draining")
 
@@ -160,7 +160,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Wait until the thread has ended, for at most `seconds`; not at all while it loads, which can't be ended."""
+        """Wait at most `seconds` for the thread to end; not at all while it loads, which can't be interrupted."""
         if self.alive and (self._engine is not None or self.status in ("stopped", "failed")):
             self._thread.join(seconds)
 
@@ -193,9 +193,9 @@ class EngineThread:
         self._sequences.clear()
 
     def _make_calls(self, engine: ServedEngine) -> bool:
-        """Make the queued calls, waiting for one if the engine is idle; False once `stop` was called.
+        """Make the queued calls, waiting for one if the engine is idle; return False once `stop` was called.
 
-        A client that leaves may cancel a hundred long sequences: others wait no longer than for a step.
+        The time is limited because a client that leaves may cancel a hundred long sequences while others wait.
         """
         end = time.monotonic() + _CALLS
         while engine.idle or time.monotonic() < end:
@@ -211,7 +211,7 @@ class EngineThread:
     def _deliver(self, chunks: list[Chunk]) -> None:
         batches: dict[asyncio.AbstractEventLoop, list[tuple[RequestHandle, int, Chunk]]] = defaultdict(list)
         for chunk in chunks:
-            if chunk.index not in self._sequences:  # cancelled because another one of its request wasn't queued
+            if chunk.index not in self._sequences:  # cancelled: another sequence of its request couldn't be queued
                 continue
             handle, choice_index = self._sequences[chunk.index]
             if chunk.completion is not None:
@@ -221,7 +221,7 @@ class EngineThread:
             _call_on_loop(loop, _deliver_batch, batch)
 
     def _refuse_if_ended(self) -> None:
-        """Refuse the queued calls if the thread, which would make them, has ended."""
+        """Refuse the queued calls if the thread that would make them has ended."""
         while self.status in ("stopped", "failed") and not self._calls.empty():
             call = self._calls.get()
             if call is not None:
@@ -271,7 +271,7 @@ class RequestHandle:
                 self._cancel(self, index)
 
     def deliver(self, choice_index: int, chunk: Chunk) -> None:
-        """Queue a chunk for the reader; one that is more than `backlog` chunks behind is cancelled."""
+        """Queue a chunk for the reader; a reader more than `backlog` chunks behind is cancelled."""
         if choice_index not in self._open:
             return
         if chunk.completion is not None:
@@ -283,7 +283,7 @@ class RequestHandle:
             self.cancel()
 
     def fail(self, error: EyasError) -> None:
-        """Raise an error to the reader once it has read the chunks that wait."""
+        """Raise an error in the reader once it has read the waiting chunks."""
         self._error = error
         self._changed.set()
 

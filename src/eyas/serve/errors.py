@@ -1,8 +1,8 @@
-"""Errors as clients of OpenAI expect them: a status, and `{"error": {"message", "type", "param", "code"}}`.
+"""Error responses in OpenAI's form: a status, and `{"error": {"message", "type", "param", "code"}}`.
 
-Under `/v1/messages` they are as clients of Anthropic expect them: `{"type": "error", "error": {"type", "message"}}`.
+Routes under `/v1/messages` use Anthropic's form: `{"type": "error", "error": {"type", "message"}}`.
 
-`as_api_error` makes one of whatever was raised. Exceptions that nobody expected say nothing about themselves.
+`as_api_error` turns any exception into an error response. Unexpected exceptions reveal no details to the client.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ _TYPES = {
     504: "timeout_error",
 }
 ANTHROPIC = "/v1/messages"
-"""The path of Anthropic's API, whose errors have another form."""
+"""Path of Anthropic's API, where errors have a different form."""
 _ANTHROPIC_TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
     503: "overloaded_error",
 }
-"""Types that Anthropic calls otherwise than OpenAI does."""
+"""Error types that have a different name in Anthropic's API than in OpenAI's."""
 _NO_EMBEDDINGS = "eyas generates text: embeddings and scores need another server"
 _TEXT_ONLY = "eyas generates text: it serves neither images nor sound"
 _STATELESS = "nothing is stored here: send the whole conversation to /v1/responses or /v1/chat/completions"
-_NO_BATCHES = "there are no batches: send the requests at once, they are decoded together"
+_NO_BATCHES = "there are no batches: send the requests at the same time, they are decoded together"
 _NO_ROUTES = {
     "/v1/embeddings": _NO_EMBEDDINGS,
     "/v1/rerank": _NO_EMBEDDINGS,
@@ -65,19 +65,19 @@ _NO_ROUTES = {
     "/v1/vector_stores": _STATELESS,
     "/v1/batches": _NO_BATCHES,
     "/v1/messages/batches": _NO_BATCHES,
-    "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target as it is",
+    "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target model unchanged",
 }
-"""Routes of OpenAI's and Anthropic's APIs that are not served -> why; what is under them isn't either."""
+"""Routes of OpenAI's and Anthropic's APIs that are not served, including their subpaths -> the reason."""
 _HTTP = {
     404: ("there is nothing at this address", "not_found"),
     405: ("this address doesn't take that method", "method_not_allowed"),
 }
-"""Messages and codes of what HTTP's own errors say."""
+"""Status of an error raised by the router -> its message and code."""
 _PLAIN_NAME = re.compile(r"[\w-]+")
 
 
 class ApiError(Exception):
-    """An error response, raised where a request turns out to be wrong and caught inside the server."""
+    """An exception that the server answers with this error response."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, scope: Scope) -> JSONResponse:
-        """Make the response; the scope keeps its code for `error_code`."""
+        """Make the response, and store its code in the scope for `error_code`."""
         state, path = scope.setdefault("state", {}), scope["path"]
         state["error_code"] = self.code or self.body["error"]["type"]
         if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
@@ -119,17 +119,17 @@ class ApiError(Exception):
 
 
 def too_late() -> ApiError:
-    """An error 504: the request has taken longer than any may."""
+    """Error 504: the request exceeded the server's time limit."""
     return ApiError(504, "the request took longer than this server allows", code="deadline_exceeded")
 
 
 def unavailable(message: str, retry_after: float = 1.0) -> ApiError:
-    """An error 503: the request may be sent again later, after `retry_after` seconds."""
+    """Error 503: the client may retry after `retry_after` seconds."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": _seconds(retry_after)})
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """The error response to an exception; 500 without details if it is none that is expected."""
+    """Return the error response for an exception; 500 without details if the exception is unexpected."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EngineStoppedError):
@@ -143,16 +143,16 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, HTTPException):
         message, code = _HTTP.get(error.status_code, (str(error.detail), None))
         return ApiError(error.status_code, message, code=code, headers=error.headers)
-    return ApiError(500, "the server failed on this request; its log says how", code="internal_error")
+    return ApiError(500, "the server failed on this request; see its log", code="internal_error")
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:
-    """An error 400 that names the first bad field."""
+    """Error 400 that names the first invalid field."""
     errors = error.errors()
     first = errors[0]
     location = list(first["loc"][1:])  # the first part is "body"
     text = _problem(first)
-    if location and location[-1] == "str":  # the first type of a union: say what every type expects
+    if location and location[-1] == "str":  # the first member of a union: say what every member expects
         location, union = location[:-1], first["loc"][:-1]
         text = ", or ".join(dict.fromkeys(_problem(each) for each in errors if each["loc"][: len(union)] == union))
     field = _path(location, error.body, absent=first["type"] == "missing")
@@ -171,9 +171,9 @@ def _validation_error(error: RequestValidationError) -> ApiError:
 
 
 def _path(location: Sequence[str | int], body: Any, absent: bool) -> str:
-    """The path of a field, such as `messages[0].content`, without the type names that pydantic puts in for unions.
+    """The path of a field, such as `messages[0].content`, without the type names that pydantic inserts for unions.
 
-    What isn't in the body is such a name, except for the last part if the field is `absent`.
+    A part that isn't in the body is such a name, unless it is the last part and the field is `absent`.
     """
     path, value = "", body
     for index, part in enumerate(location):
@@ -197,7 +197,7 @@ def _seconds(value: float) -> str:
 
 
 async def handle(request: Request, error: Exception) -> JSONResponse:
-    """Answer a request with the exception it raised: the app's only exception handler."""
+    """Answer a request with the error response for the exception it raised. The app's only exception handler."""
     if isinstance(error, HTTPException) and error.status_code == 404:
         path = request.scope["path"]
         why = next((_NO_ROUTES[route] for route in _NO_ROUTES if f"{path}/".startswith(f"{route}/")), None)

@@ -1,4 +1,4 @@
-"""The life of a server's process and of its connections: it listens, loads the engine, answers, drains and ends."""
+"""Lifecycle of the server process and its connections: listen, load the engine, serve, drain and exit."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from eyas.serve.engine_thread import EngineThread
 from eyas.serve.errors import ApiError, unavailable
 
 _LINGER_SECONDS = 3
-"""How long connections may take to read their last bytes after draining."""
+"""How long clients may take to read their last bytes after draining."""
 _STEP_SECONDS = 10.0
-"""How long the engine's last step may take."""
+"""How long to wait for the engine's last step at shutdown."""
 _MOST_CONNECTIONS = 4096
-"""The default bound on connections, where file descriptors allow it."""
+"""Default limit on connections, if file descriptors allow it."""
 _BACKLOG = 2048
-"""How many connections the kernel holds until they are accepted."""
+"""How many connections the kernel queues until they are accepted."""
 _ACCEPTED_AT_ONCE = 16
-"""How many connections are accepted before one of them can be closed again, and before others have their turn."""
+"""How many connections are accepted in a row before one of them can be closed or other tasks get a turn."""
 _SPARE_FILES = 32
-"""File descriptors that are left for connections being accepted and for everything else that opens files."""
+"""File descriptors reserved for connections that are being accepted and for everything else that opens files."""
 
 log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
-    """Bind a socket to listen on; port 0 takes any free one. UsageError if the address can't be bound."""
+    """Bind a socket to listen on; port 0 takes any free port. Raises UsageError if the address can't be bound."""
     listener = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -55,9 +55,9 @@ def bind(host: str, port: int, write_seconds: float = 30.0) -> socket.socket:
 
 
 def connection_limit(wanted: int | None) -> int:
-    """How many connections may be open at once: `wanted`, or 4096, but no more than file descriptors allow.
+    """Return how many connections may be open at a time: `wanted` or 4096, but no more than file descriptors allow.
 
-    UsageError if they allow none.
+    Raises UsageError if they allow none.
     """
     try:
         import resource
@@ -76,9 +76,9 @@ def connection_limit(wanted: int | None) -> int:
 
 
 def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
-    """What HTTPS is served with; None = HTTP.
+    """Return the TLS context for HTTPS, or None for HTTP.
 
-    UsageError unless the certificate and its key, if there are any, can be read and belong together.
+    Raises UsageError if the given certificate and key can't be read or don't belong together.
     """
     certificate, key = settings.ssl_certfile, settings.ssl_keyfile
     if certificate is None:
@@ -86,20 +86,20 @@ def tls_context(settings: ServeSettings) -> ssl.SSLContext | None:
             raise UsageError(f"--ssl-keyfile {key} needs its certificate: give --ssl-certfile, too")
         return None
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:  # an encrypted key would be asked for on the terminal: no password opens none
+    try:  # without an explicit password, OpenSSL would prompt for one on the terminal
         made.load_cert_chain(certificate, key, password="")
     except OSError as error:
         files = f"--ssl-certfile {certificate}" + ("" if key is None else f" --ssl-keyfile {key}")
         raise UsageError(
-            f"{files}: no certificate and unencrypted key in PEM that belong together ({error.strerror or error})"
+            f"{files}: give a PEM certificate and the unencrypted key that belongs to it ({error.strerror or error})"
         ) from error
     return made
 
 
 def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, listener: socket.socket) -> None:
-    """Serve until a signal (SIGTERM, Ctrl-C) ends it; raises EyasError if the engine fails.
+    """Serve until a signal (SIGTERM, Ctrl-C) ends the server; raises EyasError if the engine fails.
 
-    The thread may still be alive then: loading a model can't be interrupted, and a step may take long.
+    The thread may outlive this call: loading a model can't be interrupted, and a step may take long.
     """
     server = Server(app, thread, settings)
     thread.start()
@@ -115,7 +115,7 @@ def run_server(app: FastAPI, thread: EngineThread, settings: ServeSettings, list
 
 
 class Server(uvicorn.Server):
-    """Drains before it closes: a first signal stops admission, a second one ends the process at once."""
+    """Drains before it closes: a first signal stops admission, a second one ends the process immediately."""
 
     def __init__(self, app: FastAPI, thread: EngineThread, settings: ServeSettings) -> None:
         waiting = WaitingConnections(connection_limit(settings.max_connections), settings.header_seconds)
@@ -127,10 +127,10 @@ class Server(uvicorn.Server):
 
         config = uvicorn.Config(
             app,
-            http=connection,  # type: ignore[arg-type]  # what makes a protocol
+            http=connection,  # type: ignore[arg-type]  # a factory of protocols
             ws="none",
             loop="asyncio",
-            backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts as many in a row
+            backlog=_ACCEPTED_AT_ONCE,  # asyncio accepts this many in a row
             log_config=None,
             access_log=False,
             server_header=False,
@@ -147,7 +147,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         if self._ending:
-            os._exit(0)  # at once: there is nothing to lose, and requests that are torn apart would fill the log
+            os._exit(0)  # immediately: there is no state to save, and interrupted requests would fill the log
         self._ending = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -158,7 +158,7 @@ class Server(uvicorn.Server):
         self._supervision = asyncio.create_task(self._supervise())
 
     async def _supervise(self) -> None:
-        """Let the server exit once the engine has ended, or draining is over after a signal."""
+        """Let the server exit once the engine has ended, or once draining is over after a signal."""
         while not self._ending:
             if self._thread.status in ("failed", "stopped"):
                 self.should_exit = True
@@ -169,12 +169,12 @@ class Server(uvicorn.Server):
         until = loop.time() + self._settings.drain_seconds
         while loop.time() < until and self._thread.status == "draining" and not self._thread.idle:
             await asyncio.sleep(0.05)
-        self._thread.stop()  # what still runs ends with an error that says so
+        self._thread.stop()  # requests that still run end with an error that says so
         self.should_exit = True
 
 
 def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log what goes wrong between requests; what the system refuses (too many open files) has no traceback."""
+    """Log errors outside of requests; errors of the operating system (too many open files) without a traceback."""
     error = context.get("exception")
     if isinstance(error, OSError):
         log.warning("%s: %s", context["message"], error.strerror or error)
@@ -183,16 +183,16 @@ def _log_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
 
 class WaitingConnections:
-    """The open connections of a server, and which of them wait for their client, longest first."""
+    """The open connections of a server, and those that are waiting for their client, longest wait first."""
 
     def __init__(self, most: int, header_seconds: float) -> None:
-        """At most `most` connections; `header_seconds` is how long a client may take for a request's headers."""
+        """`most`: limit on connections; `header_seconds`: how long a client may take to send a request's headers."""
         self.most, self.header_seconds = most, header_seconds
         self._open: set[ClientConnection] = set()
         self._waiting: dict[ClientConnection, None] = {}
 
     def add(self, connection: ClientConnection) -> None:
-        """Count a new connection. Where there are too many, the one that has waited longest is closed."""
+        """Add a new connection. If that makes too many, close the one that has waited longest."""
         self._open.add(connection)
         self._waiting[connection] = None
         if len(self._open) <= self.most:
@@ -200,14 +200,14 @@ class WaitingConnections:
         oldest = next(iter(self._waiting))
         self.remove(oldest)
         if oldest is connection:
-            log.warning("refused a connection: all %d that may be open have requests running", self.most)
+            log.warning("refused a connection: all %d allowed connections have requests running", self.most)
             oldest.refuse(unavailable("too many connections have requests running: try again later"))
         else:
-            log.warning("closed a connection that sent no request: %d are open, the most there may be", self.most)
-            oldest.transport.abort()  # a client that reads nothing would hold it open
+            log.warning("closed a connection that sent no request: %d are open, which is the limit", self.most)
+            oldest.transport.abort()  # close() would wait for a client that reads nothing
 
     def note(self, connection: ClientConnection, waits: bool) -> None:
-        """Note whether a connection waits for its client."""
+        """Record whether a connection is waiting for its client."""
         if not waits:
             self._waiting.pop(connection, None)
         elif connection in self._open:
@@ -220,27 +220,27 @@ class WaitingConnections:
 
 
 class ClientConnection(Protocol):
-    """What counts as an open connection."""
+    """A connection that `WaitingConnections` counts."""
 
     transport: asyncio.Transport
 
     def refuse(self, error: ApiError) -> None:
-        """Close the connection, with this answer if it can be sent."""
+        """Close the connection, after sending this error if that is possible."""
 
 
 class TlsHandshake(asyncio.Protocol):
-    """A connection until its TLS handshake is done, which counts as one that sends no request.
+    """A connection during its TLS handshake; it counts as one that has sent no request.
 
-    asyncio's own TLS servers tell nobody of a connection before its handshake, so nothing could bound those.
+    asyncio's own TLS servers don't report a connection before its handshake is done, so those couldn't be limited.
     """
 
     transport: asyncio.Transport
 
     def __init__(self, http: HttpConnection, waiting: WaitingConnections, context: ssl.SSLContext) -> None:
-        """`http` is what the connection becomes."""
+        """`http` takes over the connection after the handshake."""
         self._http, self._waiting, self._context = http, waiting, context
         self._upgrade: asyncio.Task[None] | None = None
-        self._early = b""  # what comes with the end of the handshake
+        self._early = b""  # data that arrives with the end of the handshake
 
     def data_received(self, data: bytes) -> None:
         self._early += data
@@ -248,11 +248,11 @@ class TlsHandshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.pause_reading()  # what the client sends is for the handshake
+        transport.pause_reading()  # the client's bytes belong to the handshake
         self._waiting.add(self)
         self._upgrade = asyncio.get_running_loop().create_task(self._shake_hands())
 
-    def refuse(self, error: ApiError) -> None:  # noqa: ARG002  # nothing can be said yet
+    def refuse(self, error: ApiError) -> None:  # noqa: ARG002  # no response can be sent yet
         self.transport.abort()
         if self._upgrade is not None:
             self._upgrade.cancel()
@@ -273,13 +273,13 @@ class TlsHandshake(asyncio.Protocol):
             self._waiting.remove(self)
 
     async def _start_tls(self) -> asyncio.Transport | None:
-        if self.transport.is_closing():  # asyncio would wait for a handshake that nobody ends
+        if self.transport.is_closing():  # asyncio would wait for a handshake that never ends
             return None
         return await asyncio.get_running_loop().start_tls(self.transport, self, self._context, server_side=True)
 
 
 class HttpConnection(H11Protocol):
-    """A client's connection, which is closed when its client takes too long to send a request's headers."""
+    """A client's connection; it is closed when the client takes too long to send a request's headers."""
 
     def __init__(self, waiting: WaitingConnections, **given: Any) -> None:
         super().__init__(**given)
@@ -295,7 +295,7 @@ class HttpConnection(H11Protocol):
         super().data_received(data)
         if self._answering:
             self._stop_header_timer()
-        else:  # part of the next request's headers, or the rest of a body that was answered before its end
+        else:  # part of the next request's headers, or the rest of a body that was answered early
             self._start_header_timer()
         self._waiting.note(self, waits=not self._answering or self.cycle.more_body)
 
@@ -309,12 +309,12 @@ class HttpConnection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self.refuse(ApiError(400, f"this is not a request in HTTP/1.1: {msg}", code="invalid_http"))
+        self.refuse(ApiError(400, f"this is not an HTTP/1.1 request: {msg}", code="invalid_http"))
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error, unless an answer has begun, and close the connection."""
+        """Send an error, unless a response has begun already, and close the connection."""
         if self._answering:
-            self.cycle.disconnected = True  # nothing that its request still sends may follow
+            self.cycle.disconnected = True  # drop what its request still sends
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.body).encode()

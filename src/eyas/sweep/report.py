@@ -69,7 +69,7 @@ def table_of(sweep: Sweep) -> Table:
 
 
 def knob_figure(report: Mapping[str, Any]) -> bytes:
-    """An SVG of accept length against each knob, one panel a knob; a line joins the best trials of each value."""
+    """An SVG of accept length against each knob, one panel per knob; a line joins the best trials of each value."""
     rows = [row for row in report["trials"] if row["failure"] is None]
     knobs = list(report["config"]["knobs"])
     columns = min(3, len(knobs))

@@ -65,11 +65,11 @@ class Knob(StrictModel):
 
 
 class ScoreConfig(StrictModel):
-    """How a trial's drafter is scored: on which prompts, and with which settings of decoding."""
+    """How a trial's drafter is scored: on which prompts, and with which decoding settings."""
 
     prompt_files: tuple[Path, ...] = ()
     """Prompt files; without any, prompts are taken from held-out chats of the recipe's data."""
-    prompts: int = Field(default=16, gt=0)  # the most prompts of each file, or of the held-out chats
+    prompts: int = Field(default=16, gt=0)  # maximum prompts from each file, or from the held-out chats
     max_tokens: int = Field(default=96, gt=0)
     batch_size: int = Field(default=1, gt=0)
     tree: str | None = None  # one tree for all trials; None: each drafter's own
@@ -88,17 +88,17 @@ class ScoreConfig(StrictModel):
 class TimingConfig(StrictModel):
     """How tokens/s are measured once all trials are done: one run at a time, interleaved with plain decoding."""
 
-    best: int | None = Field(default=None, gt=0)  # the number of best trials that are timed; None: all
+    best: int | None = Field(default=None, gt=0)  # how many of the best trials are timed; None: all
     repeats: int = Field(default=3, gt=0)
     warmup: int = Field(default=1, ge=0)
-    together: int = Field(default=6, gt=0)  # drafters in memory at once
+    together: int = Field(default=6, gt=0)  # drafters in memory at the same time
 
 
 class HalvingConfig(StrictModel):
-    """Successive halving: all trials are trained for a part of the steps, and ever fewer for ever more of them."""
+    """Successive halving: all trials are trained for a few steps, then fewer and fewer trials for more and more."""
 
     rungs: int = Field(ge=2)
-    factor: int = Field(default=3, ge=2)  # a rung keeps one trial in so many, which go on to so many times the steps
+    factor: int = Field(default=3, ge=2)  # a rung keeps 1 / factor of its trials, and the next has factor x the steps
 
 
 class SweepConfig(StrictModel):
@@ -112,16 +112,16 @@ class SweepConfig(StrictModel):
     trials: int | None = Field(default=None, gt=0)  # only for random and tpe
     halving: HalvingConfig | None = None  # only for grid and random
     seed: int = 0
-    parallel: int = Field(default=1, gt=0)  # trials trained at once
+    parallel: int = Field(default=1, gt=0)  # trials trained at the same time
     threads: int | None = Field(default=None, gt=0)  # CPU threads of a trial; None: an equal share of the cores
-    devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of each of the trials that run at once
+    devices: tuple[str, ...] = ()  # CUDA_VISIBLE_DEVICES of each trial that runs at the same time
     score: ScoreConfig = ScoreConfig()
     timing: TimingConfig = TimingConfig()
 
     @field_validator("set", mode="before")
     @classmethod
     def _dotted(cls, given: Any) -> Any:
-        """Sections too, as `set.drafter.store=DIR` on the command line makes them: they replace what is set above."""
+        """Flatten sections, as `set.drafter.store=DIR` on the command line makes them; they override earlier keys."""
         return flat(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
@@ -137,7 +137,7 @@ class SweepConfig(StrictModel):
         elif self.trials is None:
             raise ValueError(f"search {self.search} needs trials, the number of trials to run")
         if self.halving is not None and self.search == "tpe":
-            raise ValueError("halving needs all trials in advance, which tpe proposes one by one: use random or grid")
+            raise ValueError("halving needs all trials in advance, but tpe proposes one at a time: use random or grid")
         both = sorted(self.knobs.keys() & self.set.keys())
         if both:
             raise ValueError(f"{', '.join(both)} is in both set and knobs: remove one")
@@ -154,13 +154,13 @@ class Search(Protocol):
     """A strategy that proposes values and may learn from their scores."""
 
     until: int | None
-    """The step at which the trial asked for last is scored; None: when it is trained."""
+    """The step at which the last proposed trial is scored; None: at the end of training."""
 
     def ask(self) -> Values | None:
-        """The values of the next trial; None if none is left, or none before others have scores."""
+        """The values of the next trial; None if there are no more, or none until others have scores."""
 
     def record(self, values: Values, score: float | None) -> None:
-        """Report the score of a trial with these values, higher being better; None if it failed."""
+        """Report the score of a trial with these values (higher is better); None if it failed."""
 
 
 class FixedSearch:
@@ -179,13 +179,13 @@ class FixedSearch:
 
 
 class Halving:
-    """Successive halving over a fixed sequence: a rung begins when all trials of the one before have scores.
+    """Successive halving over a fixed sequence: a rung begins when all trials of the previous one have scores.
 
-    Nothing depends on which trial ends first, so the result is the same however many are trained at once, and wherever.
+    Nothing depends on which trial ends first, so the result is the same however many run in parallel, and where.
     """
 
     def __init__(self, values: Iterable[Values], steps: int, config: HalvingConfig) -> None:
-        """`steps` of the last rung's trials; each earlier rung has a `factor`-th of the next one's, rounded up."""
+        """`steps` is the number in the last rung; each earlier rung has 1 / `factor` of the next rung's, rounded up."""
         self._left = [
             math.ceil(steps / config.factor**number) if number else None for number in reversed(range(config.rungs))
         ]
@@ -199,12 +199,12 @@ class Halving:
         return self._waiting.popleft() if self._waiting else None
 
     def record(self, values: Values, score: float | None) -> None:
-        """Keep the score; the last one of a rung begins the next."""
+        """Keep the score; the last score of a rung begins the next rung."""
         self._scores[_key(values)] = score
         if len(self._scores) < len(self._members) or not self._left:
             return
         good = [(score, values) for values in self._members if (score := self._scores[_key(values)]) is not None]
-        good.sort(key=lambda pair: -pair[0])  # equals in the order of the sequence
+        good.sort(key=lambda pair: -pair[0])  # ties stay in the order of the sequence
         kept = math.ceil(len(self._members) / self._factor)
         self._members = [values for _, values in good[:kept]]
         self._waiting.extend(self._members)
@@ -219,7 +219,7 @@ def grid(knobs: Mapping[str, Knob]) -> Iterator[Values]:
 
 
 def draws(knobs: Mapping[str, Knob], trials: int, seed: int) -> Iterator[Values]:
-    """`trials` distinct random combinations, or fewer if there aren't as many; the same for the same seed."""
+    """`trials` distinct random combinations, or fewer if there aren't that many; the same for the same seed."""
     seen: set[str] = set()
     for attempt in range(trials * 100):
         source = random.Random(f"{seed}/{attempt}")
@@ -248,7 +248,7 @@ def _key(values: Values) -> str:
 
 
 class Tpe:
-    """Bayesian optimisation with Optuna's TPE sampler."""
+    """Bayesian optimization with Optuna's TPE sampler."""
 
     until: int | None = None
 
@@ -270,7 +270,7 @@ class Tpe:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(
-                # the seed changes when a sweep is resumed, or the sampler would repeat its first draws
+                # the seed changes when a sweep is resumed; otherwise the sampler would repeat its first draws
                 seed=config.seed + len(done) + len(pending),
                 multivariate=True,
                 constant_liar=config.parallel > 1,

@@ -2,11 +2,10 @@
 
 Every step leaves its result on disk, so an interrupted sweep resumes when it is started again.
 
-A trial's score is the accept length of decoding the same prompts in every trial. On many machines each worker runs
-`eyas train` for one trial after the other, in the sweep's shared folder.
+A trial's score is the accept length on prompts that are the same in every trial. On many machines each worker runs
+`eyas train` for one trial after another, in the sweep's shared folder.
 
-Trials are proposed and scored by the process that runs the sweep, so a search learns from all scores as it does on one
-machine.
+The process that runs the sweep proposes and scores all trials, so a search learns from all scores, as on one machine.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Scorer:
     def score(self, trial: Trial, until: int | None = None) -> dict[str, float]:
         """Task name -> accept length; taken from the trial's `score.json` if nothing it depends on has changed.
 
-        That at the step `until` is in a file of its own, which stays when training has gone on.
+        The score at step `until` is in a file of its own, which stays valid when training goes on.
         """
         path = trial.folder / ("score.json" if until is None else f"score-{until}.json")
         weights = file_hash(*sorted(trial.drafter.glob("*.safetensors")), trial.drafter / "config.json")
@@ -149,7 +148,7 @@ class SweepResult:
     timed: Candidate | None = None
     """Tokens/s and speedup; None if they weren't measured."""
     until: int | None = None
-    """The step at which halving has stopped it; None: it is trained to the end."""
+    """The step at which halving stopped the trial; None: it is trained to the end."""
 
     @property
     def accept_length(self) -> float:
@@ -161,19 +160,19 @@ class Sweep:
     """A sweep over the knobs of a recipe, with the results of its trials so far."""
 
     def __init__(self, config: SweepConfig, say: Say) -> None:
-        """Check all knobs; ConfigError if the recipe lacks one. `say` gets a line when a trial begins or ends."""
+        """Check all knobs; ConfigError if the recipe lacks one. `say` gets a line whenever a trial begins or ends."""
         self.config, self._say = config, say
         self.trials = Trials(config)
         self.trials.check()
         if config.halving is not None:
-            self.trials.search(())  # which refuses recipes that leave their steps open
+            self.trials.search(())  # refuses recipes that don't fix the number of steps
         self.scorer = Scorer(config.score, self.trials.section, config.output)
         self.results: dict[str, SweepResult] = {}
         """Trial name -> result, of the trials that have ended."""
         self._started: set[tuple[str, int | None]] = set()
 
     def train(self) -> None:
-        """Train and score all trials that are left, at most `parallel` at a time."""
+        """Train and score all remaining trials, at most `parallel` at a time."""
         search = self.begin()
         running: dict[int, TrainProcess] = {}  # slot -> trial; the slot chooses the device
         try:
@@ -193,13 +192,13 @@ class Sweep:
                 process.stop()
 
     def begin(self) -> Search:
-        """The search, with what it learns from earlier runs."""
+        """The search, initialized with the results of earlier runs."""
         return self.trials.search(self._history())
 
     def next_trial(self, search: Search) -> Trial | None:
-        """The next trial to train; None if none is left, or none before others have scores.
+        """The next trial to train; None if there are no more, or none until others have scores.
 
-        Those that are trained already, up to the step at which they are scored, are scored in passing.
+        Trials that are already trained up to the step at which they are scored are scored here.
         """
         while (values := search.ask()) is not None:
             trial, until = self.trials.make(values), search.until
@@ -216,12 +215,12 @@ class Sweep:
         return None
 
     def announce(self, trial: Trial, until: int | None = None) -> None:
-        """Say that a trial's training begins."""
+        """Report that a trial's training begins."""
         part = "" if until is None else f" up to step {until}"
         self._say(f"trial {trial.name} ({trial.described}): training{part}, see {trial.folder / 'log.txt'}")
 
     def ended(self, search: Search, trial: Trial, failure: str | None, until: int | None = None) -> None:
-        """Score a trial whose training has ended, unless with a `failure`, and let the search know."""
+        """Score a trial whose training has ended, or note its `failure`, and report the result to the search."""
         self._record(search, self._judge(trial, failure, until))
 
     def time(self, bar: Callable[[int], Any]) -> Selection | None:
@@ -253,9 +252,9 @@ class Sweep:
 
     @property
     def ranked(self) -> list[SweepResult]:
-        """Results with a score, longest accept length first; equals by name, not by which of them ended first.
+        """Results with a score, longest accept length first; ties by name, not by which of them ended first.
 
-        Those that halving has stopped come after those that went on.
+        Trials that halving stopped come after those that went on.
         """
         good = [result for result in self.results.values() if result.failure is None]
         return sorted(good, key=lambda r: (-(r.until or math.inf), -r.accept_length, r.trial.name))
@@ -267,7 +266,7 @@ class Sweep:
         return sorted(bad, key=lambda result: result.trial.name)
 
     def _history(self) -> list[tuple[Trial, float]]:
-        """Trials of earlier runs with their scores, for TPE; decoded again if the settings of scoring changed."""
+        """Trials of earlier runs with their scores, for TPE; decoded again if the scoring settings changed."""
         if self.config.search != "tpe":
             return []
         results = [self._judge(trial, None) for trial in self.trials.earlier() if trial.trained()]
@@ -307,7 +306,7 @@ class TrialWorker:
         self._environment = environment
 
     def work(self, take: Take) -> Iterator[UnitReport]:
-        """Train trials; the report on one has the reason for a failure, or None."""
+        """Train trials; the last report on each has the reason for a failure, or None."""
         while units := take(1):
             key, (trial, until) = units[0]
             process = TrainProcess(trial, self._environment, until)
@@ -315,7 +314,7 @@ class TrialWorker:
                 while not process.ended():
                     yield UnitReport(key, None, done=False)
                     time.sleep(POLL_SECONDS)
-            except GeneratorExit:  # the run was stopped: the trial goes on from its last state when it is run again
+            except GeneratorExit:  # the run was stopped: the next run resumes the trial from its last state
                 process.stop()
                 raise
             yield UnitReport(key, process.finish())
@@ -323,22 +322,22 @@ class TrialWorker:
 
 @dataclass(frozen=True)
 class TrialWorkerMaker:
-    """What a worker is made of, on its machine."""
+    """Makes a worker on the machine that it runs on."""
 
     folder: Path
-    """The sweep's trials, by their absolute path."""
+    """The absolute path of the folder with the sweep's trials."""
     environment: dict[str, str]
     """Environment variables of training processes."""
 
     def __call__(self) -> TrialWorker:
-        """Raises UsageError if the sweep's folder isn't shared with this machine."""
+        """Make the worker. Raises UsageError if the sweep's folder isn't shared with this machine."""
         if not self.folder.is_dir():
             raise UsageError(f"{self.folder} isn't here: output must be a folder that all machines share")
         return TrialWorker(self.environment)
 
 
 def train_on(executor: Executor, sweep: Sweep, workers: int) -> None:
-    """Have workers train all trials that are left, and score each when it is trained."""
+    """Have workers train all remaining trials, and score each one when it is trained."""
     search = sweep.begin()
     first = sweep.next_trial(search)
     if first is None:

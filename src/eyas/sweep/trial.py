@@ -79,7 +79,7 @@ class Trial:
         return ", ".join(f"{short_key(key)}={format_value(value)}" for key, value in self.values.items())
 
     def write(self, until: int | None = None) -> None:
-        """Create the folder with `values.json` and `recipe.yaml`, by which training pauses at the step `until`."""
+        """Create the folder with `values.json` and a `recipe.yaml` that pauses training at the step `until`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "values.json", {"asked": self.proposed, "values": self.values})
         recipe = copy.deepcopy(self.recipe)
@@ -98,7 +98,7 @@ class TrainProcess:
     """A process that trains a trial. It holds the lock of the folder even if the sweep is killed."""
 
     def __init__(self, trial: Trial, environment: dict[str, str], until: int | None = None) -> None:
-        """Start training; blocks while the process of an earlier, killed sweep still trains this trial."""
+        """Start training; blocks while a process of an earlier, killed sweep is still training this trial."""
         trial.folder.mkdir(parents=True, exist_ok=True)
         self.trial, self.until = trial, until
         self._lock = FileLock(trial.folder / "lock", wait=True)
@@ -118,7 +118,7 @@ class TrainProcess:
         return self._process.poll() is not None
 
     def finish(self) -> str | None:
-        """Wait for the process, and write `trained.json` if it succeeded; the reason for a failure, else None."""
+        """Wait for the process; write `trained.json` if it succeeded, and else return the reason for its failure."""
         code = self._process.wait()
         self._log.close()
         if code == 0:
@@ -180,7 +180,7 @@ class Trials:
         return self._section({name: _first(knob) for name, knob in self.config.knobs.items()})
 
     def make(self, proposed: Values) -> Trial:
-        """The trial with these values; ConfigError if the recipe doesn't take one."""
+        """The trial with these values; ConfigError if the recipe doesn't accept one of them."""
         section = self._section(proposed)
         whole = {"drafter": section.model_dump(mode="json")}
         name = _name(section)
@@ -191,7 +191,7 @@ class Trials:
         return trial
 
     def check(self) -> None:
-        """Raise ConfigError for knobs that the recipe doesn't have, or values that it doesn't take."""
+        """Raise ConfigError for knobs that the recipe doesn't have, or values that it doesn't accept."""
         for name, knob in self.config.knobs.items():
             if name.split(".")[0] != "drafter" or name == "drafter.output":
                 raise ConfigError(f"knobs.{name}: a knob must be a key of the recipe's section drafter, except output")
@@ -213,7 +213,7 @@ class Trials:
 
     @property
     def _steps(self) -> int:
-        """The steps of all trials, which halving divides. Raises ConfigError if the recipe leaves them open."""
+        """The number of steps of all trials, which halving divides. Raises ConfigError if the recipe doesn't fix it."""
         steps = self.section.loop.steps
         if steps is None or self.config.knobs.keys() & {"drafter.loop.steps", "drafter.loop.epochs"}:
             raise ConfigError(
@@ -258,7 +258,8 @@ _FIRST = {
     "loop": frozenset({"steps", "epochs", "wandb"}),
     "loss": frozenset({"kl_decay"}),
 }
-"""Settings of the first sweeps that may be None. Where any other one is, a recipe means what it meant without it."""
+"""Settings of the first sweeps that may be None. Any other setting that is None is left out of the hash, since the
+recipe means what it meant before the setting was added."""
 
 
 def _name(section: DrafterTrainConfig) -> str:

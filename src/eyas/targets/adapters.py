@@ -1,8 +1,8 @@
-"""Adapters (LoRA and other kinds of `peft`): found beside a target's weights or alone, and merged when it is loaded.
+"""Adapters (LoRA and the other `peft` methods): found next to a target's weights or alone, and merged at load.
 
-A directory with an `adapter_config.json` is a target with that adapter. Where it has weights of its own, they are the
-base model; else `base_model_name_or_path` names it. What runs is the merged model, so nothing else knows of adapters
-but the fingerprint: that of merged weights would depend on the dtype they were merged in.
+A directory with an `adapter_config.json` is a target with that adapter. Model weights in the same directory are the
+base model; otherwise `base_model_name_or_path` names it. The merged model is what runs, so only the fingerprint has to
+know about adapters: a fingerprint of merged weights would depend on the dtype they were merged in.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Adapter:
 
     folder: Path
     kind: str
-    """What `peft` calls its type, such as LORA."""
+    """Its type as `peft` names it, such as LORA."""
     rank: int | None
     base: str
-    """The model that it changes: a directory or Hub id."""
+    """The model that it adapts: a directory or Hub id."""
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" of rank {self.rank}"
@@ -45,12 +45,12 @@ class Adapter:
 
     @property
     def beside(self) -> bool:
-        """Whether the directory holds the base model as well."""
+        """Whether the directory also holds the base model."""
         return self.base == str(self.folder)
 
     @property
     def weights(self) -> Path:
-        """The file of its weights. Raises ModelError if there is none in safetensors."""
+        """The file with its weights. Raises ModelError if there is no safetensors file."""
         found: Path = self.folder / ADAPTER_SAFE_WEIGHTS_NAME
         if not found.exists():
             raise ModelError(f"{self.folder} has no {ADAPTER_SAFE_WEIGHTS_NAME}: save the adapter as safetensors")
@@ -58,7 +58,7 @@ class Adapter:
 
 
 def find_adapter(name: str | Path) -> Adapter | None:
-    """The adapter in a local directory; None where there is none. Raises ModelError for an unreadable config."""
+    """The adapter in a local directory; None if there is none. Raises ModelError for an unreadable config."""
     folder = Path(named_target(name)).expanduser()
     file = folder / ADAPTER_CONFIG_NAME
     if not file.is_file():
@@ -76,13 +76,13 @@ def find_adapter(name: str | Path) -> Adapter | None:
 
 
 def base_of(name: str) -> str:
-    """The model whose config and weights `name` has: itself, or the base of the adapter that is there."""
+    """The model that provides the config and weights of `name`: itself, or the base of its adapter."""
     found = find_adapter(name)
     return name if found is None else found.base
 
 
 def tokenizer_source(name: str) -> str:
-    """Where the tokenizer of `name` is: beside its adapter if it has one, or with the base model."""
+    """Where the tokenizer of `name` is: next to its adapter if there is one, otherwise with the base model."""
     found = find_adapter(name)
     if found is None or any((found.folder / file).exists() for file in ("tokenizer_config.json", "tokenizer.json")):
         return name
@@ -99,9 +99,9 @@ def check_peft(adapter: Adapter) -> None:
 
 
 def merge_adapter(model: Any, adapter: Adapter, partial: bool = False) -> Any:
-    """The model with the adapter merged into its weights, as `peft` does it.
+    """Return the model with the adapter merged into its weights by `peft`.
 
-    `partial`: the model has not all of its layers, and the adapter may have weights for others. Raises ModelError and
+    `partial`: the model lacks some of its layers, and the adapter may have weights for those. Raises ModelError and
     UnsupportedModelError.
     """
     check_peft(adapter)
@@ -111,11 +111,11 @@ def merge_adapter(model: Any, adapter: Adapter, partial: bool = False) -> Any:
     keep_fingerprints(model, layers, _digest(adapter))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft reads names that transformers is about to drop
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses names that transformers has deprecated
             wrapped = get_peft_model(model, PeftConfig.from_pretrained(str(adapter.folder)))
             found = wrapped.load_adapter(str(adapter.folder), "default", torch_device="cpu")
         if not hasattr(wrapped, "merge_and_unload"):
-            raise UnsupportedModelError(f"the {adapter}, can't be merged into weights, as LoRA can: use another")
+            raise UnsupportedModelError(f"the {adapter}, can't be merged into weights as LoRA can: use another")
         odd = [*found.missing_keys, *([] if partial else found.unexpected_keys)]
         if odd:
             raise ModelError(f"the {adapter}, doesn't fit: {len(odd)} tensors ({', '.join(sorted(odd)[:3])} ...)")
@@ -127,7 +127,7 @@ def merge_adapter(model: Any, adapter: Adapter, partial: bool = False) -> Any:
 
 
 def _digest(adapter: Adapter) -> bytes:
-    """A hash of an adapter's weights and settings, wherever its base model is. Raises ModelError."""
+    """A hash of an adapter's weights and settings that ignores where its base model is. Raises ModelError."""
     config = json.loads((adapter.folder / ADAPTER_CONFIG_NAME).read_text(encoding="utf-8"))
     settings = json.dumps({k: v for k, v in config.items() if k != "base_model_name_or_path"}, sort_keys=True)
     return hashlib.sha256(adapter.weights.read_bytes() + settings.encode()).digest()

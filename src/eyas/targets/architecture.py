@@ -1,7 +1,7 @@
-"""What eyas must know of a model's architecture, read from its config and modules, never from its name.
+"""What eyas must know about a model's architecture, read from its config and modules, never from its name.
 
-`refuse_unsupported` judges a model before any weight is read; `logits_agree` judges, at load, whether the model still
-computes the same when it is run in another way.
+`refuse_unsupported` judges a model before any weight is read. `logits_agree` checks at load whether a model run in
+another way still computes the same logits.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class AttentionPlan:
     """The attention types of a model's layers."""
 
     windows: dict[str, int | None]
-    """Attention type -> number of latest positions that it sees; None = all."""
+    """Attention type -> number of latest positions that it attends to; None = all."""
     recurrent: frozenset[str] = frozenset()
-    """Types of layers that don't attend: they keep a recurrent state, or nothing."""
+    """Types of layers without attention, which keep a recurrent state or nothing."""
 
     @property
     def hybrid(self) -> bool:
-        """Whether there is more than one type: the model then takes a mask for each."""
+        """Whether there is more than one type; the model then takes one mask per type."""
         return len(self.windows) + len(self.recurrent) > 1
 
     def of_layers(self, config: Any) -> list[str]:
@@ -72,7 +72,7 @@ def _layer_types(config: Any) -> Sequence[str] | None:
 
 
 def auto_class(config: Any) -> type[Any]:
-    """What loads a model: `AutoModelForCausalLM`, or the class for multimodal models, of which only text is run.
+    """The class that loads a model: `AutoModelForCausalLM`, or the multimodal class, of which only text is run.
 
     Raises UnsupportedModelError, with the reason, for models that are neither.
     """
@@ -83,8 +83,8 @@ def auto_class(config: Any) -> type[Any]:
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(_ENCODER_DECODER.format(config.model_type))
     raise UnsupportedModelError(
-        f"transformers has no causal language model of type {config.model_type}, nor a multimodal one that answers in "
-        "text: use a decoder-only language model"
+        f"transformers has neither a causal language model of type {config.model_type} nor a multimodal one that "
+        "answers in text: use a decoder-only language model"
     )
 
 
@@ -94,7 +94,7 @@ def model_class(config: Any) -> type[Any]:
     chosen: type[Any] = found[0] if isinstance(found, tuple) else found
     if not hasattr(config.get_text_config(), "num_hidden_layers"):
         raise UnsupportedModelError(
-            f"{config.model_type} is a multimodal model whose text decoder can't be told apart: its config describes "
+            f"{config.model_type} is a multimodal model without a recognizable text decoder: its config describes "
             "none; use a text model"
         )
     return chosen
@@ -107,14 +107,14 @@ _ENCODER_DECODER = (
 
 
 def refuse_unsupported(model_class: type[Any], config: Any) -> None:
-    """Raise UnsupportedModelError where class and config show that a model can't be verified with trees."""
+    """Raise UnsupportedModelError if class and config show that a model can't verify draft trees."""
     kind, accepted = config.model_type, signature(model_class.forward).parameters
     text = config.get_text_config()
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(_ENCODER_DECODER.format(kind))
     if cache_argument(model_class.forward) is None:
         raise UnsupportedModelError(
-            f"{kind} has no key-value cache: each pass would read all tokens anew; use one that takes a cache"
+            f"{kind} has no key-value cache: each pass would read all tokens again; use a model with a cache"
         )
     if "encoder_hidden_states" in accepted and getattr(text, "is_decoder", None) is False:
         raise UnsupportedModelError(
@@ -142,7 +142,7 @@ def refuse_unsupported(model_class: type[Any], config: Any) -> None:
 
 
 def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collection[str], text: Any) -> None:
-    """Raise UnsupportedModelError for models that can't be told at which positions tokens are."""
+    """Raise UnsupportedModelError for models that don't accept the positions of tokens."""
     taken = "position_ids" in accepted
     if getattr(text, "alibi", False) or (not taken and "alibi" in " ".join(dir(getmodule(model_class))).lower()):
         raise UnsupportedModelError(
@@ -157,10 +157,10 @@ def _refuse_own_positions(model_class: type[Any], kind: str, accepted: Collectio
 
 
 def context_limit(config: Any) -> int | None:
-    """The longest sequence that a model takes; None if its config names none.
+    """The length of the longest sequence that a model takes; None if its config gives no limit.
 
     Where RoPE's frequencies change once a sequence outgrows the original context, that context is the limit: keys
-    cached before would be stale, and a tree that reaches beyond it would change the tokens before it.
+    cached earlier would be stale, and a tree that reaches beyond it would change the tokens before it.
     """
     limit: int | None = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -174,9 +174,9 @@ def context_limit(config: Any) -> int | None:
 
 
 def text_decoder(model: Any) -> Any:
-    """The embedding and layers of a model, without its head; of a multimodal one those of its text model."""
+    """The embedding and layers of a model, without its head; in a multimodal model, those of its text model."""
     base = model.get_decoder()
-    # some models call their head `decoder`, which transformers then takes for theirs
+    # some models call their head `decoder`, which transformers then mistakes for their decoder
     return model.base_model if base is model.get_output_embeddings() else base
 
 
@@ -185,7 +185,7 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
 
     Raises UnsupportedModelError if there is none.
     """
-    base = text_decoder(model)  # a multimodal model has other layers, too
+    base = text_decoder(model)  # a multimodal model also has other layers
     lists = [m for m in base.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
     direct = [child for child in base.children() if isinstance(child, nn.ModuleList) and len(child) == count]
     found = direct or lists
@@ -197,7 +197,7 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
 
 
 def logit_finish(config: Any) -> Callable[[Any], Any]:
-    """What a model's forward applies to its head's output: scaling and soft-capping, or nothing."""
+    """The function that a model's forward applies to its head's output: scaling and soft-capping, or the identity."""
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
@@ -218,31 +218,31 @@ def logit_finish(config: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def refused_where_it_fails(model: Any) -> Iterator[None]:
-    """Raise UnsupportedModelError, naming the model, for whatever it raises in the passes of the block."""
+    """Turn what a model raises in the passes of the block into an UnsupportedModelError that names the model."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError, ImportError) as error:
         method = quantized_by(model.config)
-        quantized = "" if method is None else f", quantised by {method},"
+        quantized = "" if method is None else f", quantized by {method},"
         raise UnsupportedModelError(
             f"{model.config.model_type}{quantized} can't run a pass with eyas's masks, positions and cache in "
             f"{model.dtype} on {model.device}: {type(error).__name__}: {error}; "
-            + ("use another model" if method is None else "use the dtype it was quantised in, or the unquantised model")
+            + ("use another model" if method is None else "use the dtype it was quantized in, or the unquantized model")
         ) from error
 
 
 def refuse_encoder(model: Any, token: Tensor) -> None:
-    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tried with a `token` [1, 1].
+    """Raise UnsupportedModelError for a model whose tokens attend to later ones, tested with a `token` [1, 1].
 
-    ModelError if it computes no numbers at all.
+    Raises ModelError if its logits aren't finite.
     """
     if not reads_only_before(model, token):
         if not model(input_ids=token, use_cache=False).logits.isfinite().all():
             raise ModelError(
                 f"the weights of this {model.config.model_type} compute no numbers (NaN or infinity): the checkpoint "
-                "is damaged, or its dtype too narrow for it; load it anew, or with --dtype float32"
+                "is damaged, or its dtype too narrow for it; download it again, or use --dtype float32"
             )
         raise UnsupportedModelError(
             f"{model.config.model_type} is an encoder: its tokens attend to later ones; use a decoder, or set "
@@ -251,13 +251,13 @@ def refuse_encoder(model: Any, token: Tensor) -> None:
 
 
 def reads_only_before(model: Any, token: Tensor) -> bool:
-    """Whether a model's own pass gives a `token` [1, 1] the same logits whatever follows it, as decoders do."""
+    """Whether a model's own pass gives a `token` [1, 1] the same logits whatever token follows, as a decoder does."""
     pairs = torch.cat([torch.cat([token, token]), torch.cat([token, token + 1])], dim=1)
     first = model(input_ids=pairs, use_cache=False).logits[:, 0]
     return logits_agree(first[1:], first[:1], first.dtype)
 
 
 def logits_agree(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two tensors of logits are equal but for the rounding of a model in `dtype`; never if one has a NaN."""
+    """Whether two tensors of logits are equal up to the rounding of a model in `dtype`; False if either has a NaN."""
     gap, scale = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
     return bool(gap <= scale * (1e-3 if dtype == torch.float32 else 5e-2))

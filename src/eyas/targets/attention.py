@@ -1,13 +1,13 @@
 """Attention of a target: masks over staged columns, ragged rows, and decode attention on a CPU.
 
-A ragged pass runs rows of different lengths end to end, without padding, so that linears, norms and the head see real
-tokens only. Attention alone knows rows. It is plugged in through transformers' own interface: queries arrive as
-[1, heads, T, D], but keys and values as those of R rows, since the slot cache has padded them. The queries are padded
-here, run through whatever attention the model came with, and gathered again; layers above and below never see a padded
-token. Rows of one length are a rectangle already and go straight through.
+A ragged pass runs rows of different lengths end to end, without padding, so that linears, norms and the head see only
+real tokens. Only attention knows about rows. It is plugged in through transformers' own interface: queries arrive as
+[1, heads, T, D], but keys and values as R rows, since the slot cache has padded them. Queries are padded here, run
+through the model's own attention, and gathered again; no other layer sees a padded token. Rows of equal length are a
+rectangle already and need no padding.
 
-On a CPU transformers' `sdpa` copies the keys and values of a whole context for every query group when there is a mask;
-`grouped_attention` shares them. On CUDA that may select a slower kernel, so it is used on a CPU only.
+On a CPU, transformers' `sdpa` with a mask copies the keys and values of the whole context for every query group;
+`grouped_attention` shares them. On CUDA that may select a slower kernel, so it is used only on a CPU.
 
 Shapes: R rows, Q columns of a pass, T real tokens (row after row, each row's in the order of its columns), K columns of
 keys (start + Q), D / Dv head size of keys / values.
@@ -39,8 +39,8 @@ from eyas.tree import DraftTree
 def columns_seen(lengths: Tensor, staged: Tensor, columns: Tensor) -> Tensor:
     """[R, Q, K] bool: whether query q sees each of `columns` [K].
 
-    It sees its row's committed ones, which `lengths` [R] counts, and of the staged ones behind them those that `staged`
-    [R or 1, Q, S] says. What lies behind those is stale.
+    It sees the `lengths` [R] committed columns of its row, and those of the S staged columns behind them for which
+    `staged` [R or 1, Q, S] is true. Columns behind these are stale.
     """
     offsets = columns - lengths.unsqueeze(1)  # [R, K]
     size = staged.shape[2]
@@ -56,11 +56,11 @@ def visible(
 ) -> Tensor:
     """[R, 1, Q, K] bool: whether query q sees column k, in a pass over staged columns.
 
-    Column c < lengths[r] of row r holds its token at position c; column lengths[r] + i holds column i of the pass,
-    which only its descendants may see. `lengths` [R] count committed tokens, `start` the longest row's; `ancestors`
-    [R or 1, Q, Q] bool, each column an ancestor of itself; `positions` [R, Q]; `window` is the number of latest
-    positions, its own included, that a query sees (None = all). Where some columns were staged by earlier passes,
-    `ancestors` [R, Q, S] and the positions `staged` [R, S] are those of all of them.
+    Column c < lengths[r] of row r holds its token at position c. Column lengths[r] + i holds column i of the pass,
+    which only its descendants may see. `lengths` [R] are numbers of committed tokens, `start` is the greatest of them.
+    In `ancestors` [R or 1, Q, Q] bool, each column is its own ancestor. `positions` [R, Q] are the queries'. `window`
+    is the number of latest positions that a query sees, including its own (None = all). If earlier passes staged some
+    of the columns, `ancestors` [R, Q, S] and their positions `staged` [R, S] cover all S staged columns.
     """
     rows = len(positions)
     columns = torch.arange(start + ancestors.shape[2], device=positions.device)
@@ -74,34 +74,34 @@ def visible(
 
 
 def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `seen`, the lowest finite number elsewhere: a mask that every attention implementation can add."""
+    """A mask that any attention implementation can add: 0 where `seen`, the lowest finite number elsewhere."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)
 
 
 @dataclass(frozen=True)
 class RaggedLayout:
-    """Where the tokens of a ragged pass lie in the padded form [R, Q], whose positions are called cells."""
+    """Where the tokens of a ragged pass are in the padded form [R, Q], which consists of R x Q cells."""
 
     token_index: Tensor  # [R, Q] int64: the token in each cell; an empty cell repeats the token before it
     cell_index: Tensor  # [T] int64: the cell row * Q + column of each token
 
     @staticmethod
     def of(present: Tensor, total: int) -> RaggedLayout:
-        """From `present` [R, Q] bool, which is true in `total` cells; needs no host sync."""
+        """Make a layout from `present` [R, Q] bool, which is true in `total` cells, without a host sync."""
         seen = present.flatten().cumsum(0)  # [R * Q] tokens up to and including each cell
         ranks = torch.arange(1, total + 1, device=seen.device)
         return RaggedLayout((seen - 1).clamp(min=0).view(present.shape), torch.searchsorted(seen, ranks))
 
     @staticmethod
     def of_counts(counts: Sequence[int], device: torch.device) -> RaggedLayout:
-        """Rows of `counts` tokens each; their padded form is as wide as the longest."""
+        """Make a layout of rows with `counts` tokens; the padded form is as wide as the longest row."""
         steps = torch.arange(max(counts), device=device)
         return RaggedLayout.of(steps < to_device(list(counts), device).unsqueeze(1), sum(counts))
 
     @staticmethod
     def of_tree(tree: DraftTree) -> RaggedLayout | None:
-        """The trees' valid nodes, roots included; None = run padded: all are valid, or counting them takes a sync."""
+        """The layout of roots and the trees' valid nodes; None = run padded: all are valid, or a count needs a sync."""
         if tree.full is not False:
             return None
         nodes = int(tree.valid.sum()) if tree.counted is None else tree.counted
@@ -112,7 +112,7 @@ class RaggedLayout:
         return padded.flatten(0, 1).index_select(0, self.cell_index).unsqueeze(0)
 
     def pad(self, ragged: Tensor) -> Tensor:
-        """The padded form of a ragged tensor, empty cells repeating other tokens: [1, T, ...] -> [R, Q, ...]."""
+        """The padded form of a ragged tensor, with other tokens in empty cells: [1, T, ...] -> [R, Q, ...]."""
         flat = ragged[0].index_select(0, self.token_index.flatten())
         return torch.unflatten(flat, 0, self.token_index.shape)
 
@@ -127,7 +127,7 @@ _layout: ContextVar[RaggedLayout | None] = ContextVar("eyas_layout", default=Non
 
 @contextmanager
 def use_layout(layout: RaggedLayout | None) -> Iterator[None]:
-    """Within the block every pass is ragged with this `layout`; None = rows are of one length."""
+    """Run every pass in the block as ragged with this `layout`; None = rows of equal length."""
     token = _layout.set(layout)
     try:
         yield
@@ -154,14 +154,14 @@ def intercept(model: Any) -> bool:
 
 
 def cap_scores(model: Any) -> None:
-    """Let a model whose scores are capped (Gemma 2) run `eager`: older transformers run `sdpa`, uncapped."""
+    """Make a model with capped scores (Gemma 2) run `eager`: older transformers run `sdpa` without the cap."""
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa" and getattr(config, "attn_logit_softcapping", None):
         set_attention(model, "eager")
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Let a model's decoder use the attention of a name; the towers of a multimodal one keep theirs."""
+    """Make a model's decoder use the named attention; other towers of a multimodal model keep theirs."""
     config = model.config
     text = config.get_text_config()
     decoder = [key for key in config.sub_configs if getattr(config, key, None) is text]
@@ -175,7 +175,7 @@ def _ragged_attention(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`inner`, with queries padded and its output [R, Q, heads, Dv] gathered again in a ragged pass."""
+    """Run `inner`; in a ragged pass, pad its queries and gather its output [R, Q, heads, Dv]."""
     layout = _layout.get()
     if layout is None:
         return inner(module, query, *args, **kwargs)
@@ -193,7 +193,7 @@ def cpu_sdpa(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Native or `grouped_attention` where one mask serves all heads; elsewhere transformers' own `sdpa`."""
+    """Run native or `grouped_attention` if all heads share one mask, otherwise transformers' own `sdpa`."""
     odd = any(kwargs.get(name) is not None for name in ("softcap", "s_aux", "position_bias", "cache"))
     if attention_mask is None or attention_mask.shape[1] != 1 or dropout or odd:
         original: tuple[Tensor, None] = sdpa_attention_forward(
@@ -208,10 +208,10 @@ def cpu_sdpa(
 
 
 def _own_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """What a layer runs as `eager`: the function of that name in its class's module."""
+    """Run a layer's own `eager` attention: `eager_attention_forward` in the module of its class."""
     own: Attention | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if own is None:
-        raise UnsupportedModelError(f"{type(module).__name__} brings no eager attention function of its own")
+        raise UnsupportedModelError(f"{type(module).__name__} has no eager attention function of its own")
     return own(module, *args, **kwargs)
 
 
@@ -221,26 +221,26 @@ _WRAPPERS: dict[tuple[str, bool], tuple[str, Attention, Any]] = {
     ("eager", True): ("eyas_eager", _own_attention, eager_mask),
     ("eager", False): ("eyas_eager", _own_attention, eager_mask),
 }
-"""(a model's implementation, whether on a CPU) -> name, attention, masks for forwards that bring none of their own."""
+"""(a model's implementation, whether on a CPU) -> name, attention, mask function for forwards without a given mask."""
 
 _KERNEL_QUERIES = 16
-"""From this many queries on, a head's own queries fill the kernel."""
+"""With this many queries or more, one head's queries are enough to fill the kernel."""
 _LONE_COPIES = 4
-"""Copies of a lone half-precision query that a CPU computes faster than the query by itself."""
+"""A CPU computes this many copies of a single half-precision query faster than the query alone."""
 
 
 def grouped_attention(
     query: Tensor,  # [R, heads, Q, D]
     key: Tensor,  # [R, kv_heads, K, D]
     value: Tensor,  # [R, kv_heads, K, Dv]
-    mask: Tensor | None,  # as [R, 1, Q, K], bool or additive: the same for all heads
+    mask: Tensor | None,  # broadcastable to [R, 1, Q, K], bool or additive: the same for all heads
     scale: float | None = None,  # None = D ** -0.5
 ) -> Tensor:
-    """Softmax attention [R, heads, Q, Dv] of few queries, as in decoding, which attention kernels are not made for.
+    """Softmax attention [R, heads, Q, Dv] for few queries, as in decoding, for which kernels aren't optimized.
 
     Where query heads share a key head, their queries become rows of one product: the keys are read once, and nothing is
-    copied per group. The numbers stay within the kernel's own rounding. Measured on a CPU against `enable_gqa`: 1.1-1.8
-    times faster at 4 queries; 7-12 times at a single query in bfloat16, where a lone row takes a slow path.
+    copied per group. Results stay within the kernel's own rounding. Measured on a CPU against `enable_gqa`: 1.1-1.8
+    times faster at 4 queries; 7-12 times at a single query in bfloat16, where a single row takes a slow path.
     """
     heads, queries, size = query.shape[1:]
     groups = heads // key.shape[1]
@@ -259,7 +259,7 @@ def grouped_attention(
 
 
 def _repeat_mask(mask: Tensor, groups: int, rows: int) -> Tensor:
-    """A mask [..., Q, K] for `rows` = groups * Q rows, group after group; a view if it has a single row."""
+    """Repeat a mask [..., Q, K] to `rows` = groups * Q rows, group after group; a view if it has a single row."""
     if mask.shape[-2] == 1:
         return mask.expand(*mask.shape[:-2], rows, -1)
     return mask.repeat(*(1,) * (mask.dim() - 2), groups, 1)

@@ -1,4 +1,4 @@
-"""Fingerprints of a model's weights, to check whether a drafter or a store was made for this target."""
+"""Fingerprints of a model's weights, to check whether a drafter or a store was made for a target."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from eyas.targets.native.linears import PackedEmbedding
 
 _KEPT = "_eyas_fingerprints"
 SAMPLE = 1024
-"""Number of values that are read of every tensor, from its beginning."""
+"""Number of leading values that are read of every tensor."""
 
 
 def fingerprint(model: nn.Module) -> str:
     """A hash of every weight's name, shape and first 1024 values, as 16 hexadecimal digits.
 
-    Values are taken in bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32; prepacked
-    linears make no difference. Of a model with a merged adapter it is what `keep_fingerprints` kept.
+    Values are read as bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32. Prepacked
+    linears make no difference. For a model with a merged adapter, it is the one that `keep_fingerprints` kept.
     """
     kept: tuple[str, str] | None = getattr(model, _KEPT, None)
     return _digest(_samples(model)) if kept is None else kept[0]
 
 
 def weight_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of every weight as the checkpoint has it, a tied one once, wherever native layers keep it."""
+    """The shape of every weight as in the checkpoint (a tied one once), wherever native layers keep it."""
     return {name: tuple(shape) for name, shape, _ in _samples(model)}
 
 
 def weights_hash(model: nn.Module) -> str:
-    """A hash of every value of every tensor below a model, however it is laid out. ValueError for a library's own."""
+    """A hash of all values of every tensor below a model, packed ones included. ValueError for tensors of libraries."""
     found = hashlib.sha256()
     for name, part in model.named_modules():
         if isinstance(part, PackedEmbedding):
@@ -43,17 +43,17 @@ def weights_hash(model: nn.Module) -> str:
             if isinstance(tensor, Tensor):
                 data = tensor.detach()
                 if type(data) is not Tensor or data.device.type != "cpu" or data.layout != torch.strided:
-                    raise ValueError(f"{name}.{key} is no plain tensor")
+                    raise ValueError(f"{name}.{key} isn't a plain tensor")
                 values = content_hash(data.contiguous().reshape(-1).view(torch.uint8).numpy())
                 found.update(f"{name} {key} {tuple(data.shape)} {data.dtype} {values}".encode())
     return found.hexdigest()
 
 
 def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | None = None) -> None:
-    """Fix both fingerprints of a model: those of now, mixed with the hash of a `change` that is about to be made.
+    """Fix both fingerprints of a model: the current ones, hashed together with a `change` that is about to be made.
 
-    Those of changed weights would depend on the dtype in which they were changed. Without a change both stay as they
-    are, for weights that are about to be sharded, so that no process can read them any more.
+    Fingerprints of the changed weights would depend on the dtype in which they were changed. Without a change, both
+    are kept as they are: for weights that are about to be sharded, after which no process can read all of them.
     """
     found: tuple[str, ...] = (fingerprint(model), embedding_head_fingerprint(model, layers))
     if change is not None:
@@ -62,10 +62,10 @@ def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | N
 
 
 def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:
-    """The fingerprint of everything outside a model's decoder `layers`, and of the first of them.
+    """The fingerprint of everything outside a model's decoder `layers`, and of the first layer.
 
-    It can be computed of a model of which no more was loaded (`load_embedding_and_head`), and still tells most
-    fine-tunings apart.
+    It can be computed from a partially loaded model (`load_embedding_and_head`), and still tells most fine-tuned
+    models apart.
     """
     kept: tuple[str, str] | None = getattr(model, _KEPT, None)
     if kept is not None:
@@ -88,7 +88,7 @@ def _digest(samples: Iterable[_Sample]) -> str:
 
 
 def _parts(name: str, weight: Tensor) -> Iterator[_Sample]:
-    """The samples of a weight; of a quantised one (a tensor subclass) those of the tensors that it consists of."""
+    """The samples of a weight; for a quantized one (a tensor subclass), the samples of its component tensors."""
     if hasattr(weight, "__tensor_flatten__") and type(weight) is not nn.Parameter:
         for part in weight.__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{part}", getattr(weight, part))
@@ -97,9 +97,9 @@ def _parts(name: str, weight: Tensor) -> Iterator[_Sample]:
 
 
 def _scales(model: nn.Module) -> Iterator[_Sample]:
-    """The samples of float buffers that checkpoints hold: GPTQ's and AWQ's layers keep their scales in such.
+    """The samples of the float buffers that checkpoints hold: the scales of GPTQ's and AWQ's layers.
 
-    Their integer ones are laid out for a kernel, which depends on dtype and machine.
+    Their integer buffers are left out: they are laid out for a kernel, which depends on dtype and machine.
     """
     for prefix, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix, recurse=False):
@@ -108,7 +108,7 @@ def _scales(model: nn.Module) -> Iterator[_Sample]:
 
 
 def _samples(model: nn.Module) -> Iterator[_Sample]:
-    """The samples of every weight, a tied one once."""
+    """The samples of every weight (a tied one once)."""
     prepacked = {name: part for name, part in model.named_modules() if isinstance(part, PrepackedLinear)}
     for name, weight in model.named_parameters():
         yield from _parts(name, weight.detach())

@@ -1,8 +1,8 @@
-"""The weights of a target in a GGUF file, packed or dequantised, under the names of transformers' modules.
+"""The weights of a target in a GGUF file, packed or dequantized, under the names of transformers' modules.
 
-What a tensor is called there, and how llama.cpp laid it out (rows of queries and keys are permuted, norms are stored
-with 1 added, ...), is transformers' knowledge (`modeling_gguf_pytorch_utils`); only the file is read by eyas, which
-checks every size before it is used, and is ten times as fast.
+transformers (`modeling_gguf_pytorch_utils`) knows the tensors' names and how llama.cpp laid them out: rows of queries
+and keys are permuted, norms are stored with 1 added, and so on. Only the file itself is read by eyas, which checks
+every size before using it and is ten times as fast.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from eyas.targets.native.packed import GGML, PIECE, PackedWeight, WeightBlocks, 
 def read_weights(
     file: Path, model_class: Any, config: Any, dtype: torch.dtype, *, first: bool = False, packs: bool = False
 ) -> Weights:
-    """The weights of a `model_class` with `config`, in `dtype`, from a GGUF file.
+    """Read the weights of a `model_class` with `config`, in `dtype`, from a GGUF file.
 
-    `first`: the config has fewer layers than the file; the others aren't read. `packs`: weights of linear layers and
-    plain embeddings stay in formats that the kernels multiply by, if most of the file can. Raises ModelError for
-    tensors that the model has no place for, CheckpointError for a damaged file.
+    `first`: the config has fewer layers than the file; the rest aren't read. `packs`: weights of linear layers,
+    experts and plain embeddings stay in formats that the kernels multiply by, if most of the file can. Raises
+    ModelError for tensors that the model has no place for, CheckpointError for a damaged file.
     """
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
@@ -43,7 +43,7 @@ def read_weights(
     with torch.device("meta"):
         model = model_class(config)
     names = _module_names(model, processor)
-    read: dict[str, Any] = {"tensors": {}}  # experts' parts are put together there
+    read: dict[str, Any] = {"tensors": {}}  # the processor assembles stacks of experts there
     unknown = []
     layers = config.get_text_config().num_hidden_layers
     used = [
@@ -72,17 +72,17 @@ def read_weights(
 
 
 def _parameter(names: dict[str, str], tensor: str) -> str | None:
-    """The model's parameter that a tensor is, or is a part of; those of experts have no ending."""
+    """The model's parameter that a tensor is, or is a part of; parameters of experts don't end in `.weight`."""
     return names.get(tensor) or names.get(tensor.removesuffix(".weight"))
 
 
 def _packed(
     opened: Gguf, used: Sequence[str], model: nn.Module, processor: Any, names: dict[str, str]
 ) -> dict[str, PackedWeight]:
-    """The weights of linears, plain embeddings and experts that can stay in their blocks; none if that is the less.
+    """The weights of linears, plain embeddings and experts that can stay packed; none if that is less than half.
 
-    transformers may change the order of a weight's rows, and makes one stack of gates and ups, which it shows with
-    their numbers.
+    transformers may reorder a weight's rows, and stacks gate and up projections. Where each row goes is found by
+    passing row numbers through it.
     """
     parts: dict[str, list[str]] = {}
     for name in used:
@@ -106,9 +106,9 @@ def _packed(
 
 
 def _order(opened: Gguf, tensors: Sequence[str], processor: Any, names: dict[str, str]) -> Tensor | None:
-    """Which rows of some tensors, one below the other, make the parameter that they are; None if none do.
+    """The order in which the concatenated rows of some tensors make up their parameter; None if they don't.
 
-    Numbers of rows are few enough for float64.
+    float64 holds all row numbers exactly.
     """
     read: dict[str, Any] = {"tensors": {}}
     first = 0
@@ -126,7 +126,7 @@ def _order(opened: Gguf, tensors: Sequence[str], processor: Any, names: dict[str
 
 
 def _pieces(opened: Gguf, tensors: Sequence[str], order: Tensor) -> Iterator[WeightBlocks]:
-    """The rows of some tensors, one below the other, in an `order`."""
+    """Yield the concatenated rows of some tensors in this `order`."""
     stops = torch.tensor([prod(opened.tensors[name].shape[:-1]) for name in tensors]).cumsum(0)
     for rows in order.split(PIECE):  # type: ignore[no-untyped-call]
         owners, raw = torch.bucketize(rows, stops, right=True), torch.empty(0, dtype=torch.uint8)
@@ -140,7 +140,7 @@ def _pieces(opened: Gguf, tensors: Sequence[str], order: Tensor) -> Iterator[Wei
 
 
 def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
-    """The model of a GGUF file as transformers itself reads and dequantises it: slowly, and without `read_weights`.
+    """Load the model of a GGUF file as transformers itself reads and dequantizes it: slowly, without `read_weights`.
 
     Raises ModelError if it can't.
     """
@@ -151,18 +151,18 @@ def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
             file.parent,
             gguf_file=file.name,
             dtype=dtype,
-            quantization_config=GgufConfig(dequantize=True),  # else it may keep the weights packed
+            quantization_config=GgufConfig(dequantize=True),  # otherwise it may keep weights packed
             trust_remote_code=False,
         )
-    except Exception as error:  # its reader raises whatever a file makes it stumble over
+    except Exception as error:  # a bad file can make its reader raise anything
         raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
 
 
 def _module_names(model: Any, processor: Any) -> dict[str, str]:
-    """What the tensors of a GGUF file are called in `model`.
+    """Names of a GGUF file's tensors -> names in `model`.
 
-    transformers goes through all submodules and makes gguf's table of names anew for each, which takes seconds. Only a
-    model whose names aren't all found at the top, such as Bloom's, needs that.
+    transformers walks all submodules and rebuilds gguf's table of names for each, which takes seconds. Only models
+    with names that the top module doesn't give, such as Bloom, need that.
     """
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
@@ -175,13 +175,13 @@ def _module_names(model: Any, processor: Any) -> dict[str, str]:
 
 
 def stored_dtype(file: Path) -> torch.dtype:
-    """What a GGUF file's weights are run in: the dtype of most of its values, bfloat16 where they are quantised."""
+    """The dtype in which a GGUF file's weights are run: that of most of its values, bfloat16 if these are quantized."""
     return _stored_dtype(file, file.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
 def _stored_dtype(file: Path, _: int) -> torch.dtype:
-    """Kept for as long as the file is the same: a load asks twice, and a tokenizer takes long to go through."""
+    """Cached until the file changes: a load asks twice, and scanning past the tokenizer takes long."""
     sizes: Counter[str] = Counter()
     for tensor in Gguf(file).tensors.values():
         sizes[tensor.dtype] += tensor.size
@@ -190,6 +190,6 @@ def _stored_dtype(file: Path, _: int) -> torch.dtype:
 
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
-"""What the names of a layer's tensors begin with."""
+"""Prefix of the names of a layer's tensors."""
 _COMPUTED = frozenset({"rope_freqs.weight"})
 """Tensors that transformers computes from the config."""

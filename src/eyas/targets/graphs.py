@@ -1,9 +1,9 @@
 """CUDA graphs: passes over few tokens, recorded once and then started by one launch.
 
-On a GPU such a pass takes less time than its host needs to launch its kernels one by one. A graph launches them all,
-but always the same ones at the same addresses: so passes come in recurring shapes, rows and columns rounded up; what
-differs between passes of a shape (tokens, lengths, what each sees) is copied to buffers at fixed addresses; and keys
-and values stay where the slot cache has them, to which the graphs belong. When it moves, all are recorded anew.
+On a GPU, such a pass takes less time than the host needs to launch its kernels one by one. A graph launches all of
+them, but always the same kernels at the same addresses. So rows and columns of passes are rounded up to recurring
+shapes. Inputs that differ between passes of a shape (tokens, lengths, masks) are copied to buffers at fixed addresses.
+Keys and values stay in the slot cache, to which the graphs belong: when it is reallocated, all are recorded again.
 
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, K columns of keys.
 """
@@ -23,46 +23,46 @@ from eyas.runtime import to_device
 
 _LOG = logging.getLogger("eyas")
 _MOST_TOKENS = 256
-"""Tokens of the largest pass that is recorded: larger ones keep a GPU busy while their kernels are launched."""
+"""Most tokens of a recorded pass: larger ones keep a GPU busy while their kernels are launched."""
 _MOST_GRAPHS = 128
 USES = 2
-"""A shape is recorded when it comes for this time: many come once."""
+"""A shape is recorded at this use: many shapes occur only once."""
 _COLUMNS = 256
-"""Columns of keys are rounded up to a multiple of this, or of a quarter of a power of two."""
+"""Columns of keys are rounded up to a multiple of this, or of a quarter of the power of two below them if greater."""
 
 Outputs = tuple[Tensor, ...]
 
 
 class Recording(NamedTuple):
-    """A computation that can be started again."""
+    """A recorded computation that can be replayed."""
 
     replay: Callable[[], None]
     outputs: Outputs
-    """Written by every replay."""
+    """Overwritten by every replay."""
 
 
 Record = Callable[[Callable[[], Outputs]], Recording]
-"""Records a computation that has run before; RuntimeError if it does what can't be recorded, such as waiting."""
+"""Records a computation that has run before; RuntimeError if part of it can't be recorded, such as a host sync."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs on a device, all of them in one pool of memory."""
+    """Records CUDA graphs on a device, all of them in one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         with torch.cuda.device(device):
             self._pool = torch.cuda.graph_pool_handle()
-            # the same for all: cuBLAS keeps a workspace for each stream
+            # one stream for all graphs: cuBLAS keeps a workspace per stream
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             counter = torch.zeros(1, device=device)
-        # PyTorch records nothing more in a pool whose graphs have all been deleted: this one stays
+        # PyTorch records no more in a pool whose graphs have all been deleted, so this one stays
         self._first = self(lambda: (counter.add_(1),))
 
     def __call__(self, compute: Callable[[], Outputs]) -> Recording:
         graph = torch.cuda.CUDAGraph()
         with (
             torch.cuda.device(self._device),
-            # other threads may use the device meanwhile
+            # other threads may use the device during the capture
             torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
         ):
             outputs = compute()
@@ -77,7 +77,7 @@ class _Recorded(NamedTuple):
 
 
 class CacheColumns(Protocol):
-    """What is asked of a slot cache here."""
+    """The parts of a slot cache that recorded passes need."""
 
     lengths: list[int]
 
@@ -95,35 +95,36 @@ class RecurringRows(NamedTuple):
 
     rows: range
     end: int
-    """K, the columns that are read, staged ones included."""
+    """K, the number of columns that are read, staged ones included."""
 
 
 Compute = Callable[..., Outputs]
 """(rows, K or None, lengths [R], inputs ...) -> outputs [R, ...].
 
-Without K, the columns that are read, it runs as it is. It may use whatever else stays as it is and where it is.
+Without K, the number of columns that are read, it isn't recorded. Anything else that it uses must stay unchanged, at
+the same address.
 """
 
 
 class PassGraphs:
-    """The recorded passes over one slot cache, the latest used of them.
+    """The most recently used recorded passes over one slot cache.
 
-    All inputs and outputs share one buffer for each argument and result, since passes follow one another.
+    Passes run one after the other, so they share one buffer per argument and result.
     """
 
     def __init__(self, record: Record, uses: int = USES) -> None:
         self._record, self._uses = record, uses
-        self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or how often a shape came so far
+        self._found: OrderedDict[Hashable, _Recorded | int] = OrderedDict()  # or the uses of a shape so far
         self._buffers: dict[Hashable, Tensor] = {}
         self.failure: str | None = None
-        """Why nothing is recorded any more."""
+        """The reason why nothing is recorded any more; None = passes are recorded."""
 
     def __len__(self) -> int:
-        """The number of passes that are recorded."""
+        """Number of recorded passes."""
         return sum(isinstance(found, _Recorded) for found in self._found.values())
 
     def takes(self, tokens: int) -> bool:
-        """Whether passes over so many tokens are recorded."""
+        """Whether passes over `tokens` tokens are recorded."""
         return self.failure is None and tokens <= _MOST_TOKENS
 
     def clear(self) -> None:
@@ -135,10 +136,10 @@ class PassGraphs:
         self, kind: Hashable, cache: CacheColumns, rows: range, staged: int, inputs: Sequence[Tensor], compute: Compute,
         tokens: int | None = None,
     ) -> Outputs | None:  # fmt: skip
-        """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it as it is.
+        """Run a pass that stages up to column `staged` behind each row's committed ones; None = run it unrecorded.
 
-        `inputs` are [R, ...], the first [R, Q, ...] unless `tokens`, of the whole pass, are given; the outputs are
-        copies. `kind` stands for all else that `compute` depends on.
+        `inputs` are [R, ...]; the first is [R, Q, ...] unless the pass's number of `tokens` is given. The outputs are
+        copies. `kind` identifies everything else that `compute` depends on.
         """
         taken = self.takes(inputs[0].shape[:2].numel() if tokens is None else tokens)
         shape = recurring_rows(cache, rows, staged) if taken else None
@@ -152,7 +153,7 @@ class PassGraphs:
             self._found[key] = found + 1
             if found + 1 < self._uses:
                 return None
-            done = compute(*shape, *given)  # libraries set themselves up in it, which can't be recorded
+            done = compute(*shape, *given)  # libraries initialize themselves in it, which can't be recorded
             self._add(key, shape, given, compute, done)
             return tuple(out[: len(rows)] for out in done)
         self._found.move_to_end(key)
@@ -179,13 +180,13 @@ class PassGraphs:
         except RuntimeError as error:
             self.failure = str(error).split("\n", 1)[0]
             self.clear()
-            _LOG.warning("no CUDA graphs, so kernels are launched one by one: %s", self.failure)
+            _LOG.warning("no CUDA graphs can be recorded, so kernels are launched one by one: %s", self.failure)
             return
         while len(self._found) > _MOST_GRAPHS:
             self._found.popitem(last=False)
 
     def _views(self, role: str, like: Sequence[Tensor]) -> list[Tensor]:
-        """Shared buffers in the shapes of some tensors; a recording keeps those that larger ones have replaced."""
+        """Shared buffers shaped like these tensors; a recording keeps using buffers that larger ones have replaced."""
         views = []
         for number, tensor in enumerate(like):
             key = (role, number, tensor.dtype)
@@ -196,15 +197,15 @@ class PassGraphs:
 
 
 def recurring(count: int) -> int:
-    """The least number >= `count` of those that recur: up to 4 all of them, then two in each power of two."""
+    """Round `count` up to a recurring number: any number up to 4, then two per power of two."""
     step = max(1, 1 << max(0, (count - 1).bit_length() - 2))
     return count + -count % step
 
 
 def recurring_rows(cache: CacheColumns, rows: range, staged: int) -> RecurringRows | None:
-    """The slots and columns of a pass that stages up to column `staged` behind `rows`; None where they aren't there.
+    """The slots and columns of a pass that stages up to column `staged` behind `rows`; None if the cache lacks room.
 
-    Slots beyond `rows` may hold other sequences: they stage behind what those have committed, which nobody reads.
+    Slots beyond `rows` may hold other sequences. The pass stages behind their committed columns, which nobody reads.
     """
     slots = range(rows.start, min(rows.start + recurring(len(rows)), cache.slots))
     needed = cache.start(slots) + staged
@@ -219,7 +220,7 @@ def recurring_rows(cache: CacheColumns, rows: range, staged: int) -> RecurringRo
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:
-    """A tensor whose first dimensions are filled up with zeros to `sizes`."""
+    """Pad the first dimensions of a tensor with zeros to `sizes`."""
     missing = [size - have for size, have in zip(sizes, tensor.shape, strict=False)]
     if not any(missing):
         return tensor

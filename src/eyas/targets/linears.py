@@ -1,8 +1,8 @@
 """Linear layers for a CPU: weights prepacked for its matrix kernels.
 
-A plain `nn.Linear` reads its row-major weight at little more than half the memory's speed when there are few tokens;
-oneDNN's own blocked layout is read at full speed, which bounds decoding. Modules are replaced generically, as by
-quantisation: no model code is touched. The numbers stay the same up to float rounding.
+For few tokens, a plain `nn.Linear` reads its row-major weight at little more than half the memory bandwidth. oneDNN's
+own blocked layout is read at full bandwidth, which is what limits decoding. Modules are replaced generically, as
+quantization libraries do it, without touching model code. Results stay the same up to float rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 PREPACKABLE = (torch.float32, torch.bfloat16)
 """Dtypes that oneDNN has prepacked kernels for."""
 SAMPLED = 1024
-"""Row-major values of a weight that are kept for fingerprints."""
+"""Number of row-major values of a weight that are kept for fingerprints."""
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -35,11 +35,11 @@ def prepack_linears(
     layout: Callable[..., PrepackedLinear] | None = None,
     dtype: torch.dtype | None = None,
 ) -> int:
-    """Replace every plain float `nn.Linear` below `module` by a prepacked one; returns how many were replaced.
+    """Replace every plain float `nn.Linear` below `module` by a prepacked one; return how many were replaced.
 
-    So is GPT-2's `Conv1D`, a linear with a transposed weight. By default the new ones are in oneDNN's layout.
-    With a `dtype`, the only one that `layout` is for, weights in another stay as they are.
-    Quantised layers stay as they are, whoever made them. Tied weights also stay row-major, for the embedding.
+    GPT-2's `Conv1D`, a linear with a transposed weight, is replaced too. The default `layout` is oneDNN's. Given a
+    `dtype`, the only one that `layout` supports, weights of other dtypes stay as they are. So do layers that a library
+    has quantized. Tied weights are also kept in row-major order, for the embedding.
     """
     made = layout or PrepackedLinear
     shared = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
@@ -58,7 +58,7 @@ def prepack_linears(
 
 
 def _untransposed(module: nn.Linear | Conv1D) -> nn.Linear:
-    """A linear, or the one that computes what a `Conv1D` does."""
+    """Return the linear itself, or for a `Conv1D` the linear that computes the same."""
     if isinstance(module, nn.Linear):
         return module
     inputs, outputs = module.weight.shape
@@ -69,10 +69,10 @@ def _untransposed(module: nn.Linear | Conv1D) -> nn.Linear:
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
-    """Whether a module is a linear, or a `Conv1D`, of float weights and computes as such.
+    """Whether a module is an unmodified linear or `Conv1D` with float weights.
 
-    Libraries quantise by subclassing the layer or its weight, by adding tensors to it, or others for its weight, or by
-    replacing its `forward`.
+    Libraries quantize by subclassing the layer or its weight, by adding tensors to the layer or replacing its weight by
+    others, or by replacing its `forward`.
     """
     if type(module) not in (nn.Linear, Conv1D) or set(module._parameters) != {"weight", "bias"}:
         return False
@@ -82,9 +82,9 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear | Conv1D]:
 
 
 class PrepackedLinear(nn.Module):
-    """A frozen replacement of `nn.Linear` in oneDNN's layout; subclasses have another.
+    """A frozen replacement for `nn.Linear` in oneDNN's layout; subclasses have other layouts.
 
-    It holds the prepacked weight only, unless the weight is an embedding's.
+    It holds only the prepacked weight, unless the weight is shared with an embedding.
     """
 
     bias: Tensor | None
@@ -92,9 +92,9 @@ class PrepackedLinear(nn.Module):
     def __init__(
         self, linear: nn.Linear, shared: bool, stacked: Tensor | None = None, transposed: bool = False
     ) -> None:
-        """Whether the weight is `shared` with an embedding, and how the model's own parameter differs from it.
+        """Pack a weight, which may be `shared` with an embedding.
 
-        `stacked` is one [E, ...] that holds the weights of which this one was made; it may be the `transposed` one.
+        The model's own parameter may differ: the `transposed` weight, or a `stacked` one [E, ...] of several experts.
         """
         super().__init__()
         self.stacked = None if stacked is None else tuple(stacked.shape)
@@ -102,19 +102,19 @@ class PrepackedLinear(nn.Module):
         self._dtype = linear.weight.dtype
         self.transposed = transposed
         given = linear.weight.T if transposed else linear.weight if stacked is None else stacked
-        rows = 1 + SAMPLED // given[0].numel()  # not all of them: what is transposed would be copied
+        rows = 1 + SAMPLED // given[0].numel()  # only some rows, since flattening a transposed tensor copies it
         self._first = given.detach()[:rows].flatten()[:SAMPLED].clone()
         self._shared = linear.weight if shared else None
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())
 
     def _pack(self, weight: Tensor) -> Tensor:
-        """A row-major weight [out, in] in this layout."""
+        """Convert a row-major weight [out, in] to this layout."""
         prepacked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
         return prepacked
 
     def restored(self) -> Tensor:
-        """The row-major weight [out, in] of the prepacked one."""
+        """Convert the prepacked weight back to a row-major one [out, in]."""
         return self._prepacked.to_dense()
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -124,16 +124,16 @@ class PrepackedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The row-major weight [out, in], restored on demand for callers that read it rather than multiply."""
+        """The row-major weight [out, in], restored on demand for callers that read it instead of multiplying by it."""
         return self.restored() if self._shared is None else self._shared
 
     @property
     def tied(self) -> bool:
-        """Whether the weight is an embedding's as well."""
+        """Whether the weight is also an embedding's."""
         return self._shared is not None
 
     def first(self, count: int) -> Tensor:
-        """The first `count` values of the model's own parameter (at most 1024), without restoring it."""
+        """The first `count` (at most 1024) values of the model's own parameter, without restoring it."""
         return self._first[:count]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ class PrepackedLinear(nn.Module):
 
 
 class _Product(torch.autograd.Function):
-    """A product with a frozen prepacked weight whose input has a gradient (a drafter that trains below a head)."""
+    """A product with a frozen prepacked weight that passes gradients to its input (a drafter trained below a head)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, multiply: Callable[[Tensor], Tensor], restored: Callable[[], Tensor]) -> Tensor:

@@ -75,16 +75,16 @@ def load_target(
     prepacked: bool | None = None,
     quantize: str | None = None,
 ) -> Target:
-    """Load a decoder LM, its model code unpatched, in a `dtype` that `resolve_dtype` knows.
+    """Load a decoder LM, with unpatched model code, in a `dtype` that `resolve_dtype` accepts.
 
-    Unlike there, `auto` is bfloat16 also on a CPU that is slow in it, if the model's passes are native; and weights of
-    a GGUF, AWQ, GPTQ or compressed-tensors checkpoint stay in 4 and 8 bits, where there are kernels that multiply by
-    them; what such a one has in float16 becomes float32, which holds it.
+    `auto` differs from `resolve_dtype` in two cases. It is bfloat16 even on a CPU that is slow in it, if the model's
+    passes are native. And weights of a GGUF, AWQ, GPTQ or compressed-tensors checkpoint stay in 4 and 8 bits where
+    there are kernels for them; float16 values in the latter three become float32, which holds them exactly.
 
     `attention` is transformers' `attn_implementation`, sdpa or eager: flash kernels can't mask a tree. `compiled` runs
-    the model through `torch.compile`. On a GPU passes over few tokens are CUDA graphs, unless `compiled` or `eager`.
-    `prepacked` lays the weights of linears out for the CPU's kernels; None does so where there are such kernels, unless
-    the model is compiled: the compiler brings its own and refuses these.
+    the model through `torch.compile`. On a GPU, passes over few tokens are CUDA graphs unless `compiled` or `eager`.
+    `prepacked` packs the weights of linears for the CPU's kernels; None does so where there are such kernels, unless
+    the model is compiled: the compiler has its own layout and refuses these.
     `quantize` `int8` or `int4` keeps the weights of linears in 8 or 4 bits, embedding and head in 8, on a CPU with
     native kernels; inputs of products are rounded to 8 bits.
 
@@ -95,25 +95,25 @@ def load_target(
     if attention not in (None, "sdpa", "eager"):
         raise UsageError(f"attention {attention!r} can't mask a tree: use sdpa or eager")
     if prepacked and compiled:
-        raise UsageError("a compiled target can't be prepacked as well: choose one")
+        raise UsageError("a target can't be both compiled and prepacked: choose one")
     if quantize is not None and quantize not in _QUANTIZED:
-        raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantised checkpoint")
+        raise UsageError(f"unknown quantization {quantize!r}: write int8 or int4, or load a quantized checkpoint")
     torch_device, name = resolve_device(device), find_target(model)
     if quantize and (torch_device.type != "cpu" or compiled or prepacked is False or kernels() is None):
         raise UsageError(
-            f"{quantize} weights need eyas's native kernels, so a CPU with AVX2 and a C++ compiler, and no --compile; "
-            "elsewhere load a checkpoint that was quantised by torchao, AWQ or GPTQ"
+            f"{quantize} weights need eyas's native kernels: a CPU with AVX2, a C++ compiler, and no --compile; "
+            "elsewhere load a checkpoint quantized by torchao, AWQ or GPTQ"
         )
     if eager and (torch_device.type != "cuda" or compiled):
         raise UsageError(
-            "only a GPU has CUDA graphs to do without, and no compiled target: leave out eager (--enforce-eager)"
+            "a CPU and a compiled target have no CUDA graphs to turn off: leave out eager (--enforce-eager)"
         )
     config = read_config(name)
     refuse_unsupported(model_class(config), config)
     stored = dequantize_at_load(config, torch_device)
     method = quantized_by(config)
     if quantize and (method or read_here(config)):
-        raise UsageError(f"{name} is quantised by {method or stored} already: leave quantize out")
+        raise UsageError(f"{name} is quantized by {method or stored} already: leave quantize out")
     packing = not compiled if prepacked is None else prepacked
 
     own_kernels = dtype == "auto" and packing and attention is None and method is None
@@ -126,14 +126,14 @@ def load_target(
             native = _prepack(loaded, torch_device, chosen, attention, quantize) if packing else None
         if torch_device.type == "cpu":
             use_huge_pages()
-        # a compiled graph would be compiled anew for every layout
+        # a compiled model would be compiled again for every ragged layout
         make = Target if auto_class(config) is AutoModelForCausalLM else _text_target
         record = CudaRecorder(torch_device) if torch_device.type == "cuda" and not (compiled or eager) else None
         return make(loaded, ragged=not compiled, native=native, record=record)
 
     if stored is not None and not (packs and read_here(config)):
         why = "they stay packed with dtype auto, on a CPU with eyas's kernels" if read_here(config) else _NO_KERNEL
-        _LOG.warning("the %s weights of %s are dequantised: %s", stored, name, why)
+        _LOG.warning("the %s weights of %s are dequantized: %s", stored, name, why)
     if own_kernels and _half_may_be_native(name, torch_device):
         target = loaded_in(torch.bfloat16)
         if target.native is not None:
@@ -148,19 +148,19 @@ def load_target(
 def keep_codes(target: Target, kv_cache_dtype: str) -> None:
     """Keep a target's keys and values in 8 bits if `kv_cache_dtype` is `int8`, in its own dtype if it is `auto`.
 
-    The last bits of modules depend on a pass's shape, and rounding to 8 bits would make them visible. So a target
-    without native passes is an UnsupportedModelError.
+    Raises UnsupportedModelError for a target without native passes: the last bits of modules' results depend on a
+    pass's shape, and rounding to 8 bits would amplify such differences.
     """
     if kv_cache_dtype == "int8" and target.native is None:
         raise UnsupportedModelError(
-            f"a cache in int8 needs native passes, and {type(target.model).__name__} runs its modules here: leave "
-            "--kv-cache-dtype out"
+            f"an int8 cache needs native passes, but {type(target.model).__name__} runs its modules here: leave out "
+            "--kv-cache-dtype"
         )
     target.kv_in_codes = kv_cache_dtype == "int8"
 
 
 def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record: Record | None) -> Target:
-    """A multimodal model as a target; UnsupportedModelError if it generates other text than it does here."""
+    """Make a target of a multimodal model. UnsupportedModelError if `generate` gives it other logits for text."""
     name = type(model).__name__
     try:
         target = Target(model, ragged=ragged, native=native, record=record)
@@ -169,15 +169,15 @@ def _text_target(model: Any, ragged: bool, native: NativeDecoder | None, record:
         raise UnsupportedModelError(f"{name} is multimodal and can't run text alone: {error}") from error
     if 2 * sum(logits_agree(here, own, target.dtype) for own, here in pairs) < len(pairs):
         raise UnsupportedModelError(
-            f"{name} is multimodal and computes something else of text than its decoder does with a causal mask and "
-            "plain positions; use a text model"
+            f"{name} is multimodal and runs text in another way than its decoder with a causal mask and plain "
+            "positions; use a text model"
         )
     return target
 
 
 @torch.inference_mode()
 def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
-    """Logits [2, V] of two tokens after six from a `first`: those of `transformers.generate`, and a verified tree's."""
+    """Logits [2, V] of two tokens after six from `first` on: by `transformers.generate`, and by verifying a tree."""
     tokens = (torch.arange(6, device=target.device).unsqueeze(0) + first) % target.vocab_size
     out = target.model.generate(
         tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=2, min_new_tokens=2, do_sample=False,
@@ -194,7 +194,7 @@ def _text_logits(target: Target, first: int) -> tuple[Tensor, Tensor]:
 
 
 def _half_may_be_native(name: str, device: torch.device) -> bool:
-    """Whether a bfloat16 checkpoint would be run in float32, but native kernels may run it as it is."""
+    """Whether a bfloat16 checkpoint would otherwise run in float32, and native kernels may run it as it is."""
     if best_layout(device, torch.bfloat16) is not NativeLinear:
         return False
     return _checkpoint_dtype(name) == torch.bfloat16 and not cpu_computes_in(torch.bfloat16)
@@ -203,7 +203,7 @@ def _half_may_be_native(name: str, device: torch.device) -> bool:
 def _prepack(
     model: Any, device: torch.device, dtype: torch.dtype, attention: str | None, quantize: str | None
 ) -> NativeDecoder | None:
-    """Lay out the weights of a model's linears for this machine; returns its native passes, if it has such."""
+    """Pack the weights of a model's linears for this machine; return its native passes, or None."""
     layout = best_layout(device, dtype)
     if quantize:
         head, inner = model.get_output_embeddings(), _QUANTIZED[quantize]
@@ -224,7 +224,7 @@ def _prepack(
 
 
 def _quantize_embedding(model: Any) -> None:
-    """Keep a plain embedding in 8 bits: in the head's weights, if these are the same."""
+    """Keep a plain embedding in 8 bits; if it is tied to the head, they share one packed weight."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embedding) is not nn.Embedding:
         return
@@ -236,25 +236,25 @@ def _quantize_embedding(model: Any) -> None:
 
 
 def _leave_file(model: Any) -> None:
-    """Copy the tensors that still lie in the checkpoint's mapped file, which stays in memory as long as one does.
+    """Copy the tensors that are still in the checkpoint's mapped file, which stays in memory as long as one is.
 
-    The linears, most of it, have been laid out anew by then. Nothing may know an address yet: experts and native passes
-    take them afterwards.
+    The linears, which are most of it, have been packed by then. Nothing may hold an address yet: experts and native
+    passes read addresses afterwards.
     """
     for tensor in (*model.parameters(), *model.buffers()):
-        if type(tensor.data) is Tensor:  # not a quantised one of a library's
+        if type(tensor.data) is Tensor:  # not a library's quantized tensor
             tensor.data = mapped_copy(tensor.data)
 
 
 def _check_quantized(model: Any, quantize: str, weights: int) -> None:
-    """Warn if few of a model's `weights` are quantised; UnsupportedModelError if none is."""
+    """Warn if few of a model's `weights` are quantized; raise UnsupportedModelError if none are."""
     quantized = sum(m.in_features * m.out_features for m in model.modules() if isinstance(m, PackedLinear))
     name = type(model).__name__
     if not quantized:
-        raise UnsupportedModelError(f"{quantize}: {name} has no linear layers to quantise; load it without quantize")
+        raise UnsupportedModelError(f"{quantize}: {name} has no linear layers to quantize; load it without quantize")
     if quantized < weights / 2:
         _LOG.warning(
-            "%s: only %.0f %% of the weights of %s are in linear layers and are quantised; the others stay as they are",
+            "%s: only %.0f%% of the weights of %s are in linear layers and are quantized; the others stay as they are",
             quantize, 100 * quantized / weights, name,
         )  # fmt: skip
 
@@ -262,10 +262,10 @@ def _check_quantized(model: Any, quantize: str, weights: int) -> None:
 def load_embedding_and_head(
     model: str | Path, *, dtype: str | torch.dtype, device: str | torch.device | None = None
 ) -> EmbeddingAndHead:
-    """Load a target's embedding, final norm and head; options and errors as of `load_target`.
+    """Load a target's embedding, final norm and head; for options and errors, see `load_target`.
 
-    transformers builds the model with its first layer only and reads no other tensors, so a 32B target takes about 2
-    GB.
+    transformers builds the model with only its first layer and reads no other layers' tensors, so a 32B target takes
+    about 2 GB.
     """
     torch_device, name = resolve_device(device), find_target(model)
     config = read_config(name)
@@ -273,7 +273,7 @@ def load_embedding_and_head(
     short = _shortened(config)
     torch_dtype = resolve_dtype(dtype, name, torch_device)
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()  # transformers would list the layers left out
+    transformers_logging.set_verbosity_error()  # transformers would list the layers that are left out
     try:
         loaded = read_model(name, short, torch_dtype, partial=True)
     finally:
@@ -282,7 +282,7 @@ def load_embedding_and_head(
 
 
 def _shortened(config: Any) -> Any:
-    """A copy of a config with one layer; lists with an entry per layer keep their first."""
+    """A copy of a config with one layer; lists with an entry per layer keep the first entry."""
     short = copy.deepcopy(config)
     text = short.get_text_config()
     layers = text.num_hidden_layers
@@ -294,7 +294,7 @@ def _shortened(config: Any) -> Any:
 
 
 def read_config(name: str) -> Any:
-    """The transformers config of a local directory, a Hub id or `smollm2`; of an adapter, that of its base model.
+    """The transformers config of a local directory, a Hub id or `smollm2`; for an adapter, its base model's config.
 
     Raises ModelError if it can't be read.
     """
@@ -306,7 +306,7 @@ def read_config(name: str) -> Any:
         except (ModelError, MissingModelError) as error:
             raise ModelError(f"the {adapter}, needs its base model: {error}") from error
     if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
-        raise ModelError(f"{name} holds no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
+        raise ModelError(f"{name} has no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     _check_layers(name, Path(found) / CONFIG_NAME)
     try:
         return AutoConfig.from_pretrained(found, trust_remote_code=False)
@@ -315,10 +315,10 @@ def read_config(name: str) -> Any:
 
 
 def _check_layers(name: str, file: Path) -> None:
-    """Raise ModelError for more layers than any model has: transformers makes lists and modules of them first."""
+    """Raise ModelError for an absurd number of layers, before transformers makes lists and modules for them."""
     try:
         left = [json.loads(file.read_bytes())]
-    except (OSError, ValueError):  # a name on the Hub, or no JSON: transformers says what it is
+    except (OSError, ValueError):  # a Hub id, or not JSON: transformers reports that
         return
     while left:
         inside = left.pop()
@@ -327,18 +327,18 @@ def _check_layers(name: str, file: Path) -> None:
         left += inside.values()
         for key, value in inside.items():
             if "layer" in key and isinstance(value, int) and value > _MOST_LAYERS:
-                raise ModelError(f"{name}: {CONFIG_NAME} says {key} {value}, at most {_MOST_LAYERS} are loaded")
+                raise ModelError(f"{name}: {CONFIG_NAME} says {key} {value}, but at most {_MOST_LAYERS} are loaded")
 
 
 def read_model(
     name: str, config: Any, dtype: torch.dtype, attention: str | None = None, *, partial: bool = False,
     packs: bool = False,
 ) -> Any:  # fmt: skip
-    """The transformers model that `config` describes, with the weights of a directory or Hub id, adapters merged.
+    """Load the transformers model that `config` describes from a directory or Hub id, with adapters merged.
 
-    `partial`: the config has fewer layers than there are weights. `packs`: those of GGUF files, AWQ, GPTQ and
-    compressed-tensors stay in formats that the kernels multiply by; an adapter's base is always dequantised. Raises
-    ModelError if weights can't be read or are missing, or a library for quantised ones is.
+    `partial`: the config has fewer layers than the checkpoint. `packs`: weights of GGUF, AWQ, GPTQ and
+    compressed-tensors stay in formats that the kernels multiply by; an adapter's base is always dequantized. Raises
+    ModelError if weights can't be read or are missing, or a library for quantized weights is missing.
     """
     refuse_quantization(model_class(config), config)
     adapter, source = find_adapter(name), name
@@ -361,7 +361,7 @@ def read_model(
             beside["state_dict"], packed = read_quantized(
                 source, model_class(config), config, settings, dtype, packs=packs
             )
-        elif adapter is not None and adapter.beside:  # from its directory transformers loads the adapter too
+        elif adapter is not None and adapter.beside:  # from its directory, transformers would also load the adapter
             beside["state_dict"] = {
                 key: tensor for file in weight_files(source) for key, tensor in load_file(file).items()
             }
@@ -378,10 +378,10 @@ def read_model(
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
-    loaded.name_or_path = source  # which peft compares; transformers leaves it out where it was given tensors
+    loaded.name_or_path = source  # peft compares it; transformers doesn't set it when given tensors
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
-    if report["missing_keys"]:  # transformers would go on with random numbers in their place
+    if report["missing_keys"]:  # transformers would use random values instead
         missing = ", ".join(sorted(report["missing_keys"])[:5])
         raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")
     if getattr(loaded, "_hf_peft_config_loaded", False):
@@ -390,9 +390,9 @@ def read_model(
 
 
 def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dtype) -> None:
-    """Give the modules of a model's `packed` weights these in place of their parameters; a tied head reads the same.
+    """Replace the modules of a model's `packed` weights by packed ones; a tied head shares the embedding's.
 
-    Stacks of experts become children in place of parameters, which `replace_experts` takes on.
+    Stacked parameters of experts are replaced by child modules, which `replace_experts` then uses.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     for name, weight in packed.items():
@@ -411,7 +411,7 @@ def keep_packed(model: Any, packed: Mapping[str, PackedWeight], dtype: torch.dty
 
 
 def resolve_device(name: str | torch.device | None) -> torch.device:
-    """The named device; None = the accelerator if there is one, else the CPU. Raises UsageError for unknown ones."""
+    """The named device; None = the GPU if there is one, otherwise the CPU. Raises UsageError for unknown devices."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -430,12 +430,12 @@ _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  
 def resolve_dtype(
     dtype: str | torch.dtype, model: str | Path | None = None, device: torch.device | None = None
 ) -> torch.dtype:
-    """The dtype a name stands for: `float32`, `bfloat16`, `float16`, or `auto` for a `model` that runs on a `device`.
+    """The dtype with this name: `float32`, `bfloat16`, `float16`, or `auto` for a `model` that runs on a `device`.
 
-    `auto` is what the checkpoint of `model` (a directory, a Hub id or `smollm2`) says: its config's dtype, else its
-    tensors'. One exception is float32: half precision on a CPU that has no kernels for it
-    (`eyas.machine.cpu_computes_in`), unless the weights are quantised and so made for their dtype. `device` None is
-    the accelerator if there is one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
+    `auto` is the dtype of the checkpoint of `model` (a directory, a Hub id or `smollm2`): its config's dtype, or else
+    its tensors'. The exception is half precision on a CPU without kernels for it (`eyas.machine.cpu_computes_in`). It
+    becomes float32, unless the weights are quantized and so made for their dtype. `device` None is the GPU if there is
+    one. Raises UsageError for unknown names and ModelError for unreadable checkpoints.
     """
     if isinstance(dtype, torch.dtype):
         return dtype
@@ -458,7 +458,7 @@ def resolve_dtype(
 
 
 def _checkpoint_dtype(name: str) -> torch.dtype:
-    """What a checkpoint's config says it is stored in, else the dtype of most of the values in its (first) file."""
+    """The dtype that a checkpoint's config states, or else the dtype of most values in its (first) file."""
     config = read_config(name)
     stated = config.dtype or config.get_text_config().dtype
     if stated is not None:
@@ -471,7 +471,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
     sizes: dict[str, int] = {}
     try:
         with safe_open(next(weight_files(base_of(name))), framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118  # no mapping
+            for key in file.keys():  # noqa: SIM118  # not a mapping
                 tensor = file.get_slice(key)
                 sizes[tensor.get_dtype()] = sizes.get(tensor.get_dtype(), 0) + math.prod(tensor.get_shape())
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -483,7 +483,7 @@ def _checkpoint_dtype(name: str) -> torch.dtype:
 
 
 def _files_of(name: str) -> list[Path]:
-    """The files that a model is made of: weights and configs, an adapter's and its base model's."""
+    """The files of a model: weights and configs, of an adapter and of its base model."""
     found: list[Path] = []
     for source in dict.fromkeys((name, base_of(name))):
         folder = Path(source) if Path(source).is_dir() else Path(cast(str, cached_file(source, CONFIG_NAME))).parent

@@ -1,4 +1,4 @@
-"""The passes of a stock transformers decoder LM: prefill and verification of draft trees, over a slot cache.
+"""The passes of an unmodified transformers decoder LM over a slot cache: prefill, and verification of draft trees.
 
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, N tree nodes, T tokens of a pass (R x Q, or fewer in
 a ragged pass), A taps, Ht hidden size, V vocabulary. A node index counts the root as 0 and node i as i + 1.
@@ -56,7 +56,7 @@ class VerifyOutput(NamedTuple):
 
 
 _DENSE_PASS = 64
-"""Tokens of a pass in which vectors of a CPU multiply for longer than weights are read from memory."""
+"""Tokens from which on a pass that multiplies with a CPU's vectors is bound by compute instead of memory."""
 
 
 class PrefillChunk(NamedTuple):
@@ -65,20 +65,20 @@ class PrefillChunk(NamedTuple):
     next_tokens: Tensor  # [R, Q] the token *after* each position of the chunk
     taps: Tensor  # [R, Q, A, Ht]
     counts: list[int]  # number of real positions among the Q of each row
-    final: Tensor  # [R, Q, Ht], after the final norm: what the head reads
+    final: Tensor  # [R, Q, Ht], after the final norm: the head's input
 
 
 class EmbeddingAndHead:
-    """A transformers model's sizes and limits, embedding and head.
+    """A transformers model's sizes, limits, embedding and head.
 
     Raises UnsupportedModelError for models that can't be targets.
     """
 
     head_is_exact: bool
-    """Whether `head` gives the model's own logits."""
+    """Whether `head` computes the model's own logits."""
 
     def __init__(self, model: Any, config: Any = None) -> None:
-        """`config` describes the whole model, of which `model` may have the first layers only; None: it is whole."""
+        """`config` describes the whole model if `model` has only its first layers; None: `model` is whole."""
         refuse_unsupported(type(model), model.config)
         own = model.config.get_text_config()
         self.model = model
@@ -92,12 +92,12 @@ class EmbeddingAndHead:
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(model, own.num_hidden_layers)
         self.finish = logit_finish(self.config)
-        """What the model does to its head's product: nothing, a scale, a soft cap."""
+        """What the model applies to its head's output: nothing, a scale or a soft cap."""
         self._odd_taps: Mapping[int, list[int]] = {}
 
     @classmethod
     def of_first_layer(cls, model: Any, config: Any) -> EmbeddingAndHead:
-        """The ends of a model that `config` describes, from one with its first layer only."""
+        """The embedding and head of the model that `config` describes, from one with only its first layer."""
         made = cls(model, config)
         with refused_where_it_fails(model), torch.inference_mode():
             token = made.an_ordinary_token()
@@ -106,24 +106,24 @@ class EmbeddingAndHead:
         return made
 
     def an_ordinary_token(self, rows: int = 1) -> Tensor:
-        """Token ids [rows, 1] to try a model with: a padding token's state is all zeros, as are its logits."""
+        """Token ids [rows, 1] for trial passes: not padding, which has all-zero states and logits."""
         return torch.full((rows, 1), self.vocab_size // 2, device=self.device)
 
     def _gives(self, final: Tensor, logits: Tensor) -> bool:
-        """Whether `head` computes these `logits` of the `final` states."""
+        """Whether `head` computes these `logits` from the `final` states."""
         head = self.finish(self.model.get_output_embeddings()(final))
         return torch.allclose(head.float(), logits.float(), rtol=1e-3, atol=1e-4)
 
     @property
     def final_boundary(self) -> int:
-        """The tap boundary after the final norm, n + 1: what the head reads."""
+        """The tap boundary after the final norm, n + 1: the head's input."""
         return self.num_layers + 1
 
     def head(self, final: Tensor, rows: nn.Module | None = None) -> Tensor:
         """Compute logits [..., V] of final hidden states [..., Ht]; gradients flow to the states.
 
-        `rows` are what `head_rows` made: logits of those tokens only. Raises UnsupportedModelError if the model does
-        more to its logits (`head_is_exact` is False).
+        Given `rows` made by `head_rows`, compute only the logits of its tokens. Raises UnsupportedModelError if the
+        model does something else to its logits (`head_is_exact` is False).
         """
         if not self.head_is_exact:
             raise UnsupportedModelError(
@@ -136,7 +136,7 @@ class EmbeddingAndHead:
 
     @property
     def head_is_linear(self) -> bool:
-        """Whether logits are the head's product and nothing else."""
+        """Whether logits are the head's output, without a scale or cap."""
         return self.head_is_exact and isinstance(self.finish, nn.Identity)
 
     def head_rows(self, ids: Tensor) -> nn.Module:
@@ -158,21 +158,21 @@ class EmbeddingAndHead:
 
 @dataclass
 class Passes(EmbeddingAndHead):
-    """A transformers model, its sizes and limits, and its passes over the slot cache that each is given.
+    """A transformers model, its sizes and limits, and its passes, which are given the slot cache to run over.
 
-    It keeps nothing of any sequence. `Target` has trials choose how passes are run.
+    It holds no state of any sequence. In `Target`, trials choose how passes are run.
     """
 
     model: Any
     ragged: bool = True
     """Whether rows of different lengths run end to end, without padding. Turned off if the model can't do that."""
     native: NativeDecoder | None = None
-    """Runs the passes instead of the modules. Turned off if it doesn't compute what they do."""
+    """Runs the passes instead of the modules. Turned off if it doesn't compute the same."""
     record: Record | None = None
     """Records verification passes of few tokens as CUDA graphs. Turned off if the model can't be recorded."""
 
     kv_in_codes = False
-    """Whether caches hold keys and values in 8 bits. Set after the load trial, from which codes would hide much."""
+    """Whether caches hold keys and values in 8 bits. Set after the trials at load: rounding would hide their errors."""
 
     def __post_init__(self) -> None:
         super().__init__(self.model)
@@ -183,10 +183,10 @@ class Passes(EmbeddingAndHead):
 
     @inference
     def _probe(self) -> None:
-        """Run one token: what each layer caches, what can be tapped, whether `head` gives the model's logits."""
+        """Run one token to learn what layers cache, which taps are readable, and whether `head` gives the logits."""
         probe = ShapeProbe()
         zero = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        token = zero + self.vocab_size // 2  # an ordinary one: a padding token's state is all zeros, as are its logits
+        token = zero + self.vocab_size // 2  # not a padding token: its state and logits are all zeros
         mask = self.masks(zero[0], 0, zero[:, :, None] == 0, zero)
         taps = caught_taps(self.model.base_model, self.layers, range(self.final_boundary + 1))
         with probe.watching(self.model), taps as caught:
@@ -202,9 +202,9 @@ class Passes(EmbeddingAndHead):
         self.head_is_exact = self._gives(final, out.logits)
 
     def allocate(self, slots: int, columns: int = COLUMNS, *, of_modules: bool = False) -> SlotCache:
-        """An empty cache for passes of this model, of `slots` x `columns`; it grows as rows do.
+        """Allocate an empty cache of `slots` x `columns` for passes of this model; it grows as rows do.
 
-        `of_modules`: for passes that run its modules, whatever it runs itself.
+        `of_modules`: for passes that run the modules, even if the model's passes are native.
         """
         states: SlotStates | None = None
         if self.states and self.native is not None and not of_modules:
@@ -217,12 +217,12 @@ class Passes(EmbeddingAndHead):
 
     @property
     def alone(self) -> bool:
-        """Whether torch had better compute on one thread: beside native passes, or in many small operations."""
+        """Whether torch should run on one thread: next to native passes, or for many small operations."""
         return self.native is not None or (bool(self.states) and self.device.type == "cpu")
 
     @property
     def dense_pass(self) -> int | None:
-        """Tokens from which on a pass takes time in proportion to them; None = the more the better."""
+        """Tokens from which on a pass takes time in proportion to them; None = larger passes are always better."""
         return _DENSE_PASS if multiplies_by_vectors(self.model) else None
 
     def prefill(
@@ -230,7 +230,8 @@ class Passes(EmbeddingAndHead):
     ) -> Iterator[PrefillChunk]:
         """Commit all of each row's `tokens` but the last, which becomes the root of the first verification.
 
-        Rows may hold a committed prefix already; `tokens` continue it. At most `chunk` columns of states exist at once.
+        Rows may already hold a committed prefix, which `tokens` continue. At most `chunk` columns of states exist at
+        any time.
         """
         for done in range(0, max(len(row) for row in tokens) - 1, chunk):
             yield self.prefill_chunk(cache, rows, [row[done : done + chunk + 1] for row in tokens], taps)
@@ -239,9 +240,9 @@ class Passes(EmbeddingAndHead):
     def prefill_chunk(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> PrefillChunk:
-        """Commit all of each row's `tokens` but the last, in one pass; the last is where the row's next chunk begins.
+        """Commit all of each row's `tokens` but the last in one pass; the row's next chunk begins with the last token.
 
-        The rows may be any slots, also while others are decoding. A row with at most one token stays as it is.
+        The rows may be any slots, even while others are decoding. A row with at most one token stays as it is.
         """
         counts = [max(0, len(row) - 1) for row in tokens]
         width = max(counts)
@@ -256,9 +257,9 @@ class Passes(EmbeddingAndHead):
     def prefill_to_end(
         self, cache: SlotCache, rows: range, tokens: Sequence[Sequence[int]], taps: Sequence[int]
     ) -> tuple[NodeLogits, PrefillChunk]:
-        """Commit all of each row's `tokens`, at least one, in one pass: the logits after the last, and the chunk.
+        """Commit all of each row's `tokens` (at least one) in one pass; return the logits after the last and the chunk.
 
-        The chunk's token after a row's last one isn't known yet: it repeats the last. Needs `head_is_exact`.
+        The token after a row's last one isn't known yet, so the chunk repeats the last. Needs `head_is_exact`.
         """
         counts = [len(row) for row in tokens]
         window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
@@ -270,7 +271,7 @@ class Passes(EmbeddingAndHead):
     def _read(
         self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """Commit the first `counts[r]` of each row of tokens [R, Q]; returns final states [R, Q, Ht] and taps."""
+        """Commit the first `counts[r]` tokens of each row [R, Q]; return final states [R, Q, Ht] and taps."""
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         if cache.states is not None:
             cache.states.begin(rows, counts, layout, cache.lengths[rows.start : rows.stop])
@@ -299,10 +300,10 @@ class Passes(EmbeddingAndHead):
         self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
         layout: RaggedLayout | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Stage `tokens` [R, Q]: a tree's columns, or each after the one before it.
+        """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
 
-        Returns a tree's logits, or else final states, [R, Q, ...] and taps [R, Q, A, Ht]. With a `layout` only the real
-        tokens are run, and what comes back is ragged: [1, T, ...].
+        Returns logits for a tree or final states for a sequence, [R, Q, ...], and taps [R, Q, A, Ht]. With a `layout`,
+        only the real tokens are run, and the results are ragged: [1, T, ...].
         """
         if self.native is not None:
             return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
@@ -312,7 +313,7 @@ class Passes(EmbeddingAndHead):
         self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`_forward` through the model's modules, whatever else the passes are run by."""
+        """`_forward` through the model's modules, even if other passes are native."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
@@ -320,14 +321,14 @@ class Passes(EmbeddingAndHead):
         staging = cache.staging(rows, tokens.shape[1])
         lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
         seen = StagedCache(cache, staging, layout)
-        # prompts are of all lengths; recorded passes are of few shapes, for which plans pay
+        # prompts have many lengths; recorded passes have few shapes, for which cached plans pay off
         with attention_of_any_shape() if self.device.type == "cuda" else nullcontext():
             return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
 
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor] | None:
-        """`_forward` of a tree's columns [R, Q] as a recorded pass of recurring shape; None = it isn't recorded."""
+        """`_forward` of a tree's columns [R, Q] as a recorded pass of a recurring shape; None = it isn't recorded."""
         count, columns = tokens.shape
         width = recurring(columns)
         cache.reserve(cache.start(rows) + columns)
@@ -350,11 +351,11 @@ class Passes(EmbeddingAndHead):
         self, cache: StagedCache, lengths: Tensor, tokens: Tensor, ancestors: Tensor, depth: Tensor,
         taps: Sequence[int], heads: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Run the modules over staged tokens, for `lengths` [R] of committed ones; logits only with `heads`."""
+        """Run the modules over staged tokens, behind `lengths` [R] committed ones; compute logits only with `heads`."""
         end, layout = cache.staging.end, cache.layout
         positions = lengths.unsqueeze(1) + depth
         if self.max_length is not None and end > self.max_length:
-            # nodes beyond the context can't be emitted, but there are no learned positions to look up there
+            # nodes beyond the context are never emitted, but learned positions have no entries for them
             positions = positions.clamp(max=self.max_length - 1)
         mask = self.masks(lengths, end - ancestors.shape[2], ancestors, positions)
         if layout is not None:
@@ -380,7 +381,7 @@ class Passes(EmbeddingAndHead):
         if layout is not None:
             tokens, cells = layout.gather(tokens), layout.cell_index
         lengths = cache.lengths[rows.start : rows.stop]
-        # the columns that they follow; where there are but two, each follows the one before it
+        # the columns that they follow; with only two columns, each follows the one before it
         parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
         staged = Staged(rows, columns, cells, lengths, parents)
         done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
@@ -391,9 +392,9 @@ class Passes(EmbeddingAndHead):
         self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,
         windows: Mapping[str, int | None] | None = None,
     ) -> Any:  # fmt: skip
-        """The additive mask [R, 1, Q, K] of a pass, or one for each attention type; arguments as of `visible`.
+        """The additive mask [R, 1, Q, K] of a pass, or one per attention type; for the arguments, see `visible`.
 
-        Other `windows` than the model's may be given.
+        `windows` replaces the model's own windows.
         """
         made: dict[str, Any] = {
             kind: attention.additive(

@@ -1,9 +1,9 @@
-"""Quantised checkpoints: which are refused, and which are dequantised while they are loaded.
+"""Quantized checkpoints: which are refused, and which are dequantized at load.
 
-Integers of AWQ, GPTQ and compressed-tensors are read by eyas itself on a CPU (`quantized_weights.py`). Other libraries'
-quantised layers stay as they are. But where transformers multiplies by float weights anyway, it makes them at load,
-rather than before the first pass: the model is then a plain one, with native passes. What speculation repeats is that
-model.
+On a CPU, eyas itself reads the integers of AWQ, GPTQ and compressed-tensors (`quantized_weights.py`). Quantized layers
+of other libraries stay as they are. But where transformers would multiply by float weights anyway, it is made to
+dequantize at load and not before the first pass. The model is then a plain one, with native passes, and that is the
+model whose output speculation reproduces.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from eyas.errors import ModelError, UnsupportedModelError
 
 _KERNELS_ON_GPUS = ("fp8", "mxfp8", "mxfp4")
 _INTEGERS = ("pack-quantized", "int-quantized", "naive-quantized", None)
-"""compressed-tensors' formats of integers; None = the checkpoint's own is that of its groups."""
+"""compressed-tensors' integer formats; None = the groups name no format of their own."""
 
 
 def quantized_by(config: Any) -> str | None:
-    """The method that a model's weights are quantised with; None if they are not, or are dequantised at load."""
+    """The method that a model's weights are quantized with; None if they aren't, or are dequantized at load."""
     settings = _quantization(config)
     return None if settings is None or settings.get("dequantize") else _method(settings)
 
 
 def read_here(config: Any) -> dict[str, Any] | None:
-    """The settings of a checkpoint that eyas reads itself, once `dequantize_at_load` has said so; None for others."""
+    """The settings of a checkpoint that eyas reads itself, as decided by `dequantize_at_load`; None for others."""
     settings = _quantization(config)
     return settings if settings is not None and settings.get("dequantize") and _has_known_layout(settings) else None
 
@@ -59,11 +59,11 @@ def _has_known_layout(settings: dict[str, Any]) -> bool:
 
 
 def dequantize_at_load(config: Any, device: torch.device) -> str | None:
-    """Have a checkpoint dequantised that transformers wouldn't run as it is; returns by what it is quantised, if so.
+    """Mark a checkpoint to be dequantized if transformers wouldn't run it as it is; return its method, or None.
 
-    On a CPU these are the integers that eyas reads itself, which may then stay packed, and FP8 and MXFP4, for which
-    there are no kernels. Anywhere it is compressed-tensors, which transformers decompresses before the first pass, but
-    then wraps the layers. Its other checkpoints of several schemes can't be dequantised.
+    On a CPU, this applies to the integers that eyas reads itself, which may then stay packed, and to FP8 and MXFP4, for
+    which there are no kernels. On any device it applies to compressed-tensors, which transformers decompresses before
+    the first pass, but leaves the layers wrapped. Its checkpoints of several schemes can't be dequantized.
     """
     settings = _quantization(config)
     if settings is None:
@@ -77,9 +77,9 @@ def dequantize_at_load(config: Any, device: torch.device) -> str | None:
 
 
 def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
-    """Give all parameters of a model that was dequantised at load its dtype.
+    """Convert all parameters of a model that was dequantized at load to its dtype.
 
-    transformers leaves those that FP8 checkpoints hold as plain ones in the dtype they are stored in.
+    transformers leaves the unquantized parameters of FP8 checkpoints in the dtype they are stored in.
     """
     if (_quantization(config) or {}).get("dequantize") and read_here(config) is None:
         for parameter in model.parameters():
@@ -88,10 +88,10 @@ def finish_dequantized(model: Any, config: Any, dtype: torch.dtype) -> None:
 
 
 def refuse_quantization(model_class: type[Any], config: Any) -> None:
-    """Raise for a method that can't be run: UnsupportedModelError, or ModelError if GPTQ's libraries are missing.
+    """Raise UnsupportedModelError for a method that can't be run, ModelError if GPTQ's libraries are missing.
 
-    transformers takes a method that it doesn't know for none. In LLM.int8 a token's results depend on the others of
-    its pass, so that no pass repeats another.
+    transformers would ignore a method that it doesn't know. In LLM.int8, a token's results depend on the other tokens
+    of its pass, so no pass reproduces another.
     """
     settings = _quantization(config)
     if settings is None or read_here(config) is not None:
@@ -99,26 +99,26 @@ def refuse_quantization(model_class: type[Any], config: Any) -> None:
     method = _method(settings)
     if settings.get("load_in_8bit") and settings.get("llm_int8_threshold", 6.0) > 0:
         raise UnsupportedModelError(
-            "the checkpoint is quantised by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
-            "bits depends on all tokens of a pass, so neither speculation nor a batch repeats plain decoding; use 4 "
-            "bits, torchao, or llm_int8_threshold 0"
+            "the checkpoint is quantized by bitsandbytes in 8 bits with outliers (LLM.int8): which columns stay in 16 "
+            "bits depends on all tokens of a pass, so neither speculation nor batching reproduces plain decoding; use "
+            "4 bits, torchao, or llm_int8_threshold 0"
         )
     if not AutoHfQuantizer.supports_quant_method(settings):
         raise UnsupportedModelError(
-            f"the checkpoint is quantised by {method}, which this transformers can't read; use one "
-            f"quantised by {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantised model"
+            f"the checkpoint is quantized by {method}, which this version of transformers can't read; use one "
+            f"quantized by {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}, or the unquantized model"
         )
-    # transformers would name one at a time, and ask for a GPU instead of gptqmodel
+    # transformers would name one library at a time, and ask for a GPU instead of gptqmodel
     missing = [library for library in ("gptqmodel", "optimum") if method == "gptq" and find_spec(library) is None]
     if missing:
-        raise ModelError(f"the checkpoint is quantised by gptq: install {' and '.join(missing)}")
+        raise ModelError(f"the checkpoint is quantized by gptq: install {' and '.join(missing)}")
     _refuse_incomplete_blocks(model_class, config, settings)
 
 
 def _refuse_incomplete_blocks(model_class: type[Any], config: Any, settings: dict[str, Any]) -> None:
-    """Raise UnsupportedModelError for FP8 weights that don't consist of whole blocks, if they are to be dequantised.
+    """Raise UnsupportedModelError for FP8 weights to dequantize that don't consist of whole blocks.
 
-    transformers divides their rows by the number of blocks, and so gives some the scale of another block.
+    transformers divides their rows by the number of blocks, and so gives some rows another block's scale.
     """
     blocks = settings.get("weight_block_size")
     if not blocks or not settings.get("dequantize"):
@@ -132,12 +132,12 @@ def _refuse_incomplete_blocks(model_class: type[Any], config: Any, settings: dic
             if any(size > block and size % block for size, block in zip((rows, columns), blocks, strict=True)):
                 raise UnsupportedModelError(
                     f"{name} is {rows} x {columns}, no multiple of its FP8 blocks of {blocks[0]} x {blocks[1]}: "
-                    "transformers dequantises such weights wrongly; use the unquantised model"
+                    "transformers dequantizes such weights incorrectly; use the unquantized model"
                 )
 
 
 def _quantization(config: Any) -> dict[str, Any] | None:
-    """The settings that a config gives for quantised weights; None if it gives none."""
+    """The settings that a config gives for quantized weights; None if it gives none."""
     parts = (getattr(part, "quantization_config", None) for part in (config, config.get_text_config()))
     found = next((part for part in parts if part is not None), None)
     settings = found if found is None or isinstance(found, dict) else found.to_dict()

@@ -1,10 +1,10 @@
-"""Weights of AWQ, GPTQ and compressed-tensors checkpoints: kept packed as integers, or dequantised.
+"""Weights of AWQ, GPTQ and compressed-tensors checkpoints: kept packed as integers, or dequantized.
 
-The layouts are those of AutoAWQ (`gemm`), of AutoGPTQ and GPTQModel (versions 1 and 2), and of compressed-tensors
+Supported layouts: AutoAWQ (`gemm`), AutoGPTQ and GPTQModel (versions 1 and 2), and compressed-tensors
 (`pack-quantized`, `int-quantized`). A weight is `(code - zero) * scale`, with a scale and a zero for each group of
 inputs.
 
-Shapes: O outputs, I inputs, G groups of inputs, W codes in a word of 32 bits, E experts.
+Shapes: O outputs, I inputs, G groups of inputs, W codes per 32-bit word, E experts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from eyas.targets.native.packed import GROUP, PIECE, PackedWeight, WeightBlocks,
 
 _LOG = logging.getLogger("eyas")
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
-"""Where in a word of AWQ's the code of each of eight outputs is."""
+"""Position of each of eight outputs' codes in a word of AWQ."""
 _PARTS = {
     "awq": ("qweight", {"qzeros", "scales"}),
     "gptq": ("qweight", {"qzeros", "scales", "g_idx"}),
@@ -41,59 +41,59 @@ _PARTS = {
         {"weight_packed", "weight", "weight_zero_point", "weight_g_idx", "weight_shape"},
     ),
 }
-"""By method: the tensor that tells a quantised weight, and the others that may belong to it, as their names end."""
+"""Method -> name ending of the tensor that identifies a quantized weight, and endings of the weight's other tensors."""
 _OF_INPUTS = re.compile(r"\.(input|output|k|v|q)_(scale|zero_point)$")
-"""What compressed-tensors rounds inputs and caches with, which are rounded in another way here, or not at all."""
+"""compressed-tensors' scales of inputs and caches, which eyas quantizes in its own way or not at all."""
 _EXPERT = re.compile(r"\blayers\.(\d+)\..*\bexperts\.(\d+)\.(\w+)$")
 _STACKS = {
     "gate_proj": ("gate_up_proj", 0), "w1": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
     "w3": ("gate_up_proj", 1), "down_proj": ("down_proj", 0), "w2": ("down_proj", 0),
 }  # fmt: skip
-"""What an expert's projections are called in checkpoints: the stack that they are in, and which part of it they are."""
+"""Name of an expert's projection in checkpoints -> the stack that it is part of, and its index there."""
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 _Take = Callable[[str], Tensor | None]
-"""Reads a tensor of a weight by the end of its name; None if there is none."""
+"""Reads a tensor of a weight by the ending of its name; None if there is none."""
 
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """A weight in codes of 4 or 8 bits."""
+    """A weight in 4-bit or 8-bit codes."""
 
     bits: int
     codes: Callable[[], Tensor]
-    """Reads them: [O, I] uint8."""
+    """Reads the codes: [O, I] uint8."""
     scales: Tensor  # [O, G]
     zeros: Tensor  # [O, G] int16, the codes that stand for 0
     groups: Tensor  # [I] int64
 
     @property
     def shape(self) -> torch.Size:
-        """That of the weight, [O, I]: outputs and inputs."""
+        """Shape of the weight, [O, I]."""
         return torch.Size((len(self.scales), len(self.groups)))
 
     @property
     def symmetric(self) -> bool:
-        """Whether the code in the middle stands for 0 everywhere."""
+        """Whether all zeros are the code in the middle of the range."""
         return bool((self.zeros == 1 << (self.bits - 1)).all())
 
     def floats(self) -> Tensor:
-        """The weight [O, I] that the codes stand for, in float32, which holds it exactly."""
+        """Dequantize the weight [O, I] to float32, which holds it exactly."""
         return (self.codes() - self.zeros[:, self.groups]).float() * self.scales.float()[:, self.groups]
 
     def why_not_packed(self) -> str | None:
-        """Why the kernels can't multiply by this weight as it is; None if they can."""
+        """The reason why the kernels can't multiply by this weight as it is; None if they can."""
         if not torch.equal(self.scales.half().double(), self.scales.double()):
             return f"float16 doesn't hold scales in {str(self.scales.dtype).removeprefix('torch.')} exactly"
         if self.bits == 8 and not self.symmetric:
             return "they have 8 bits and are asymmetric"
         last = F.pad(self.groups, (0, -len(self.groups) % GROUP), value=int(self.groups[-1])).view(-1, GROUP)
         if (last != last[:, :1]).any():
-            return f"not every {GROUP} inputs have a scale in common (desc_act, or smaller groups)"
+            return f"some blocks of {GROUP} inputs don't share a scale (desc_act, or smaller groups)"
         return None
 
     def blocks(self, symmetric: bool) -> WeightBlocks:
-        """The same weight in blocks, each with the scale of its group, and with its zero if it isn't `symmetric`."""
+        """The weight in blocks, each with the scale of its group, and with the group's zero unless `symmetric`."""
         kinds = {(8, True): WeightFormat.SIGNED8, (4, True): WeightFormat.SIGNED4, (4, False): WeightFormat.ZERO4}
         codes, of_blocks = self.codes(), self.groups[::GROUP]
         codes = F.pad(codes, (0, -codes.shape[1] % GROUP)).view(len(codes), -1, GROUP)
@@ -102,7 +102,7 @@ class CodedWeight:
 
 
 def weight_files(name: str) -> Iterator[str]:
-    """The safetensors files of a local directory or Hub id, in their order, each looked up when it is asked for."""
+    """The safetensors files of a local directory or Hub id, sorted, each looked up only when it is requested."""
     index = cached_file(name, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     files = [SAFE_WEIGHTS_NAME]
     if index is not None:
@@ -114,11 +114,11 @@ def weight_files(name: str) -> Iterator[str]:
 def read_quantized(
     name: str, model_class: Any, config: Any, settings: Mapping[str, Any], dtype: torch.dtype, *, packs: bool
 ) -> Weights:
-    """The weights of a `model_class` with `config`, in `dtype`, from a checkpoint with these quantization `settings`.
+    """Read the weights of a `model_class` with `config`, in `dtype`, from a checkpoint with quantization `settings`.
 
-    Layers that the config doesn't have aren't read. `packs`: weights of linear layers and experts stay in integers.
-    What can't stay packed is dequantised, with a warning that says why. Raises ModelError for weights whose tensors
-    don't fit each other or the model, or that aren't in the layout that the settings name.
+    Layers that the config doesn't have aren't read. `packs`: weights of linear layers and experts stay packed integers.
+    Weights that can't stay packed are dequantized, with a warning that says why. Raises ModelError for weights whose
+    tensors don't fit each other or the model, or aren't in the layout that the settings name.
     """
     with torch.device("meta"):
         model = model_class(config)
@@ -134,7 +134,7 @@ def read_quantized(
         state[f"{prefix}.weight"] = coded.floats().to(dtype)
     if packs and packing.left:
         why = next((why for why, _ in packing.reasons.most_common(1)), "they are in no linear layer of the model")
-        _LOG.warning("%d weights of %s are dequantised: %s", len(packing.left), name, why)
+        _LOG.warning("%d weights of %s are dequantized: %s", len(packing.left), name, why)
     for key in packing.packed:
         state[key] = torch.zeros((), dtype=dtype).expand(model.get_parameter(key).shape)
     return Weights(state, packing.packed)
@@ -148,7 +148,7 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _drop_empty_bias(name: str, state: dict[str, Tensor], prefix: str, module: nn.Module | None) -> None:
-    """Drop a bias of zeros, which older GPTQ files hold for a linear without one. Raises ModelError for another."""
+    """Drop the zero bias that older GPTQ files store for a linear without one. Raises ModelError if it isn't zero."""
     bias = state.get(f"{prefix}.bias")
     if bias is None or not isinstance(module, nn.Linear) or module.bias is not None:
         return
@@ -158,7 +158,7 @@ def _drop_empty_bias(name: str, state: dict[str, Tensor], prefix: str, module: n
 
 
 class _Packing:
-    """Which weights stay packed, by the model's parameters, and which are left to be dequantised."""
+    """Decides which weights stay packed, by the model's parameters, and which are left to be dequantized."""
 
     def __init__(self, model: nn.Module, method: str, packs: bool) -> None:
         self._model, self._method, self._packs = model, method, packs
@@ -166,12 +166,12 @@ class _Packing:
         self.left: dict[str, CodedWeight] = {}
         self.reasons: Counter[str] = Counter()
         self._experts: dict[str, dict[tuple[int, int], str]] = {}
-        """By the parameter that is a stack: expert and part -> name of a weight."""
+        """Stacked parameter -> {(expert, part): name of a weight}."""
         stacks = ((_LAYER.search(path), path) for path, module in model.named_modules() if can_stay_packed(module))
         self._stacks = {layer[1]: path for layer, path in stacks if layer}
 
     def add(self, prefix: str, coded: CodedWeight) -> None:
-        """Take a weight; experts wait for the others of their layer."""
+        """Add a weight; experts wait until `finish` has all experts of their layer."""
         self.left[prefix] = coded
         module, expert = _submodule(self._model, prefix), _EXPERT.search(prefix)
         if isinstance(module, nn.Linear):
@@ -184,7 +184,7 @@ class _Packing:
             self._experts.setdefault(f"{self._stacks[expert[1]]}.{stack}", {})[int(expert[2]), part] = prefix
 
     def finish(self) -> None:
-        """Pack the experts of each layer of which all can be."""
+        """Pack the experts of each layer in which all of them can stay packed."""
         for path in self._stacks.values():
             found = {
                 f"{path}.{name}": self._experts.get(f"{path}.{name}", {}) for name in ("gate_up_proj", "down_proj")
@@ -196,7 +196,7 @@ class _Packing:
                     self._pack(key, names)
 
     def _complete(self, key: str, names: Sequence[str]) -> bool:
-        """Whether weights in their order are a stack [E, O, I] of the model."""
+        """Whether these weights, in this order, make up the model's stack [E, O, I]."""
         experts, outputs, inputs = self._model.get_parameter(key).shape
         coded = [self.left[name] for name in names]
         return (
@@ -206,7 +206,7 @@ class _Packing:
         )
 
     def _packable(self, weights: Sequence[CodedWeight]) -> bool:
-        """Whether all of some weights can stay packed; why they can't is kept."""
+        """Whether all of these weights can stay packed; if not, count the reasons."""
         reasons = [coded.why_not_packed() for coded in weights] if self._packs else []
         self.reasons.update(why for why in reasons if why is not None)
         return self._packs and reasons.count(None) == len(weights)
@@ -225,43 +225,43 @@ def _pieces(weights: Sequence[CodedWeight]) -> Iterator[WeightBlocks]:
 
 
 class _Reader:
-    """The tensors of a checkpoint, by what they belong to."""
+    """The tensors of a checkpoint, by the weight that they belong to."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], layers: int) -> None:
-        """Of the first `layers` only. Raises ModelError for scales without codes."""
+        """Open the tensors of the first `layers` layers. Raises ModelError for scales without codes."""
         self._name, self._settings = name, settings
         self._files: dict[str, Any] = {}
         self.method = str(getattr(settings["quant_method"], "value", settings["quant_method"]))
         for file in weight_files(name):
             opened = safe_open(file, framework="pt")
-            for key in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118  # no mapping
+            for key in opened.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118  # not a mapping
                 layer = _LAYER.search(key)
                 if layer is None or int(layer[1]) < layers:
                     self._files[key] = opened
         main, others = _PARTS[self.method]
         self.quantized = sorted(key.removesuffix(f".{main}") for key in self._files if key.endswith(f".{main}"))
-        """What quantised weights are called."""
+        """The names of all quantized weights."""
         belonging = {f"{prefix}.{part}" for prefix in self.quantized for part in (main, *others)}
         self.plain = [key for key in self._files if key not in belonging and not _OF_INPUTS.search(key)]
         """The names of all other tensors."""
         if lone := [key for key in self.plain if key.endswith((".scales", ".qzeros", ".weight_packed"))]:
-            raise ModelError(f"{name} holds {lone[0]}, which belongs to no quantised weight: eyas can't run it")
+            raise ModelError(f"{name} holds {lone[0]}, which belongs to no quantized weight: eyas can't run it")
 
     def take(self, key: str) -> Tensor | None:
-        """A tensor; None if there is none of that name."""
+        """The tensor with this name; None if there is none."""
         found: Tensor | None = self._files[key].get_tensor(key) if key in self._files else None
         return found
 
     def coded(self, prefix: str) -> CodedWeight:
-        """A quantised weight. Raises ModelError if its tensors don't fit each other."""
+        """The quantized weight with this name. Raises ModelError if its tensors don't fit each other."""
         try:
             return _LAYOUTS[self.method](lambda part: self.take(f"{prefix}.{part}"), self._settings)
         except (ValueError, TypeError, AttributeError, RuntimeError, IndexError, ZeroDivisionError) as error:
-            raise ModelError(f"the tensors of {prefix} aren't {self.method}'s: {error}") from error
+            raise ModelError(f"the tensors of {prefix} don't have {self.method}'s layout: {error}") from error
 
 
 def _codes(words: Tensor, bits: int) -> Tensor:
-    """The codes [..., N] uint8 of words [..., N / W] int32; the first is in the lowest bits."""
+    """Unpack int32 words [..., N / W] to codes [..., N] uint8; the first code is in the lowest bits."""
     if words.dtype != torch.int32:
         raise ValueError(f"words are {words.dtype}")
     raw = words.contiguous().view(torch.uint8)
@@ -269,7 +269,7 @@ def _codes(words: Tensor, bits: int) -> Tensor:
 
 
 def _checked(bits: int, codes: Callable[[], Tensor], scales: Tensor, zeros: Tensor, groups: Tensor) -> CodedWeight:
-    """The parts of a weight. Raises ValueError if they don't fit each other."""
+    """Make a weight of its parts. Raises ValueError if they don't fit each other."""
     if scales.shape != zeros.shape or not scales.is_floating_point():
         raise ValueError(f"scales {list(scales.shape)} in {scales.dtype}, zeros {list(zeros.shape)}")
     if sorted(set(groups.tolist())) != list(range(scales.shape[1])):
@@ -278,13 +278,13 @@ def _checked(bits: int, codes: Callable[[], Tensor], scales: Tensor, zeros: Tens
 
 
 def _in_order(inputs: int, settings: Mapping[str, Any]) -> Tensor:
-    """The groups [I] of inputs that lie as they came."""
+    """The groups [I] of inputs in their original order."""
     size = settings.get("group_size") or -1
     return torch.arange(inputs) // (inputs if size == -1 else size)
 
 
 def _awq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
-    """AutoAWQ's `gemm`: words [I, O / W] and [G, O / W] run along the outputs, in an order of their own."""
+    """AutoAWQ's `gemm`: words [I, O / W] and [G, O / W] hold consecutive outputs, in AWQ's own order."""
 
     def ordered(words: Tensor | None) -> Tensor:
         codes = _codes(_present(words), 4)
@@ -298,9 +298,9 @@ def _awq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
 
 
 def _gptq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
-    """AutoGPTQ's and GPTQModel's: words [I / W, O] of codes run along the inputs, those of zeros along the outputs.
+    """AutoGPTQ and GPTQModel: words of codes [I / W, O] hold consecutive inputs, words of zeros consecutive outputs.
 
-    Version 1 stores zeros less one. It can't hold 0: writers differ in what they made of it, so it is refused.
+    Version 1 stores each zero minus one, so it can't hold 0. Writers differ in how they encoded it, so it is refused.
     """
     scales, words, zeros = (_present(take(part)) for part in ("scales", "qweight", "qzeros"))
     bits, more = divmod(32 * zeros.shape[1], scales.shape[1])
@@ -311,13 +311,13 @@ def _gptq(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:
     if settings.get("checkpoint_format", "gptq") != "gptq_v2":
         read = read + 1
         if (read == 1 << bits).any():
-            raise ValueError("a zero point of 0, which version 1 of the format can't say: convert the file to gptq_v2")
+            raise ValueError("a zero point of 0, which version 1 of the format can't hold: convert the file to gptq_v2")
     groups = _in_order(inputs, settings) if order is None else order
     return _checked(bits, lambda: _codes(_present(take("qweight")).T, bits), scales.T, read.T, groups)
 
 
-def _compressed(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:  # noqa: ARG001  # shapes tell all
-    """compressed-tensors' `pack-quantized`: words [O, I / W], with zeros in words [O / W, G]; or int8 as they are."""
+def _compressed(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:  # noqa: ARG001  # shapes say it all
+    """compressed-tensors' `pack-quantized`: words [O, I / W], and zeros in words [O / W, G]; or plain int8 weights."""
     packed, scales = take("weight_packed"), _present(take("weight_scale"))
     if packed is None:
         shape, bits = list(_present(take("weight")).shape), 8
@@ -351,7 +351,7 @@ def _compressed(take: _Take, settings: Mapping[str, Any]) -> CodedWeight:  # noq
 
 def _present(tensor: Tensor | None) -> Tensor:
     if tensor is None:
-        raise ValueError("one of them is missing")
+        raise ValueError("a tensor is missing")
     return tensor
 
 

@@ -1,9 +1,9 @@
-"""Layers with a recurrent state, run level by level of a pass with transformers' own single-token step.
+"""Layers with a recurrent state, run one level of a pass at a time with transformers' own single-token step.
 
-They are recognised by what they do: a module that asks transformers' cache for a state is one (`ShapeProbe`). Such a
-module gets a class put before its own, which leaves all passes alone but those over a slot cache. There its step runs
-once for every level: the nodes of a level are its batch. Linears that read the module's input, or make its output, run
-once for all tokens, so that their weights are read once a pass.
+They are recognized by what they do: any module that asks transformers' cache for a state (`ShapeProbe`). Such a module
+gets a subclass of its own class, which changes only passes over a slot cache. There its step runs once per level, with
+the level's nodes as the batch. Linears that read the module's input or compute its output run once for all tokens, so
+that their weights are read once per pass.
 
 Shapes: T tokens of a pass, W tokens of a level, H hidden size.
 """
@@ -26,23 +26,23 @@ from eyas.targets.slots import KVShape, StagedCache
 from eyas.targets.states import LevelStates, RecurrentStates, StateKey, StateShape
 
 TOGETHER = (2, 3, 6, 9)
-"""How many tokens are run together, and each alone, to see whether that is the same to the bit."""
+"""Numbers of tokens that are run both together and one by one, to see whether the results are bit-identical."""
 
 
 @dataclass(frozen=True)
 class WideLinears:
-    """The names of a recurrent module's linears that need no state: those that read its input, and its output's."""
+    """Names of a recurrent module's linears that need no state: readers of its input, and its output projection."""
 
     first: tuple[str, ...] = ()
     last: str | None = None
 
 
 class StateModule(nn.Module):
-    """What is put before the class of a recurrent module."""
+    """The class that is put in front of a recurrent module's own class."""
 
     wide: WideLinears
     alone: bool
-    """Whether a token's step is other to the bit among others than alone: then each is run alone."""
+    """Whether a token's step gives other bits in a batch than alone; each token is then run alone."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache = next((given for given in (*args, *kwargs.values()) if isinstance(given, StagedCache)), None)
@@ -50,13 +50,13 @@ class StateModule(nn.Module):
             return super().forward(*args, **kwargs)
         states = cache.states
         if not isinstance(states, RecurrentStates) or states.path is None:
-            raise UnsupportedModelError(f"{type(self).__name__} is run over a cache that has no states for it")
+            raise UnsupportedModelError(f"{type(self).__name__} was run over a cache that has no states for it")
         name, *_ = signature(super().forward).parameters
         hidden: Tensor = args[0] if args else kwargs[name]  # [R, Q, H] or [1, T, H]
         if len(args) > 1:
             raise UnsupportedModelError(f"{type(self).__name__} is given more than its input by position")
 
-        others: list[Any] = []  # what it returns besides, of one step
+        others: list[Any] = []  # the other values that one step returns
 
         def step(tokens: Tensor, seen: LevelStates) -> Tensor:
             given = {key: seen if value is cache else value for key, value in kwargs.items() if key != name}
@@ -86,9 +86,9 @@ class ModuleSteps:
     def __init__(
         self, module: StateModule, hidden: Tensor, step: Callable[[Tensor, LevelStates], Tensor], several: bool
     ) -> None:
-        """`step` is the module's forward for inputs [W, H], of those of all tokens, `hidden` [T, H].
+        """Take the inputs of all tokens, `hidden` [T, H], and the module's forward for W of them, `step`.
 
-        If there are `several` steps, wide linears are stood in for by what they make of all tokens.
+        With `several` steps, the outputs of wide linears are computed once for all tokens.
         """
         self.module, self._hidden, self._step = module, hidden, step
         self._first = [_Computed(module.get_submodule(name)(hidden)) for name in module.wide.first if several]
@@ -117,7 +117,7 @@ class ModuleSteps:
         return self._step(self._hidden[tokens], states)
 
     def odd(self, states: RecurrentStates) -> bool:
-        """Whether tokens of the pass, as guesses below its first row, get other bits together than alone."""
+        """Whether the pass's tokens, run as guesses that follow its first row, get other bits together than alone."""
 
         def guesses(count: int) -> tuple[Tensor, LevelStates]:
             tokens = torch.arange(count, device=self._hidden.device)
@@ -136,9 +136,9 @@ class ModuleSteps:
 
 
 class _Computed(nn.Module):
-    """Stands in for a linear whose outputs [T, P] are known."""
+    """Stands in for a linear with precomputed outputs [T, P]."""
 
-    tokens: Tensor  # [W] which of them are asked for
+    tokens: Tensor  # [W] indexes of the tokens to return
 
     def __init__(self, outputs: Tensor) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def _before(own: Any) -> type[StateModule]:
 
 
 def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
-    """Let recurrent modules go through a pass over a slot cache level by level."""
+    """Make recurrent modules run passes over a slot cache level by level."""
     for module, wide in modules.items():
         if not isinstance(module, StateModule):
             kind: Any = type(module)
@@ -164,14 +164,14 @@ def run_by_levels(modules: Mapping[nn.Module, WideLinears]) -> None:
 
 
 class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
-    """A transformers cache that records the shapes of what each layer keeps, and which modules ask for a state."""
+    """A transformers cache that records the shapes that each layer stores, and which modules ask for a state."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self.shapes: dict[int, tuple[KVShape, KVShape]] = {}
         self.states: dict[StateKey, StateShape] = {}
         self.modules: dict[nn.Module, WideLinears] = {}
-        """The modules that asked for a state, with linears that need none."""
+        """The modules that asked for a state, and their linears that don't need it."""
         self._running: list[nn.Module] = []
 
     def update(
@@ -218,12 +218,12 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
 
     def _note_module(self) -> None:
         if not self._running:
-            raise UnsupportedModelError("a state is kept by the model itself, and not by one of its modules")
+            raise UnsupportedModelError("the model itself keeps a state, not one of its modules: use another model")
         self.modules.setdefault(self._running[-1], WideLinears())
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Within, it is known which module runs, and what its linears read and make."""
+        """Track, in this context, which module is running and what its linears read and output."""
         read: dict[nn.Module, list[tuple[str, nn.Module, Any, Any]]] = {}
 
         def enters(module: nn.Module, _args: Any, _kwargs: Any) -> None:
@@ -259,9 +259,9 @@ class ShapeProbe(Cache):  # type: ignore[misc]  # transformers ships no types
                 handle.remove()
 
     def of_layers(self, config: Any) -> list[tuple[KVShape, KVShape] | None]:
-        """The shapes of all layers but the last ones that share the keys of others; None of those without attention.
+        """The shapes of all layers but the last ones, which share other layers' keys; None for those without attention.
 
-        Raises UnsupportedModelError for layers that keep nothing in a model without recurrent states.
+        Raises UnsupportedModelError if a layer stores nothing in the cache and the model has no recurrent states.
         """
         cached = range(config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0))
         if not self.states and sorted(self.shapes) != list(cached):

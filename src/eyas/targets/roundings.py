@@ -1,16 +1,16 @@
-"""How far rounding may take one right evaluation of some modules from another: the rule of all trials at load.
+"""How far rounding may move one correct evaluation of some modules from another: the tolerance of all trials at load.
 
-A product of n terms may be summed in any order. Summed one by one its partial sums wander, and it ends about
-sqrt(n / 6) roundings off; no order that is used is worse. So the modules are run again with the inputs of each of their
-products moved up or down at random, by sqrt(n) roundings of float32, in which sums are made: more than twice of what
-the worst order does. Or by one rounding of their dtype, in which inputs are kept, if that is more. What large weights
-or a sharp softmax make of roundings, the modules then show themselves.
+A product of n terms may be summed in any order. Summed one by one, the partial sums drift, and the result ends about
+sqrt(n / 6) roundings off; no order in use is worse. So the modules are run again with the inputs of each product moved
+up or down at random, by sqrt(n) roundings of float32 (the dtype of accumulators), which is more than twice the error of
+the worst order. If one rounding of the modules' dtype (the dtype of inputs) is more, inputs are moved by that. The run
+shows how much large weights or a sharp softmax amplify roundings.
 
-Trials move inputs twice as far, so that a choice of experts that rounding may turn is turned in some draws, and allow
-twice the distance that this takes a token. Where a single weight of attention decides, one draw may move a token far
-less than another; so up to sixteen are drawn, of which the farthest counts. Rounding alone exceeds that for about one
-token in a million. What isn't a product behind the last one (a norm, a factor, an addition) rounds the token's greatest
-value four times at most.
+Trials move inputs twice as far, so that a choice of experts that rounding may change does change in some draws. They
+allow twice the distance that this moves a token. Where a single attention weight decides, one draw may move a token
+much less than another, so up to sixteen are drawn, and the farthest counts. Rounding alone exceeds that for about one
+token in a million. Operations after the last product (a norm, a factor, an addition) round the token's greatest value
+at most four times.
 
 Shapes: T tokens, n values of a token.
 """
@@ -31,19 +31,19 @@ _DRAWS, _TIMES, _STEPS = 16, 2.0, 4
 
 
 class RoundingTrial:
-    """What modules make of something, and how far from that rounding may take another way to compute it."""
+    """The output of some modules, and how far rounding may move another way of computing it."""
 
     def __init__(self, products: nn.Module, dtype: torch.dtype, run: Callable[[], Tensor]) -> None:
-        """What `run` computes, [T, n], of which the sums below `products` are made; `dtype` is that of the other way.
+        """Take `run`, which computes [T, n] with the products below `products`; `dtype` is the other way's dtype.
 
-        `run` may compute in a wider one.
+        `run` may compute in a wider dtype.
         """
         self.expected = run()
         self._products, self._dtype, self._run, self._drawn = products, dtype, run, 0
         self._noise = torch.zeros(len(self.expected), dtype=self.expected.dtype)  # [T]
 
     def apart(self, found: Tensor) -> Tensor:
-        """How far what was `found` [T, n] is from what is expected, in parts of what rounding allows: [T]."""
+        """Distance of `found` [T, n] from the expected output, as a multiple of what rounding allows: [T]."""
         gaps = (found - self.expected).abs().amax(1).nan_to_num(float("inf"))
         while (gaps > self._allowed()).any() and self._drawn < _DRAWS:
             with moved_by_roundings(self._products, self._dtype, self._drawn, _TIMES):
@@ -58,7 +58,7 @@ class RoundingTrial:
 
 @contextmanager
 def moved_by_roundings(modules: nn.Module, dtype: torch.dtype, draw: int = 0, times: float = 1.0) -> Iterator[None]:
-    """Within the block what each product below `modules` reads is moved so many `times` as far as by rounding."""
+    """Move, within the block, the inputs of each product below `modules` by `times` the distance that rounding may."""
     drawn = torch.Generator().manual_seed(draw)
 
     def move(_product: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,16 +1,16 @@
 """The slot cache: preallocated keys and values for many sequences of different lengths.
 
-A pass writes its tokens into *staging columns*, which follow each row's committed ones: one slice copy per layer where
-rows are of one length. Committing then moves the kept path of each row to its end, all layers in one operation; a chain
-lies there already. Nothing else is ever undone: what isn't committed is overwritten by the next pass. So a short row
-beside a long one takes no memory for columns that only the long one has, as far as pages are the system's.
-transformers sees a pass as a `StagedCache`.
+A pass writes its tokens into *staging columns*, which follow each row's committed ones. Where all rows are equally
+long, that is one slice copy per layer. Committing moves the accepted path of each row to the end of its committed
+columns, all layers in one operation; a chain is there already. Nothing is rolled back: the next pass overwrites what
+isn't committed. So a short row next to a long one takes no memory for the columns that only the long one uses, where
+the system allocates pages on first write. transformers sees a pass as a `StagedCache`.
 
-With keys and values in 8 bits, each is rounded once, when it is written: to codes from -127 to 127, and a scale for it
-alone, which lies behind its codes. So what a pass reads depends on nothing but the token and those that it saw.
+With an 8-bit cache, each key and value is quantized once, when it is written: to codes from -127 to 127, followed by a
+scale of its own. So what a pass reads depends only on the token and on the tokens that it attended to.
 
-Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size, D' numbers that
-are kept of a head (D, or its codes and a scale), G tensors of one shape (keys or values of some layers).
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, C capacity, Hkv heads, D head size, D' numbers stored
+per head (D, or the codes and their scale), G tensors of one shape (keys or values of some layers).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from eyas.targets.states import SlotStates
 COLUMNS = 256
 """Capacities are multiples of this."""
 _FEW = 64
-"""Columns of a slot that aren't worth a copy ahead of a new shape."""
+"""Fewer columns of a slot than this aren't worth copying ahead of a reshape."""
 _GRANULE, _FLOOR = 64, 256
 _MOST_MORE = 4096
-"""Columns that are added at once beyond those needed: of long sequences, copies are rare all the same."""
+"""Most columns added beyond those needed: even so, long sequences are rarely copied."""
 
 
 class KVShape(NamedTuple):
@@ -50,24 +50,24 @@ class KVShape(NamedTuple):
 
 
 class Staging(NamedTuple):
-    """The columns that a pass writes: each row's, behind its committed ones and those that passes before it staged."""
+    """The columns that a pass writes in each row, behind the committed columns and those that earlier passes staged."""
 
     rows: range
     first: int
     """The first column of the longest row."""
     end: int
-    """Where the longest row's columns end, or a later column."""
-    columns: Tensor | None  # [R, 1, Q, 1] the columns of each row; None = the same for all
+    """End of the longest row's columns, or a later column."""
+    columns: Tensor | None  # [R, 1, Q, 1] the columns of each row; None = the same for all rows
 
 
 Saved = list[Tensor]
-"""Columns copied out of a slot: a tensor [G, Hkv, n, D'] for each shape."""
+"""Columns copied out of a slot: one tensor [G, Hkv, n, D'] per shape."""
 SCALE_BYTES = 4
-"""Of the float32 behind the codes of a key or value."""
+"""Size of the float32 scale behind the codes of a key or value."""
 
 
 def coded(x: Tensor) -> Tensor:
-    """Keys or values [..., D] in 8 bits [..., D + 4], as the kernels write them: 127 is the greatest, ties to even."""
+    """Quantize keys or values [..., D] to 8 bits [..., D + 4] as the kernels do: maximum to 127, ties to even."""
     wide = x.float()
     most = wide.abs().amax(-1, keepdim=True)
     most = torch.where(most >= LEAST_INPUT, most, torch.zeros_like(most))
@@ -77,21 +77,21 @@ def coded(x: Tensor) -> Tensor:
 
 
 def decoded(entries: Tensor, dtype: torch.dtype) -> Tensor:
-    """The keys or values [..., D] of [..., D + 4] in 8 bits."""
+    """Dequantize keys or values [..., D + 4] of 8 bits to [..., D]."""
     scales = entries[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return (entries[..., :-SCALE_BYTES].float() * scales).to(dtype)
 
 
 def _column_bytes(shape: KVShape, dtype: torch.dtype, in_codes: bool) -> int:
-    """Bytes that a token takes in a layer."""
+    """Bytes that one token's keys or values take in a layer."""
     return shape.heads * (shape.size + SCALE_BYTES if in_codes else shape.size * dtype.itemsize)
 
 
 class SlotCache:
-    """Keys and values of `layers`, and recurrent `states` (of as many slots), for `slots` sequences.
+    """Keys and values of `layers`, and recurrent `states` (with the same number of slots), for `slots` sequences.
 
-    `layers` are one (key shape, value shape) pair per layer, None for those without attention. With `in_codes` they are
-    kept in 8 bits.
+    `layers` has a (key shape, value shape) pair per layer, None for layers without attention. With `in_codes`, keys and
+    values are stored in 8 bits.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class SlotCache:
         self.lengths = [0] * slots
         self.in_codes = in_codes
         self.graphs: PassGraphs | None = None
-        """The passes recorded over this cache; None = none are to be recorded."""
+        """The passes recorded over this cache; None = record none."""
         self.drafts: PassGraphs | None = None
-        """Whole drafts that were recorded over it, which may be impossible where passes aren't."""
+        """The whole drafts recorded over this cache; recording them may fail where recording passes doesn't."""
         self._dtype, self._device = dtype, device
         self._dense = dense_columns(device)
         self.capacity = capacity
         """C, the number of columns allocated for every slot."""
         members: dict[KVShape, int] = {}
-        self._where: list[list[tuple[KVShape, int]]] = []  # of each layer's keys and values: (shape, index below)
+        self._where: list[list[tuple[KVShape, int]]] = []  # (shape, index in its group) of each layer's keys and values
         for pair in layers:
             self._where.append([])
             for shape in pair or ():
@@ -129,14 +129,14 @@ class SlotCache:
         }
         self.states = states
         self.reshaping: Reshaping | None = None
-        """What has been copied already for the next `reshape`."""
+        """The buffers for the next `reshape`, and what has been copied to them already."""
 
     @property
     def slots(self) -> int:
         return len(self.lengths)
 
     def length(self, slot: int) -> int:
-        """How many tokens of a slot are committed."""
+        """Number of committed tokens of a slot."""
         return self.lengths[slot]
 
     def nbytes(self) -> int:
@@ -145,13 +145,13 @@ class SlotCache:
         return states + sum(group.nbytes for group in self._groups.values())
 
     def start(self, rows: range) -> int:
-        """The committed columns of the longest of `rows`, behind which it stages."""
+        """Number of committed columns of the longest of `rows`, behind which its staging columns begin."""
         return max(self.lengths[rows.start : rows.stop], default=0)
 
     def reserve(self, columns: int, staged: int = 0) -> None:
-        """Make room for `columns` columns, at least doubling the capacity so that growing seldom copies.
+        """Make room for `columns` columns, keeping `staged` staged ones of each row.
 
-        So many `staged` columns of each row are kept.
+        Growing at least doubles the capacity, so that copies are rare.
         """
         if columns <= self.capacity:
             return
@@ -159,9 +159,9 @@ class SlotCache:
         self.reshape(self.slots, wanted + -wanted % COLUMNS, staged)
 
     def reshape(self, slots: int, capacity: int, staged: int = 0) -> None:
-        """Change to `slots` x `capacity`, keeping what lies in both: committed columns and `staged` ones of each row.
+        """Change to `slots` x `capacity`, keeping the committed and `staged` columns of each row that still fit.
 
-        Raises CacheMemoryError, with nothing changed, if there is no memory for it.
+        Raises CacheMemoryError, with nothing changed, if memory runs out.
         """
         if (slots, capacity) == (self.slots, self.capacity):
             return
@@ -173,16 +173,16 @@ class SlotCache:
             self.states.reshape(slots)
         self._groups, self.capacity, self._addresses = reshaping.groups, capacity, None
         self.lengths = [min(length, capacity) for length in self.lengths[:slots]] + [0] * (slots - self.slots)
-        for graphs in (self.graphs, self.drafts):  # they know the addresses
+        for graphs in (self.graphs, self.drafts):  # they hold the old addresses
             if graphs is not None:
                 graphs.clear()
 
     def staging(
         self, rows: range, width: int, before: int = 0, lengths: Tensor | None = None, end: int | None = None
     ) -> Staging:
-        """The columns of a pass `width` wide over `rows`, of which passes before it staged `before` columns.
+        """The columns of a pass `width` wide over `rows`, in which earlier passes staged `before` columns.
 
-        Given `end`, a pass reads that many columns, and the committed `lengths` [R] are the device's: so it can be
+        Given `end`, a pass reads `end` columns and takes the committed `lengths` [R] from the device, so it can be
         recorded.
         """
         known = self.lengths[rows.start : rows.stop]
@@ -195,7 +195,7 @@ class SlotCache:
         return Staging(rows, end - width, end, columns[:, None, :, None])
 
     def write(self, layer: int, key: Tensor, value: Tensor, staging: Staging) -> tuple[Tensor, Tensor]:
-        """Stage one layer's key and value [R, Hkv, Q, D]; returns views of all columns up to the last staged one."""
+        """Stage one layer's key and value [R, Hkv, Q, D]; return all columns up to the last staged one."""
         rows, first, end, at = staging
         views = []
         for (shape, member), new in zip(self._where[layer], (key, value), strict=True):
@@ -209,7 +209,7 @@ class SlotCache:
         return views[0], views[1]
 
     def addresses(self) -> tuple[Tensor, Tensor]:
-        """[layers] the addresses of each layer's keys and values in slot 0, until the next `reshape`; 0 without any."""
+        """[layers] addresses of each layer's keys and of its values in slot 0, until `reshape`; 0 if it has none."""
         if self._addresses is None:
             found = [
                 [self._groups[shape][member].data_ptr() for shape, member in layer] or [0, 0] for layer in self._where
@@ -237,15 +237,15 @@ class SlotCache:
         for shape, group in self._groups.items():
             heads = torch.arange(shape.heads, device=self._device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self.capacity  # [n, Hkv] column 0 of slot and head
-            flat = group.view(len(group), -1, group.shape[-1])  # [G, slots * Hkv * C, D']: whole vectors are copied
+            flat = group.view(len(group), -1, group.shape[-1])  # [G, slots * Hkv * C, D'], to copy whole vectors
             # all are read before any is written, so overlaps are harmless
             kept = flat.index_select(1, (first + at[1].unsqueeze(1)).flatten())
             flat.index_copy_(1, (first + at[2].unsqueeze(1)).flatten(), kept)
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop everything of `slot` from position `length` on; an emptied one of a wide cache gives its memory back.
+        """Drop everything in `slot` from position `length` on; in a wide cache, an emptied slot returns its memory.
 
-        Where there are recurrent states a slot can only be emptied; InvariantError for another length.
+        A slot with recurrent states can only be emptied: raises InvariantError for other lengths.
         """
         if self.states is not None and length < self.lengths[slot]:
             if length:
@@ -275,7 +275,7 @@ class SlotCache:
         return [mapped_copy(group[:, slot, :, start:stop]) for group in self._groups.values()]
 
     def copy_in(self, slot: int, saved: Saved, count: int) -> None:
-        """Append the first `count` columns of what `copy_out` saved to a slot."""
+        """Append to a slot the first `count` columns that `copy_out` saved."""
         start = self.lengths[slot]
         self.reserve(start + count)
         for group, kept in zip(self._groups.values(), saved, strict=True):
@@ -297,26 +297,26 @@ class SlotCache:
 
 
 class Reshaping:
-    """The buffers of a cache's next shape, to which its columns are copied before the passes go over to them.
+    """The buffers of a cache's next shape, to which its columns are copied before passes switch to them.
 
-    So that no step has to copy them all, it can be done a few layers at a time while passes go on: what is committed
-    changes in slots alone that are emptied or moved, which `forget` tells.
+    Columns can be copied a few layers at a time between passes, so that no step has to copy them all: committed columns
+    change only in slots that are emptied or moved, which `forget` reports.
     """
 
     def __init__(self, cache: SlotCache, slots: int, capacity: int, layers: int | None = None) -> None:
-        """For `slots` x `capacity`; `layers` are copied at a time, None = all. CacheMemoryError without memory."""
+        """Allocate `slots` x `capacity`, to copy `layers` at a time (None = all). Raises CacheMemoryError."""
         self.shape = slots, capacity
         old = cache._groups
         self.groups = {shape: cache._allocate(len(old[shape]), slots, shape, capacity) for shape in old}
-        self._pieces = [  # from, to, and how many columns of each slot are copied
+        self._pieces = [  # source, destination, and the number of columns copied of each slot
             (old[shape][first:last], new[first:last], [0] * min(slots, cache.slots))
             for shape, new in self.groups.items()
             for first, last in pairwise([*range(0, len(new), layers or len(new)), len(new)])
         ]
-        self._done = self._enough = 0  # pieces that were copied; how many columns are worth another look
+        self._done = self._enough = 0  # pieces copied so far; total length from which copying is worthwhile again
 
     def catch_up(self, lengths: Sequence[int], seconds: float) -> bool:
-        """Copy of slots that hold `lengths` columns for so many seconds; whether all was copied, or twice already."""
+        """Copy slots of `lengths` columns for `seconds`; return whether all is copied, or each piece was twice."""
         if sum(lengths) < self._enough:
             return True
         end = time.perf_counter() + seconds
@@ -324,17 +324,17 @@ class Reshaping:
             self._copy(self._done % len(self._pieces), lengths, _FEW)
             self._done += 1
             if time.perf_counter() > end:
-                return self._done >= 2 * len(self._pieces)  # else whoever waits might never come
+                return self._done >= 2 * len(self._pieces)  # else the row that waits for it might wait forever
         self._enough = sum(lengths) + _FEW * len(lengths)
         return True
 
     def finish(self, lengths: Sequence[int]) -> None:
-        """Copy all that isn't copied yet."""
+        """Copy all columns that aren't copied yet."""
         for piece in range(len(self._pieces)):
             self._copy(piece, lengths, 0)
 
     def forget(self, slot: int, length: int) -> None:
-        """What a slot holds from `length` on isn't what was copied."""
+        """Discard what was copied of a slot from column `length` on, because the slot has changed there."""
         self._enough = 0
         for _, _, copied in self._pieces:
             if slot < len(copied):
@@ -350,7 +350,7 @@ class Reshaping:
 
 
 def _give_back(cache: SlotCache, slot: int) -> None:
-    """Let the system have a slot's pages, where rows have pages of their own; they are zeros when written again."""
+    """Return a slot's pages to the system, where rows have pages of their own; they read as zeros afterwards."""
     if cache._dense is not None and cache.capacity > cache._dense:
         for group in cache._groups.values():
             for member in group:
@@ -358,20 +358,20 @@ def _give_back(cache: SlotCache, slot: int) -> None:
 
 
 def dense_columns(device: torch.device) -> int | None:
-    """Columns of the widest slot cache in which every row takes memory for all of them; None = there is no widest one.
+    """The widest capacity at which every row takes memory for all of its columns; None = there is no limit.
 
-    Up to there buffers get large pages (2 MiB on x86), which are read a little faster. In wider ones rows differ in
-    length, so they get small pages, which take no memory until they are written to.
+    Up to it, buffers get huge pages (2 MiB on x86), which are read a little faster. In wider caches rows differ in
+    length, so their buffers get small pages, which take no memory until they are written to.
     """
     return 4096 if device.type == "cpu" and sys.platform.startswith("linux") else None
 
 
 class CacheRoom:
-    """How large the slot caches should be: slots x columns, grown on demand within a limit of memory.
+    """How large the slot caches should be: slots x columns, grown on demand within a memory limit.
 
-    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU that is
-    so up to `dense` columns; of a wider one the system gives a row only the pages that it has written to. A row also
-    takes what doesn't grow with it, its recurrent states: as much as `beside` columns.
+    The cache is a rectangle, which takes memory for slots x columns whatever the sequences' lengths. On a CPU this
+    holds up to `dense` columns; in a wider cache, a row takes only the pages that were written to. Each row also takes
+    memory of fixed size for its recurrent states: as much as `beside` columns.
     """
 
     def __init__(self, most_slots: int, limit: int | None, dense: int | None = None) -> None:
@@ -381,38 +381,38 @@ class CacheRoom:
         self._most_slots, self._dense = most_slots, dense
         self._peak = (0, 0)
         self._rows: Sequence[int] = ()  # columns that each row needs
-        self._found = math.inf  # what memory turned out to have room for
+        self._found = math.inf  # tokens that memory turned out to have room for
         self.context = math.inf
         """Columns of the longest possible sequence."""
         self.planned: tuple[int, int] | None = None
-        """Slots and columns that are soon needed, to which the caches are copied a piece at a time."""
+        """Slots and columns that will soon be needed, to which the caches are copied a piece at a time."""
         self.ready = False
-        """Whether they are copied."""
+        """Whether the caches are copied to the planned shape."""
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that there is memory for, used or not."""
+        """Number of tokens that the caches take memory for, used or not."""
         columns = sum(self._rows) if self._sparse(self.columns) else self.slots * self.columns
         return columns + self.slots * self.beside
 
     def fits(self, rows: Sequence[int]) -> bool:
-        """Whether the limits allow rows of so many columns; one row may always try what the configured limit allows."""
+        """Whether the limits allow rows of these lengths; a single row may always use all of the configured limit."""
         return self.holds(len(rows), max(rows, default=0), sum(rows))
 
     def holds(self, rows: int, longest: int, total: int) -> bool:
-        """`fits` for so many rows, the `longest` of which has so many columns, and all together a `total`."""
+        """`fits` for `rows` rows with `total` columns in all, of which the longest row has `longest`."""
         taken = total if self._sparse(longest) else rows * longest
         return taken + rows * self.beside <= self.most(rows)
 
     def has(self, slots: int, columns: int) -> bool:
-        """Whether the present rectangle has so many slots and columns."""
+        """Whether the current rectangle has at least `slots` slots and `columns` columns."""
         return slots <= self.slots and columns <= self.columns
 
     def cover(self, rows: Sequence[int], expected: int = 0, soon: int = 0) -> bool:
-        """Grow to hold rows of so many columns, which must fit; True if the rectangle changed.
+        """Grow to hold rows of these lengths, which must fit; return whether the rectangle changed.
 
-        It doubles, by at most `_MOST_MORE` columns, so that copying is seldom paid for, and makes room for the slots
-        `expected` and the columns needed `soon`; close to the limit it takes what is left.
+        Its sides double, columns by at most `_MOST_MORE`, so that copies are rare. It also makes room for `expected`
+        slots and for the columns needed `soon`. Close to the limit it takes what is left.
         """
         slots, columns = len(rows), max(rows, default=0)
         self._rows = tuple(rows)
@@ -425,7 +425,7 @@ class CacheRoom:
         return True
 
     def plan(self, slots: int, columns: int, expected: int) -> None:
-        """Plan the rectangle that soon has to `cover` so much, if that may be."""
+        """Plan the rectangle that will soon be needed to `cover` slots x columns, if the limits allow it."""
         planned = self.planned or (0, 0)
         if (slots > planned[0] or columns > planned[1]) and self._may(slots, columns):
             self.planned, self.ready = self._larger(slots, columns, expected, columns), False
@@ -445,11 +445,11 @@ class CacheRoom:
         return self._sparse(columns) or self.fits([columns] * slots)
 
     def exhausted(self) -> None:
-        """There was no memory for the rectangle that `cover` promised: stay well below until the engine is idle."""
+        """Record that memory ran out for the rectangle of `cover`: stay well below it until the engine is idle."""
         self._found, self.slots, self.planned = self.tokens // 2, 0, None
 
     def shrink(self) -> bool:
-        """Give back what the busy time that ends now hasn't needed; True if the rectangle changed."""
+        """Give back what the busy period that just ended hasn't needed; return whether the rectangle changed."""
         (slots, columns), self._peak, self._found = self._peak, (0, 0), math.inf
         self._rows, self.planned = (), None
         columns = min(self.columns, max(columns + -columns % _GRANULE, _FLOOR))
@@ -462,14 +462,14 @@ class CacheRoom:
         return self._dense is not None and columns > self._dense
 
     def most(self, slots: int) -> float:
-        """The most tokens that so many slots may take."""
+        """The most tokens that `slots` slots may take memory for."""
         return min(math.inf if self.limit is None else self.limit, self._found if slots > 1 else math.inf)
 
 
 class StagedCache(Cache):  # type: ignore[misc]  # transformers ships no types
     """A transformers cache that stages the keys and values of one pass over rows of a slot cache.
 
-    It lives as long as the pass. `layout` is that of a ragged pass. Recurrent layers go through its `states`.
+    It lives as long as the pass. `layout` is set in a ragged pass. Recurrent layers use its `states`.
     """
 
     def __init__(self, slots: SlotCache, staging: Staging, layout: RaggedLayout | None = None) -> None:

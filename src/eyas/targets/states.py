@@ -1,16 +1,17 @@
-"""Recurrent states of the sequences in a slot cache, and the way that a pass takes through them.
+"""Recurrent states of the sequences in a slot cache, and the order in which a pass updates them.
 
-A recurrent layer mixes every token into a state, out of which nothing can be taken again. So a pass only reads what is
-committed. Tokens that are kept in any case (a prompt's, a tree's roots) are gone through one after the other, and each
-row's state after them is staged. A tree's guesses go on from there, level by level. Their states are forgotten as soon
-as the level below is done; what is staged of them is their inputs. Committing takes the guesses of the accepted path
-through the same steps once more. So committed states are those of plain decoding to the bit, and a tree needs memory
-for the states of two levels in one layer, not for those of every node in every layer.
+A recurrent layer mixes every token into a state, and a token can't be removed again. So a pass only reads committed
+states. It first runs the tokens that are kept in any case (a prompt's, a tree's roots) one after the other and stages
+each row's state after them. A tree's guesses continue from there, level by level. Their states are dropped as soon as
+the next level is done; only their inputs are staged. Committing runs the guesses of the accepted path through the same
+steps once more. So committed states are bit-identical to those of plain decoding, and a tree needs memory for the
+states of two levels in one layer, not for the states of every node in every layer.
 
-A slot may keep copies of its states at earlier positions (`StateCopies`): others that begin alike go on from there.
+A slot may keep copies of its states at earlier positions (`StateCopies`), from which other sequences with the same
+prefix continue.
 
 Shapes: R rows (a contiguous range of slots), Q columns of a pass, T tokens of a pass, W tokens of a level, I inner
-nodes of a level, those that others follow.
+nodes of a level (those with children).
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from eyas.targets.transformers_names import Numbered, layers_of
 from eyas.tree import DraftTree
 
 _WIDEST = 6
-"""Guesses whose states are computed at once: a step makes several copies of each."""
+"""Most guesses whose states are computed together: a step makes several copies of each state."""
 
 
 class StateKey(NamedTuple):
-    """Which state it is, in the words of transformers' cache."""
+    """Identifies a state, in the terms of transformers' cache."""
 
     layer: int
     kind: str
@@ -46,65 +47,65 @@ class StateKey(NamedTuple):
 
 
 class StateShape(NamedTuple):
-    """What one sequence has of a state."""
+    """Size and dtype of a state of one sequence."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes for one sequence."""
+        """Bytes that the state takes for one sequence."""
         return math.prod(self.size) * self.dtype.itemsize
 
 
 States = Mapping[StateKey, Tensor]
 CopiesWanted = Mapping[int, Sequence[tuple[int, int]]]
-"""After which of their next tokens, from 0 on, rows are to be copied, and how many tokens their states have seen."""
+"""Index of a next token (from 0) -> rows to copy after it, each with the number of tokens that it then has."""
 
 
 class Level(NamedTuple):
     """Tokens of a pass whose states can be computed together."""
 
-    tokens: Tensor  # [W] int64, which of the pass's T
-    above: Tensor  # [W] int64, which of the states above each goes on from: those of rows, or of a level's inner nodes
-    inner: Tensor | None = None  # [I] int64, which guesses of the W are gone on from; None = none
+    tokens: Tensor  # [W] int64, indexes into the pass's T tokens
+    above: Tensor  # [W] int64, the state each continues from: a row's, or an inner node's of the level above
+    inner: Tensor | None = None  # [I] int64, which of the W guesses have children; None = none
 
 
 class StepsOfPass(Protocol):
     """What a recurrent layer does with the tokens of one pass."""
 
     def prepared(self) -> AbstractContextManager[None]:
-        """A context within which levels can be run: the layer computes with what was staged for the pass."""
+        """A context in which levels can be run: the layer computes with the inputs staged for the pass."""
 
     def __call__(self, tokens: Tensor, states: LevelStates) -> Tensor:
-        """The outputs [W, H] of a level's `tokens` [W], which change its `states`."""
+        """Return the outputs [W, H] of a level's `tokens` [W], and update its `states`."""
 
 
 @dataclass(frozen=True)
 class StatePath:
-    """In which order a recurrent layer runs the tokens of a pass, and which of them follow which."""
+    """The order in which a recurrent layer runs the tokens of a pass, and the state that each continues from."""
 
     rows: range
-    counts: Sequence[int]  # [R] a row's first columns that are kept in any case
-    indexes: Sequence[Sequence[int]]  # [R][Q] which of the pass's tokens lies in each column
-    sure: Sequence[Level]  # of the tokens that are kept in any case; each goes on from its row's state
-    guesses: Sequence[Sequence[Level]] = ()  # each level in parts; the first one goes on from the rows' states
+    counts: Sequence[int]  # [R] number of a row's leading columns that are kept in any case
+    indexes: Sequence[Sequence[int]]  # [R][Q] index of the pass's token in each column
+    sure: Sequence[Level]  # of the tokens that are kept in any case; each continues from its row's state
+    guesses: Sequence[Sequence[Level]] = ()  # each level in parts; the first one continues from the rows' states
 
     @property
     def steps(self) -> int:
-        """How often a layer's step runs."""
+        """Number of times that a layer's step runs."""
         return len(self.sure) + sum(map(len, self.guesses))
 
     @staticmethod
     def of_prompts(rows: range, counts: Sequence[int], layout: RaggedLayout | None, device: torch.device) -> StatePath:
-        """Of the first `counts[r]` columns of each row."""
+        """The path of a pass over prompts: the first `counts[r]` columns of each row."""
         indexes = token_indexes(len(rows), max(counts), layout)
         taken = [index[:count] for index, count in zip(indexes, counts, strict=True)]
         return StatePath(rows, counts, indexes, _in_turn(taken, device))
 
     @staticmethod
     def of_trees(rows: range, tree: DraftTree, layout: RaggedLayout | None, device: torch.device) -> StatePath:
-        """Of roots, which are kept in any case, and their trees' valid nodes. Waits for the device."""
+        """The path of a pass over roots, which are always kept, and their trees' valid nodes. Waits for the device."""
         indexes = token_indexes(len(rows), 1 + tree.size, layout)
         roots = _in_turn([index[:1] for index in indexes], device)
         guesses = _guesses(tree.parents.tolist(), tree.valid.tolist(), indexes, device) if tree.size else []
@@ -112,7 +113,7 @@ class StatePath:
 
 
 def token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[list[int]]:
-    """[R][Q] which of a pass's tokens lies in each column."""
+    """[R][Q] index of the pass's token in each column."""
     if layout is None:
         return [list(range(row * width, (row + 1) * width)) for row in range(rows)]
     found: list[list[int]] = layout.token_index.tolist()
@@ -120,7 +121,7 @@ def token_indexes(rows: int, width: int, layout: RaggedLayout | None) -> list[li
 
 
 def _in_turn(tokens: Sequence[Sequence[int]], device: torch.device) -> list[Level]:
-    """The levels of each row's `tokens`, one after the other."""
+    """Levels that take each row's `tokens` one after the other."""
     found = []
     for number in range(max(map(len, tokens))):
         there = [row for row, of_row in enumerate(tokens) if number < len(of_row)]
@@ -142,7 +143,7 @@ def _guesses(
                 depths[row, node] = depths.get((row, parent), -1) + 1
                 levels[depths[row, node]].append((row, node))
                 followed.add((row, parent))
-    positions = {(row, -1): row for row in range(len(parents))}  # of what is gone on from, in the level above
+    positions = {(row, -1): row for row in range(len(parents))}  # of the nodes with children, in the level above
     made: list[list[Level]] = []
     for depth in range(len(levels)):
         made.append([])
@@ -160,13 +161,13 @@ def _guesses(
 
 
 class SlotStates(ABC):
-    """The recurrent states of the sequences in a cache's slots: zeros where nothing was read yet."""
+    """The recurrent states of the sequences in a cache's slots: zeros where no token has been read yet."""
 
     def __init__(self, slots: int) -> None:
         self.copies = StateCopies(slots)
         self.path: StatePath | None = None
-        """The path of the pass that runs, or has run and is not committed yet."""
-        self._lengths: Sequence[int] = ()  # [R] the tokens that the rows' committed states have seen
+        """The path of the pass that is running, or has run but isn't committed yet."""
+        self._lengths: Sequence[int] = ()  # [R] number of tokens that the rows' committed states have seen
 
     @abstractmethod
     def nbytes(self) -> int:
@@ -179,25 +180,25 @@ class SlotStates(ABC):
 
     @abstractmethod
     def load(self, slot: int, states: States) -> None:
-        """Begin an empty slot with copies of another's states."""
+        """Fill an empty slot with copies of another sequence's states."""
 
     @abstractmethod
     def begin(
         self, rows: range, tokens: Sequence[int] | DraftTree, layout: RaggedLayout | None, lengths: Sequence[int]
     ) -> None:
-        """A pass begins over rows of `lengths` [R] tokens: what the one before it has staged is forgotten.
+        """Begin a pass over rows of `lengths` [R] tokens, dropping what the previous pass staged.
 
-        Its `tokens` are so many of each row's prompt [R], or roots with their trees.
+        `tokens` is the number of prompt tokens of each row [R], or the trees that the rows' roots have.
         """
 
     def commit(self, rows: range, paths: Sequence[Sequence[int]]) -> None:
-        """Keep of each row the state after the last of the columns in its path, if there are any."""
+        """Keep each row's state after the last column in its path; rows with an empty path stay as they are."""
         kept = {slot: path for slot, path in zip(rows, paths, strict=True) if len(path)}
         if not kept:
             return
         done = self.path
         if done is None or not set(rows) <= set(done.rows):
-            raise InvariantError(f"slots {rows} have no staged states to commit: run their pass before")
+            raise InvariantError(f"slots {rows} have no staged states to commit: run their pass first")
         accepted: list[list[int]] = [[] for _ in done.rows]
         for slot, path in kept.items():
             row = slot - done.rows.start
@@ -212,19 +213,19 @@ class SlotStates(ABC):
 
     @abstractmethod
     def _advance(self, done: StatePath, accepted: Sequence[Sequence[int]], copied: CopiesWanted) -> None:
-        """Take the staged states of a pass that is `done` through each row's accepted tokens, making copies."""
+        """Advance the staged states of a finished pass by each row's accepted tokens, making the copies wanted."""
 
     @abstractmethod
     def _keep(self, done: StatePath, slots: Sequence[int]) -> None:
-        """What is staged for these slots is committed now; for others it is forgotten."""
+        """Commit what is staged for these slots, and drop what is staged for others."""
 
     @abstractmethod
     def reshape(self, slots: int) -> None:
-        """Change the number of slots, keeping the states of those that stay."""
+        """Change the number of slots, keeping the states of the slots that remain."""
 
     @abstractmethod
     def clear(self, slot: int) -> None:
-        """Begin a slot anew: its states are zeros, as before a sequence's first token."""
+        """Reset a slot's states to zeros, as before a sequence's first token."""
 
     @abstractmethod
     def move(self, source: int, target: int) -> None:
@@ -232,15 +233,15 @@ class SlotStates(ABC):
 
 
 class RecurrentStates(SlotStates):
-    """The states of layers that run as modules: a tensor [slots, ...] for each that a module keeps."""
+    """The states of layers that run as modules: one tensor [slots, ...] per state that a module keeps."""
 
     def __init__(self, shapes: Mapping[StateKey, StateShape], slots: int, device: torch.device) -> None:
-        """States of `slots` empty slots. Raises CacheMemoryError."""
+        """Allocate the states of `slots` empty slots. Raises CacheMemoryError."""
         super().__init__(slots)
         self._shapes, self._device = shapes, device
         self._held = self._zeros(slots)  # [slots, ...] each
         self._staged: dict[StateKey, Tensor] = {}  # [R, ...] each
-        self._steps: list[StepsOfPass] = []  # of the layers that have gone through guesses
+        self._steps: list[StepsOfPass] = []  # of the layers that have run guesses
 
     def nbytes(self) -> int:
         return sum(state.nbytes for state in self._held.values())
@@ -263,7 +264,7 @@ class RecurrentStates(SlotStates):
         self.path, self._steps, self._lengths = path, [], lengths
         self.copies.begin(path.rows)
         self._staged = {key: state[path.rows.start : path.rows.stop] for key, state in self._held.items()}
-        if len(path.sure[0].tokens) < len(path.rows):  # else what all rows reach takes the place of these views
+        if len(path.sure[0].tokens) < len(path.rows):  # otherwise, the first step replaces these views
             self._staged = {key: state.clone() for key, state in self._staged.items()}
 
     @property
@@ -272,11 +273,11 @@ class RecurrentStates(SlotStates):
         return self._steps
 
     def staged(self, rows: Tensor) -> LevelStates:
-        """The states that the pass has staged, for a level that goes on from those of `rows` [W]."""
+        """The states that the pass has staged, for a level that continues from the states of `rows` [W]."""
         return LevelStates(self._staged, rows)
 
     def walk(self, steps: StepsOfPass) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a layer's `steps` through the pass: the tokens [W] of each level, and the outputs [W, H]."""
+        """Run a layer's `steps` over the pass, yielding each level's tokens [W] and outputs [W, H]."""
         assert self.path is not None
         yield from self._sure(self.path.sure, steps, self.copies.wanted(self.path.counts, self._lengths))
         above: States = self._staged
@@ -295,7 +296,7 @@ class RecurrentStates(SlotStates):
     def _sure(
         self, levels: Iterable[Level], steps: StepsOfPass, copied: CopiesWanted
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take staged states through levels of tokens that are kept; copies are made where it says."""
+        """Advance the staged states by levels of tokens that are kept, making the copies in `copied`."""
         for number, level in enumerate(levels):
             seen = self.staged(level.above)
             yield level.tokens, steps(level.tokens, seen)
@@ -351,17 +352,17 @@ class RecurrentStates(SlotStates):
 
 
 def memory_for_states(slots: int) -> AbstractContextManager[None]:
-    """Within, states of so many slots are allocated: CacheMemoryError if there is no memory for them."""
+    """A context that allocates the states of `slots` slots: raises CacheMemoryError if memory runs out."""
     why = f"no memory for the recurrent states of {slots} sequences: use a smaller --batch-size"
     return out_of_memory_as(lambda: CacheMemoryError(why))
 
 
 class StateCopies:
-    """Copies of states that slots have had on their way, for as long as the slot goes on."""
+    """Copies of the states that slots had at earlier positions, kept as long as the slot's sequence."""
 
     def __init__(self, slots: int) -> None:
         self.every: int | None = None
-        """Those states are copied that are one token short of the last multiple of so many; None = none."""
+        """Copy the states that are one token short of the last multiple of this; None = copy none."""
         self._marks = [0] * slots
         self._kept: list[dict[int, States]] = [{} for _ in range(slots)]
         self._rows = range(0)
@@ -369,7 +370,7 @@ class StateCopies:
 
     @property
     def most(self) -> int:
-        """How often a slot's states may be in memory: committed, staged, and two copies if any are made."""
+        """Most times that a slot's states are in memory: committed, staged, and two copies if copies are made."""
         return 2 if self.every is None else 4
 
     def of(self, slot: int) -> Mapping[int, States]:
@@ -377,18 +378,15 @@ class StateCopies:
         return self._kept[slot]
 
     def mark(self, slot: int, tokens: int) -> None:
-        """Copy a slot's states after so many tokens as well, when they have been read."""
+        """Also copy a slot's states once they have seen `tokens` tokens."""
         self._marks[slot] = tokens
 
     def begin(self, rows: range) -> None:
-        """A pass begins: forget what was copied in one that wasn't committed."""
+        """Begin a pass, dropping the copies made in one that wasn't committed."""
         self._rows, self._made = rows, {}
 
     def wanted(self, counts: Sequence[int], lengths: Sequence[int]) -> CopiesWanted:
-        """Which rows are to be copied after which of their next `counts` [R] tokens, behind `lengths` [R] earlier ones.
-
-        A row comes with the number of tokens that its states have seen by then.
-        """
+        """The copies to make in a pass that reads `counts` [R] more tokens in rows of `lengths` [R] tokens."""
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         if self.every is not None:
             for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
@@ -399,15 +397,15 @@ class StateCopies:
         return found
 
     def room(self, row: int, tokens: int, key: StateKey, like: Tensor) -> Tensor:
-        """Room for a copy of one of the states that a row has after so many tokens."""
+        """Allocate a copy, shaped like `like`, of one of the states that a row has after `tokens` tokens."""
         made = mapped_zeros(like.shape, like.dtype, like.device)
         self._made.setdefault(row, {}).setdefault(tokens, {})[key] = made
         return made
 
     def keep(self, slots: Iterable[int]) -> None:
-        """The pass is committed in these slots: keep its copies; of earlier ones only the marked, where there are new.
+        """Keep the copies of a pass that is committed in these slots; new copies replace all but the marked one.
 
-        A pass may have copied the states of a root and, when it was committed, later ones.
+        A pass may have copied the states after a root and, when it was committed, later ones: then the last stay.
         """
         for slot in slots:
             made = self._made.get(slot - self._rows.start)
@@ -419,7 +417,7 @@ class StateCopies:
         self._made = {}
 
     def reshape(self, slots: int) -> None:
-        """Change the number of slots, keeping the copies of those that stay."""
+        """Change the number of slots, keeping the copies of the slots that remain."""
         more = max(0, slots - len(self._marks))
         self._marks = [*self._marks[:slots], *[0] * more]
         self._kept = [*self._kept[:slots], *({} for _ in range(more))]
@@ -429,24 +427,24 @@ class StateCopies:
         self._marks[slot], self._kept[slot] = 0, {}
 
     def move(self, source: int, target: int) -> None:
-        """A sequence moves to another slot, and its copies with it."""
+        """Move a sequence's copies to the slot that it moves to."""
         self._marks[target], self._kept[target] = self._marks[source], self._kept[source]
 
 
 class LevelStates:
     """transformers' cache as a recurrent layer sees it while one level of a pass runs.
 
-    Layers change what they get in place, or hand over what is to be kept: so each gets a copy, which is read back.
+    Layers change a state in place or hand over a new one, so each layer gets a copy, which is read back.
     """
 
     def __init__(self, above: States, which: Tensor) -> None:
-        """The level goes on from the states `which` [W] of those `above`."""
+        """A level that continues from the states with indexes `which` [W] in `above`."""
         self.reached: dict[StateKey, Tensor] = {}
-        """[W, ...] each, the states after the level's tokens."""
+        """The states after the level's tokens, [W, ...] each."""
         self._above, self._which = above, which
 
     def singly(self) -> Iterator[LevelStates]:
-        """Those of each of the level's tokens alone; what they reach becomes what this reaches."""
+        """Yield the states of each of the level's tokens alone, and collect in `reached` what they reach."""
         alone = [LevelStates(self._above, which) for which in self._which.view(-1, 1)]
         yield from alone
         self.reached = {key: torch.cat([one.reached[key] for one in alone]) for key in alone[0].reached}

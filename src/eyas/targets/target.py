@@ -1,9 +1,9 @@
-"""The target: a model whose passes are run in the fastest way that trials at load have shown to be right.
+"""The target: a model whose passes run in the fastest way that trials at load have shown to be correct.
 
-Besides it has teacher forcing: the hidden states of whole chats, which drafters are trained on.
+It also does teacher forcing: it computes the hidden states of whole chats, on which drafters are trained.
 
-Long rows are read in chunks over a cache, so that no mask grows with the square of the length, and only the states of
-the result grow with it.
+Long rows are read in chunks over a cache, so that no mask grows with the square of the length; only the resulting
+states grow with it.
 
 Shapes: B rows, S positions, N states, A taps, Ht hidden size.
 """
@@ -27,23 +27,20 @@ from eyas.targets.taps import caught_taps, stacked
 from eyas.targets.trials import check_states, choose_passes, find_odd_steps
 
 AT_ONCE = 4096
-"""Rows of at most so many positions are read in one pass."""
+"""Most positions of a row that are read in one pass."""
 CHUNK = 1024
-"""Positions of a pass over longer rows."""
+"""Positions per pass over longer rows."""
 
 
 class Trace(NamedTuple):
     """The hidden states of teacher-forced tokens, for training."""
 
     taps: Tensor  # [B, S, A, Ht]
-    final: Tensor  # [B, S, Ht], after the final norm: what the head reads
+    final: Tensor  # [B, S, Ht], after the final norm: the head's input
 
 
 class Target(Passes):
-    """A model that verifies draft trees.
-
-    Raises UnsupportedModelError for models that can't.
-    """
+    """A model that verifies draft trees. Raises UnsupportedModelError for models that can't."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,19 +53,19 @@ class Target(Passes):
 
     @property
     def precision(self) -> dict[str, str]:
-        """Its dtype, and what its weights are multiplied in: formats of 4 and 8 bits, or the same."""
+        """Its dtype, and the precision of its weights: 4-bit and 8-bit formats, or the same dtype."""
         dtype = str(self.dtype).removeprefix("torch.")
         return {"dtype": dtype, "weights": weight_formats(self.model) or dtype}
 
     @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without the slots."""
+        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without using the slots."""
         with lone_torch() if self.alone else nullcontext(), attention_of_any_shape():
             return _whole(self, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(self, tokens, taps)
 
 
 def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-    """`trace` for rows that one pass takes, at most `AT_ONCE` tokens each."""
+    """`trace` rows of at most `AT_ONCE` tokens in one pass."""
     steps = torch.arange(tokens.shape[1], device=tokens.device)
     positions = steps.expand_as(tokens)
     seen = (steps.unsqueeze(1) >= steps).unsqueeze(0) & (
@@ -81,7 +78,7 @@ def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int])
 
 
 def _in_chunks(target: Passes, tokens: Tensor, taps: Sequence[int]) -> Trace:
-    """`trace` a chunk at a time. Padding needs no mask: it follows all that is real."""
+    """`trace` a chunk at a time. Padding needs no mask: it follows all real tokens."""
     rows, width = range(len(tokens)), tokens.shape[1]
     cache = target.allocate(len(rows), width, of_modules=True)
     parts: list[Trace] = []
@@ -97,10 +94,10 @@ def _in_chunks(target: Passes, tokens: Tensor, taps: Sequence[int]) -> Trace:
 
 
 class FinalNorm:
-    """What a model does after its layers, for states that another engine's layers have computed.
+    """What a model does after its layers, applied to states that another engine's layers have computed.
 
-    It is the model's own pass with its layers left out, so that nothing here knows how models name their last norm.
-    Raises UnsupportedModelError for a model whose final states are not those of its last layer, normed.
+    It runs the model's own pass with the layers left out, so it needn't know how a model names its last norm. Raises
+    UnsupportedModelError for a model whose final states are more than its last layer's states after a norm.
     """
 
     def __init__(self, target: EmbeddingAndHead) -> None:
@@ -129,17 +126,17 @@ class FinalNorm:
 
 
 class _GivenStates(nn.Module):
-    """In place of a layer: it puts out `states`, whatever it is given, and has the layer's attributes."""
+    """Replaces a layer: outputs `states` whatever its input, and has the layer's attributes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
         self.states: Tensor | None = None
         self.wraps = False
-        """Whether layers put out a tuple."""
+        """Whether the model's layers output a tuple."""
 
     def forward(self, *_args: Any, **_options: Any) -> Any:
-        """What the layers would have put out: the states [N, 1, Ht] that were given."""
+        """Return the given states [N, 1, Ht] as the layers would have output them."""
         return (self.states,) if self.wraps else self.states
 
     def __getattr__(self, name: str) -> Any:
@@ -147,7 +144,7 @@ class _GivenStates(nn.Module):
 
 
 def _without_layers(model: nn.Module, layers: nn.ModuleList) -> tuple[nn.Module, _GivenStates]:
-    """A copy of a model that shares all of it but its `layers`, and what is in place of these."""
+    """A copy of a model that shares all modules but its `layers`, and the module that replaces them."""
     given = _GivenStates(layers[-1])
     *path, name = next(found for found, module in model.named_modules() if module is layers).split(".")
     shell = inner = _shared_copy(model)
@@ -158,7 +155,7 @@ def _without_layers(model: nn.Module, layers: nn.ModuleList) -> tuple[nn.Module,
 
 
 def _shared_copy(module: Any) -> Any:
-    """The same module, whose parts can be replaced without changing the original's."""
+    """A shallow copy of a module, in which submodules can be replaced without changing the original."""
     made = copy.copy(module)
     made._modules = dict(module._modules)
     return made

@@ -1,7 +1,7 @@
 """The tokenizer that belongs to a target, if it has one, and the tokens that end its answers.
 
-An answer ends where `transformers.generate` ends it: at the eos of the generation config, which transformers makes of
-the model's config where there is none. The tokenizer's own eos counts in chats alone, and only if the chat template
+An answer ends where `transformers.generate` ends it: at the eos of the generation config, which transformers derives
+from the model's config if there is none. The tokenizer's own eos counts only in chats, and only if the chat template
 ends the assistant's turns with it.
 """
 
@@ -25,22 +25,23 @@ _FILES = (
     "tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json",
     "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "bpe.codes", "tiktoken.model",
 )  # fmt: skip
-"""The files of which a tokenizer has at least one: what transformers writes, and vocabularies without it."""
+"""A tokenizer has at least one of these files: those that transformers writes, and vocabularies of other tools."""
 _SAID = "eyas-answer"
-"""What the assistant says in the chat that shows how a template ends turns."""
+"""The assistant's text in the chat that is rendered to see how a template ends turns."""
 
 
 def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     """The tokenizer of a local directory, a Hub id or `smollm2`; None if there are no tokenizer files.
 
-    transformers would invent an empty one for some models. `chat_template` replaces the tokenizer's own. Raises
-    ModelError if it can't be read or knows no text, UsageError for a template without a tokenizer.
+    Without files, transformers would make up an empty tokenizer for some models. `chat_template` replaces the
+    tokenizer's own. Raises ModelError if it can't be read or has only special tokens, UsageError for a template without
+    a tokenizer.
     """
     found = find_model(tokenizer_source(named_target(name)))
     try:
         present = any(_has(found, file) for file in _FILES)
         tokenizer = AutoTokenizer.from_pretrained(found, trust_remote_code=False) if present else None
-    except Exception as error:  # tokenizers raises Exception itself, others whatever a file leads to
+    except Exception as error:  # tokenizers raises plain Exception, other libraries whatever a bad file causes
         raise ModelError(f"can't load the tokenizer of {name}: {why_unreadable(error)}") from error
     if tokenizer is None:
         if chat_template is not None:
@@ -66,7 +67,7 @@ def read_chat_template(file: str | Path) -> str:
         raise UsageError(f"can't read the chat template {file}: {error}") from error
     except TemplateSyntaxError as error:
         raise UsageError(f"the chat template {file} isn't valid Jinja: line {error.lineno}: {error.message}") from error
-    except Exception:  # noqa: BLE001  # a template may refuse an empty chat, and raises whatever it likes
+    except Exception:  # noqa: BLE001  # a template may refuse an empty chat, with any exception
         return source
     return source
 
@@ -86,7 +87,7 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
-    """The tokenizer's eos, if its chat template ends the assistant's turns with it; else nothing."""
+    """The tokenizer's eos, if its chat template ends the assistant's turns with it; otherwise empty."""
     source = getattr(tokenizer, "chat_template", None)
     if not source or tokenizer.eos_token_id is None or not _ends_turns(tokenizer, str(source)):
         return ()
@@ -94,7 +95,7 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
 
 
 def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
-    """The tokens that end answers of a checkpoint, and for each where that is written."""
+    """The tokens that end a checkpoint's answers, each with the place that says so."""
     found, file = find_model(base_of(named_target(name))), GENERATION_CONFIG_NAME
     try:
         config = GenerationConfig.from_pretrained(found)
@@ -113,12 +114,12 @@ def _as_ids(found: int | list[int] | None) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _ends_turns(tokenizer: Any, source: str) -> bool:  # noqa: ARG001  # a template can be replaced
-    """Whether the eos follows what the assistant said, in the middle of a chat or at its end."""
+    """Whether the eos follows the assistant's text, in the middle of a chat or at its end."""
     user, said = {"role": "user", "content": "eyas-question"}, {"role": "assistant", "content": _SAID}
     for chat in ([user, said, user], [user, said]):
         try:
             text: str = tokenizer.apply_chat_template(chat, tokenize=False)
-        except Exception:  # noqa: BLE001  # templates raise whatever they like
+        except Exception:  # noqa: BLE001  # templates may raise anything
             continue
         if text.rpartition(_SAID)[2].lstrip().startswith(tokenizer.eos_token):
             return True

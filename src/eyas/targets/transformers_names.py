@@ -1,8 +1,8 @@
-"""What releases of transformers call things: the one file that knows.
+"""Names that differ between releases of transformers: the only file that knows them.
 
-Release 5.24 renamed the argument `past_key_values` to `cache`. What a forward takes is read from its signature; no
-version is compared anywhere. In earlier ones recurrent layers reach into a cache's `layers` for their states instead of
-asking it, and rotary embeddings of models that see pictures need a position on each axis.
+Release 5.24 renamed the argument `past_key_values` to `cache`. The arguments of a forward are read from its signature;
+versions are never compared. In earlier releases, recurrent layers read their states from a cache's `layers` instead of
+its methods, and rotary embeddings of vision-language models need a position on each axis.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _CACHES = ("past_key_values", "cache_params", "cache")
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
-    """What a forward of a model, a layer or an attention module calls its key-value cache; None if it takes none."""
+    """Name of the cache argument in the forward of a model, layer or attention module; None if it takes no cache."""
     taken = signature(forward).parameters
     return next((name for name in _CACHES if name in taken), None)
 
 
 def cache_of(output: Any) -> Any:
-    """The cache among a model's outputs, None without one."""
+    """The cache among a model's outputs; None if there is none."""
     return next((output[name] for name in reversed(_CACHES) if output is not None and name in output), None)
 
 
 def attends(layer_type: str) -> bool | None:
-    """Whether a layer of this type attends to keys and values; None = it has a recurrent state besides."""
+    """Whether a layer of this type attends to keys and values; None = it attends and has a recurrent state."""
     known: dict[str, type] = getattr(cache_utils, "DYNAMIC_LAYER_TYPE_MAPPING", {})
-    if layer_type in ("mamba", "moe", "mlp"):  # older names, and layers that keep nothing
+    if layer_type in ("mamba", "moe", "mlp"):  # older names, and layers that store nothing
         return False
     cached = known.get(layer_type)
     if cached is not None and issubclass(cached, getattr(cache_utils, "LinearAttentionCacheLayerMixin", ())):
@@ -53,25 +53,25 @@ def _of_class(module_class: Any) -> str:
 
 @lru_cache
 def _caches_its_own_way(module_class: Any) -> bool:
-    """Whether a model has a class of caches of its own, and takes no other where it is told to use one (MiniMax)."""
+    """Whether a model defines its own cache class, and with `use_cache` takes no other (MiniMax)."""
     own = (each for each in vars(getmodule(module_class)).values() if isinstance(each, type))
     return any(issubclass(each, cache_utils.Cache) and each.__module__ == module_class.__module__ for each in own)
 
 
 def cached(model: nn.Module, cache: Any) -> dict[str, Any]:
-    """The keyword arguments with which a whole model runs over a `cache` of ours."""
+    """The keyword arguments with which a whole model runs over one of our caches."""
     kind: Any = type(model)
     return {"use_cache": not _caches_its_own_way(kind), **given(model, cache)}
 
 
 def given(module: nn.Module, cache: Any) -> dict[str, Any]:
-    """The keyword arguments that hand a module's forward its `cache`."""
+    """The keyword arguments that pass `cache` to a module's forward."""
     kind: Any = type(module)
     return {_of_class(kind): cache}
 
 
 class Numbered:
-    """What a function gives for a number, read in brackets."""
+    """A function of a number, called by indexing."""
 
     def __init__(self, of: Callable[[int], Any]) -> None:
         self._of = of
@@ -81,7 +81,7 @@ class Numbered:
 
 
 def layers_of(states: Any) -> Numbered:
-    """The `layers` of a cache of recurrent `states`, as models read them that don't ask it with `get_conv_state`."""
+    """The `layers` of a cache of recurrent `states`, for models that don't call `get_conv_state` and the like."""
     return Numbered(
         lambda layer: SimpleNamespace(
             conv_states=Numbered(partial(states.get_conv_state, layer)),
@@ -92,9 +92,9 @@ def layers_of(states: Any) -> Numbered:
 
 
 def rotation(rotary: Any, x: Tensor, positions: Tensor, **which: Any) -> Any:
-    """What a model's rotary embedding gives for text at positions [B, S], in the type of x: [B, S, rotated] each.
+    """The output of a model's rotary embedding for text at positions [B, S], in x's dtype: [B, S, rotated] each.
 
-    Text has the same position on all axes of pictures.
+    Text has the same position on all axes of an image.
     """
     axes = getattr(rotary, "mrope_section", None)
     return rotary(x, positions.expand(len(axes), *positions.shape) if axes else positions, **which)

@@ -1,13 +1,13 @@
-"""Trials at load: which of the faster ways to run a model's passes give the logits of its own padded ones.
+"""Trials at load: which faster ways of running a model's passes give the same logits as its own padded passes.
 
-A native decoder, ragged rows and CUDA graphs are each kept only if they do; otherwise the model runs without. Of a
-native decoder every layer is tried alone before (`native/layer_trials.py`), so passes only show whether rows, trees and
-the cache are right. They may be as far from the model's own passes as those are from themselves when the inputs of
-every product are moved by roundings (`roundings.py`).
+A native decoder, ragged rows and CUDA graphs are each used only if they do. Every layer of a native decoder is first
+tried alone (`native/layer_trials.py`), so passes only have to show that rows, trees and the cache are right. They may
+differ from the model's own passes as much as those change when the inputs of every product are moved by roundings
+(`roundings.py`).
 
-Where tokens are routed to experts, a rounding may choose another expert for a token, after which all of its states
-differ; so there are several trials there, of which half must agree. Recurrent layers must give level by level what the
-model itself gives token by token.
+Where tokens are routed to experts, rounding may choose another expert for a token, after which all of its states
+differ. So such models get several trials, and half of them must agree. Recurrent layers must give the same logits level
+by level as the model itself gives token by token.
 
 Shapes: n texts, V vocabulary.
 """
@@ -41,25 +41,25 @@ from eyas.tree import DraftTree
 
 _LOG = logging.getLogger("eyas")
 _ROUTED_TRIALS = 8
-"""Trials of passes where tokens are routed to experts."""
+"""Number of trials for models that route tokens to experts."""
 _ROUNDING, _ROUNDING_OF_HALVES = 1e-3, 5e-2
-"""How far logits of float32 and of 16 bits may lie apart in any case, as shares of the greatest."""
+"""Difference of logits that is always allowed, in float32 and in 16 bits, as a share of the greatest logit."""
 _NOISE = 4.0
-"""How many times as far as moved inputs take the model from itself another way may be from it, or its states may."""
+"""Allowed difference of another way's logits, as a multiple of the change that moved inputs cause."""
 _RAISED = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError, EyasError)
-"""What a model may raise that can't be run in another way."""
+"""What a model may raise if it can't be run in another way."""
 
 _PROMPTS = ((3, 1, 4, 1, 5, 9, 2), (6, 5, 3))
-"""Two prompts of the check, as distances from its first token."""
+"""The two prompts of the check of recurrent states, as distances from its first token."""
 _PARENTS = (-1, -1, 0, 0, 2, 1)
 _KEPT = ((0, 1, 3, 5), (0, 2))
-"""The columns of the check's tree that are committed in each row."""
+"""The columns of that check's trees that are committed in each row."""
 
 
 def choose_passes(target: Passes) -> None:
-    """Set `native`, `ragged` and `graphs` of a target, keeping only what gives the logits of the model's own passes.
+    """Set `native`, `ragged` and `record` of a target, keeping only ways that give the model's own logits.
 
-    What was found of this very model on this machine before isn't tried again (`native/verdicts.py`).
+    A verdict that was reached earlier for the same model on this machine is reused (`native/verdicts.py`).
     """
     native, file = target.native, verdict_file(target)
     if native is None or file is None:
@@ -78,7 +78,7 @@ def choose_passes(target: Passes) -> None:
 
 
 def _try_passes(target: Passes) -> str | None:
-    """As `choose_passes`; returns why a native decoder isn't used, if there is one."""
+    """`choose_passes` by trials; returns why an existing native decoder isn't used, or None."""
     with inputs_as_floats(target.model, target.native):
         native, ragged, own = target.native, target.ragged, target.model.config._attn_implementation
         record = target.record
@@ -100,13 +100,13 @@ def _try_passes(target: Passes) -> str | None:
                 target.record = record
             elif graphs.failure is None:
                 _LOG.warning(
-                    "CUDA graphs of %s give other logits: its passes aren't recorded", type(target.model).__name__
+                    "CUDA graphs of %s give different logits: its passes aren't recorded", type(target.model).__name__
                 )
         return why
 
 
 def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: PassTrial) -> str | None:
-    """Have a target run native passes if they are right; else it runs padded ones of its modules. Returns why."""
+    """Make a target run native passes if they are right; otherwise padded passes of its modules, and return why."""
     try:
         why = refusal(target, native)
     except _RAISED as error:
@@ -115,7 +115,7 @@ def _try_native(target: Passes, native: NativeDecoder, ragged: bool, trial: Pass
         target.native, target.ragged = native, ragged
         if trial.passed():
             return None
-        why = "passes give other logits, though each layer agrees"
+        why = "passes give different logits, although each layer agrees"
     target.native, target.ragged = None, False
     return why
 
@@ -126,7 +126,7 @@ def _refuse(target: Passes, why: str) -> None:
 
 
 class PassTrial:
-    """Logits of a target's own passes, with which those of another way to run them are compared."""
+    """Logits of a target's own passes, to which the logits of other ways to run them are compared."""
 
     def __init__(self, target: Passes) -> None:
         self._target = target
@@ -136,9 +136,9 @@ class PassTrial:
         self._noise = max(float(gap) for gap in _gaps(moved, self._expected).flatten())
 
     def passed(self, graphs: PassGraphs | None = None) -> bool:
-        """Whether passes as the target now runs them are possible, and half give each token's logits but for noise.
+        """Whether passes as the target runs them now work, and at least half give each token's logits up to noise.
 
-        They are recorded in `graphs`, if given.
+        Passes are recorded in `graphs`, if given.
         """
         try:
             gaps = _gaps(self._logits(graphs), self._expected)  # [trials, 4]
@@ -155,7 +155,7 @@ class PassTrial:
 
 
 def first_tokens(target: Passes) -> list[int]:
-    """With which tokens trials begin: with several where tokens are routed to experts, and then half must agree."""
+    """The first token of each trial: several where tokens are routed to experts, of which half must then agree."""
     routed = any(
         isinstance(part, NativeExperts) or any(weight.dim() == 3 for weight in part.parameters(recurse=False))
         for part in target.layers.modules()
@@ -165,7 +165,7 @@ def first_tokens(target: Passes) -> list[int]:
 
 
 def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
-    """[trials, 4] how far the logits [4, V] of tokens lie apart, as shares of the greatest of their trial."""
+    """[trials, 4] differences of the logits [4, V] of tokens, as shares of the greatest logit of their trial."""
     tiny = torch.finfo(torch.float32).tiny
     gaps = [(a - b).abs().amax(1) / b.abs().amax().clamp(min=tiny) for a, b in zip(found, expected, strict=True)]
     return torch.stack(gaps)
@@ -173,7 +173,7 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
 
 @torch.inference_mode()
 def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
-    """Logits [4, V] of a pass over rows of three and four tokens, the last of which are verified; one has a draft."""
+    """Logits [4, V] of a pass that verifies the last of four and of two tokens; the first row has a draft of two."""
     rows = range(2)
     for slot in rows:
         cache.truncate(slot, 0)
@@ -183,7 +183,7 @@ def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
     recorded = cache.graphs is not None
     prompts, chunk = [tokens[0].tolist() * 2, tokens[1].tolist()], 2 if recorded else 512
     for _ in target.prefill(cache, rows, prompts, (), chunk):
-        if recorded:  # with other lengths and roots than those whose logits are looked at
+        if recorded:  # with other lengths and roots than in the pass whose logits are compared
             target.verify(cache, rows, tokens[:, 0], tree, ())
     done = target.verify(cache, rows, tokens[:, 1], tree, ())
     return done.logits.rows[done.logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]].float()  # not the second row's nodes
@@ -191,10 +191,10 @@ def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
 
 @torch.inference_mode()
 def find_odd_steps(target: Passes) -> None:
-    """Let recurrent modules run each token alone whose step gives other bits for it among others.
+    """Make recurrent modules run each token alone if their step gives it other bits in a batch.
 
-    PyTorch computes 128 bytes of an elementwise function at once, and what is left over by another formula; matrix
-    products may add up in an order that depends on their number. A guess must be what it is in plain decoding.
+    PyTorch computes an elementwise function in vectors of 128 bytes, and the remainder by another formula. Matrix
+    products may be summed in an order that depends on the number of rows. A guess must get the bits of plain decoding.
     """
     cache, device = target.allocate(1), target.device
     count = max(TOGETHER)
@@ -216,24 +216,24 @@ def find_odd_steps(target: Passes) -> None:
 
 @torch.inference_mode()
 def check_states(target: Passes) -> None:
-    """Raise UnsupportedModelError where prompts in pieces and a branching tree give other logits than the model itself.
+    """Raise UnsupportedModelError if prompts in pieces or a branching tree give other logits than the model itself.
 
-    The model's own passes are single tokens over transformers' cache, which is copied where paths branch. After the
-    tree a path of each row is committed, and a token after it is run.
+    The model's own passes run single tokens over transformers' cache, which is copied where paths branch. After the
+    tree, a path of each row is committed, and one more token is run.
     """
     trials = first_tokens(target)
     wrong = sum(not _states_agree(target, first) for first in trials)
     if 2 * wrong > len(trials):
         raise UnsupportedModelError(
-            f"{target.config.model_type} has recurrent layers that give other logits level by level than token by "
-            "token, so trees of guesses can't be verified; use another model"
+            f"{target.config.model_type} has recurrent layers that give different logits level by level than token by "
+            "token, so draft trees can't be verified; use another model"
         )
 
 
 def _states_agree(target: Passes, first: int) -> bool:
-    """Whether a trial's logits are the model's own token by token, as nearly as those are moved whole passes'.
+    """Whether a trial's logits are as near to the model's own, token by token, as rounding allows.
 
-    In these the inputs of every product are moved by roundings.
+    The allowed distance is that of its whole passes when the inputs of every product are moved by roundings.
     """
     found, paths = _states_trial(target, first)
     expected = _by_steps(target, paths)
@@ -245,7 +245,7 @@ def _states_agree(target: Passes, first: int) -> bool:
 
 
 def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, ...]]]:
-    """Logits of all nodes of a tree and of a token after a committed path, and the text up to each."""
+    """Logits of all nodes of a tree and of a token after the committed path, with the text up to each of them."""
 
     def ids(offsets: Sequence[int]) -> tuple[int, ...]:
         return tuple((first + offset) % target.vocab_size for offset in offsets)
@@ -276,7 +276,7 @@ def _states_trial(target: Passes, first: int) -> tuple[Tensor, list[tuple[int, .
 
 
 def _by_steps(target: Passes, paths: Sequence[tuple[int, ...]]) -> Tensor:
-    """Logits [n, V] after each path, of the model's own passes over single tokens; its cache is copied at branches."""
+    """Logits [n, V] after each path, from the model's own passes over single tokens; branches copy its cache."""
     outputs: dict[tuple[int, ...], Any] = {}
     positioned = "position_ids" in signature(type(target.model).forward).parameters
 

@@ -1,6 +1,6 @@
 """Chats and their messages: the form that prompt files, training data and the server share.
 
-A chat has an id, messages and the tools that may be called. Files hold one chat a line as JSON, absent fields left out.
+A chat has an id, messages and tools that may be called. Files have one chat per line as JSON, without absent fields.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Record(BaseModel):
 
 
 class FunctionCall(_Record):
-    """The called function; arguments that are no JSON object stay the text that the model wrote."""
+    """The called function; arguments that aren't a JSON object stay the text that the model wrote."""
 
     name: str
     arguments: dict[str, Any] | str

@@ -1,8 +1,8 @@
 """Incremental detokenization for streams: the text that each new token adds.
 
-Decoding token by token gives other text than decoding at once: the bytes of one character may lie in several tokens,
-and the first token of a text loses its leading space. So new tokens are decoded together with those of the last piece
-that was emitted, and only the text they add is emitted.
+Decoding token by token gives different text than decoding all tokens together: the bytes of one character may lie in
+several tokens, and the first token of a text loses its leading space. So new tokens are decoded together with those of
+the last emitted piece, and only the text they add is emitted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 _REPLACEMENT = "\ufffd"
 _LONGEST_CHARACTER = 4
 _MOST_PENDING = 32
-"""Most tokens held back for an incomplete character; more than any has, so what is left then is no character."""
+"""Maximum tokens held back for an incomplete character. No character takes more, so a longer run isn't one."""
 
 
 class Detokenizer:
-    """Detokenizes one sequence; its pieces joined are the text that decoding all tokens at once gives.
+    """Detokenizes one sequence; its pieces joined are the text of decoding all tokens together.
 
     Special tokens are left out, except for those in `kept`. Without a tokenizer there is no text.
     """
@@ -41,7 +41,7 @@ class Detokenizer:
         return self._emit(len(self._pending), self._added_text(self._pending))
 
     def _complete_part(self, piece: str) -> str:
-        """Emit as much of the pending text as later tokens can't change."""
+        """Emit the part of the pending text that later tokens can't change."""
         for count in range(len(self._pending) - _LONGEST_CHARACTER, len(self._pending) - 2 * _LONGEST_CHARACTER, -1):
             first = self._added_text(self._pending[:count])
             if first + self._decode(self._pending[count:]) == piece:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eyas.engine import Engine
 
 _MOST_TOKENS = 32768
-"""How many tokens a conversation may keep cached if the target's context has no end."""
+"""Maximum tokens that a conversation keeps cached if the target's context is unlimited."""
 
 
 class Dialogue:
@@ -66,7 +66,7 @@ class Dialogue:
         return pooled
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as a JSON object; one of `turns` has an object for each turn and their pooled statistics."""
+        """The row as a JSON object; a row of `turns` has an object for each turn and their pooled statistics."""
         if isinstance(self._row, PromptRow) and self._row.turns is not None:
             turns = [completion.as_dict() for completion in self.completions]
             row: dict[str, Any] = {"id": self.id, "turns": turns, "stats": self.stats().as_dict()}
@@ -105,13 +105,13 @@ def converse(engine: Engine, dialogues: Sequence[Dialogue], params: SamplingPara
 
 
 def empty_answers(dialogues: Sequence[Dialogue], tokenizer: Any) -> str | None:
-    """A warning if raw text was given to a model of chats, and was answered with nothing; None if all is well."""
+    """A warning if raw text was given to a chat model and the answers are empty; None if all is well."""
     empty = sum(dialogue.says_nothing(tokenizer) for dialogue in dialogues if dialogue.completions)
     if not empty:
         return None
     return (
         f"{empty} of {len(dialogues)} answers are empty: their prompts are raw text, but there is a chat template; "
-        "without --raw, and without `raw` in prompt files, it is applied"
+        "to apply it, leave out --raw, and `raw` in prompt files"
     )
 
 

@@ -1,12 +1,12 @@
 """Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines or Parquet, each row a prompt in one of four forms.
 
-A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`, and with `prompt` perhaps `raw`. A `prompt` is
-what `--prompt` is: a user's message, put into the chat template where there is one, unless it is raw. `category` may
-say what it is about. Other keys are ignored, since evaluation files carry references and the like. A bad row becomes a
-`BadRow`, so that the rows after it are still answered.
+A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`; `raw` may go with `prompt`. Like `--prompt`, a
+`prompt` is a user's message, put into the chat template if there is one, unless it is raw. `category` may name its
+subject. Other keys are ignored, since evaluation files carry references and the like. A bad row becomes a `BadRow`, so
+that the rows after it are still answered.
 
 SPEED-Bench (arXiv 2604.09557) has such files: `turns`, and as categories the domains of its qualitative split and the
-entropy of its throughput splits. Where it may not pass a prompt on, its row says so, and is a bad one here.
+entropy of its throughput splits. A row whose prompt it may not redistribute says so, and is a bad row here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.text.chats import Message
 
 _FORMS = ("prompt", "messages", "turns", "token_ids")
 _ELSEWHERE = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""How SPEED-Bench begins a turn whose text it may not pass on."""
+"""How SPEED-Bench begins a turn whose text it may not redistribute."""
 _UNFETCHED = "its text isn't in the file: NVIDIA's specdec_bench (prepare_data.py) writes a file that has it"
 
 Text = Annotated[str, StringConstraints(min_length=1)]
@@ -55,7 +55,7 @@ class PromptRow:
     where: str
     """`file:line`, or the option it came from."""
     prompt: str | None = None
-    """What a user says: the chat template is applied, if there is one, unless the row is `raw`."""
+    """A user's message: the chat template is applied if there is one, unless the row is `raw`."""
     messages: tuple[Message, ...] | None = None
     """A chat that the assistant continues."""
     turns: tuple[str, ...] | None = None
@@ -64,11 +64,11 @@ class PromptRow:
     raw: bool = False
     """Take `prompt` as it is: a text to continue, without a chat template."""
     category: str | None = None
-    """What it is about, as its file says."""
+    """Its subject, as given in the file."""
 
     @property
     def said(self) -> str | None:
-        """What a reader sees first: the prompt, or what was said last before the first answer; None of token ids."""
+        """The text before the first answer: the prompt, the last message or the first turn; None for token ids."""
         said = self.prompt if self.messages is None else self.messages[-1].content
         return self.turns[0] if self.turns is not None else said
 

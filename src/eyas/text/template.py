@@ -30,7 +30,7 @@ Turn = dict[str, Any]
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GENERATION_TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 _FUNCTIONS = frozenset({"raise_exception", "strftime_now"})
-"""What transformers gives every template to call, beside Jinja's own functions."""
+"""Functions that transformers offers to every template, in addition to Jinja's own."""
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
 _CHAT_WITH_CALL: list[Turn] = [
     {"role": "user", "content": "What is an eyas?"},
@@ -51,7 +51,7 @@ def has_chat_template(tokenizer: Any) -> bool:
 
 
 def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize raw text, with the special tokens that the tokenizer adds by itself; RequestError without tokenizer."""
+    """Tokenize raw text, with the special tokens that the tokenizer adds itself; RequestError without a tokenizer."""
     required(tokenizer)
     return tuple(tokenizer(text)["input_ids"])
 
@@ -69,9 +69,9 @@ def encode_chat(
     """Tokenize a chat up to where the assistant's next answer begins.
 
     Without `add_generation_prompt` no answer is begun; with `continue_final_message` the last message isn't ended.
-    `variables` are passed to the template, and have to be among `template_variables`. What messages, tools and
-    variables say is text, also where it reads like a control token (`<|im_end|>`), unless `parse_special_tokens`.
-    Raises RequestError if there is no template or if it refuses the chat.
+    `variables` are passed to the template, and must be among `template_variables`. What messages, tools and variables
+    say is text, even where it looks like a control token (`<|im_end|>`), unless `parse_special_tokens` is set. Raises
+    RequestError if there is no template or if it refuses the chat.
     """
     if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template: use rows with `prompt` or `token_ids`")
@@ -101,8 +101,8 @@ def encode_chat(
 def encode_user_turn(tokenizer: Any, messages: Sequence[Message]) -> tuple[tuple[int, ...], int]:
     """Tokenize a chat up to where the user's next message begins; the second value is the token that ends it there.
 
-    A model that goes on from here writes what a user would say: Magpie, arXiv 2406.08464. Raises RequestError if there
-    is no template, if it refuses the chat, or if it ends a user's message with plain text.
+    A model that continues from here writes what a user would say: Magpie, arXiv 2406.08464. Raises RequestError if
+    there is no template, if it refuses the chat, or if it ends a user's message with plain text.
     """
     if not has_chat_template(required(tokenizer)):
         raise RequestError("the tokenizer has no chat template, which says where a user's message begins")
@@ -120,16 +120,16 @@ def encode_user_turn(tokenizer: Any, messages: Sequence[Message]) -> tuple[tuple
     added = tokenizer.added_tokens_decoder
     end = next((token for token in ids[last + 1 :] if tokenizer.decode([token]).strip()), None)
     if end is None or end not in added or not added[end].special:
-        raise RequestError("the chat template ends a user's message with plain text: where it ends can't be told")
+        raise RequestError("the chat template ends a user's message with plain text, so its end can't be detected")
     return tuple(token for token in ids[:last] if token != control.mark_id), end
 
 
 class ControlTokens:
-    """The texts that a tokenizer reads as control tokens, and how they are kept from it.
+    """The texts that a tokenizer reads as control tokens, and the means to have them read as plain text.
 
     Control tokens are the special ones, and those added tokens that the chat template writes (`<tool_call>`). A mark
-    behind the first character of such a text breaks it up. A copy of the tokenizer reads the mark as a token of its
-    own, which is left out in the end: what remains are the tokens of the text.
+    after the first character of such a text breaks it up. A copy of the tokenizer reads the mark as a token of its
+    own, which is removed in the end: the rest are the tokens of the plain text.
     """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
@@ -138,7 +138,7 @@ class ControlTokens:
         written = {token.content for token in added if token.content.strip() and token.content in template}
         self._special, self._all = _beginnings(special), _beginnings(special | written)
         self._original = tokenizer
-        self.mark = f"mark{secrets.token_hex(16)}"  # nobody else can write it
+        self.mark = f"mark{secrets.token_hex(16)}"  # random, so that no text contains it
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -159,7 +159,7 @@ class ControlTokens:
         return [self.break_up(turn, only_special=turn["role"] == "assistant") for turn in turns]
 
     def break_up(self, value: Any, only_special: bool = False) -> Any:
-        """The same text, or object made of texts, with a mark in each control token; `only_special` spares the rest.
+        """The same text, or object made of texts, with a mark in each control token, or only in the special ones.
 
         An assistant's messages hold what models write themselves, such as `</think>`, and templates look for it.
         """
@@ -177,7 +177,7 @@ class ControlTokens:
 
 @lru_cache(maxsize=4)
 def control_tokens(tokenizer: Any, template: str) -> ControlTokens:
-    """The control tokens of a tokenizer with a chat template, which can be replaced."""
+    """The control tokens of a tokenizer with this chat template; a cache key too, since it can be replaced."""
     return ControlTokens(tokenizer, template)
 
 
@@ -195,7 +195,7 @@ def _beginnings(texts: Collection[str]) -> re.Pattern[str] | None:
 
 
 def _any_of(texts: set[str]) -> str:
-    """A regular expression that decides character by character, however many texts there are."""
+    """A regular expression for any of the texts; a trie, so that matching time doesn't depend on their number."""
     if "" in texts:
         return ""
     rests: dict[str, set[str]] = {}
@@ -205,7 +205,7 @@ def _any_of(texts: set[str]) -> str:
 
 
 def template_variables(tokenizer: Any, tools: Sequence[dict[str, Any]] | None = None) -> frozenset[str]:
-    """The variables that the chat template reads and that are the caller's to set, such as `enable_thinking`.
+    """The variables that the chat template reads and the caller may set, such as `enable_thinking`.
 
     Raises RequestError if there is no template that can be read.
     """
@@ -275,7 +275,7 @@ def _template_source(tokenizer: Any, tools: Sequence[dict[str, Any]] | None) -> 
 
 @lru_cache(maxsize=16)
 def _undeclared_variables(source: str) -> frozenset[str]:
-    """The variables that a template reads from outside; RequestError if it is no template."""
+    """The variables that a template reads from outside; RequestError if it can't be parsed."""
     from jinja2 import Environment, TemplateError, meta
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -314,7 +314,7 @@ def _arguments_form(tokenizer: Any, source: str) -> str | None:  # noqa: ARG001 
             text = template.render(turns, None)
         except RowError:
             continue
-        # an object that was put into a string by concatenation comes out as Python writes it
+        # an object that the template concatenated to a string shows as Python's repr
         if "look_up" in text and "{'word'" not in text:
             return form
     return None

@@ -23,7 +23,7 @@ _LOG = logging.getLogger("eyas")
 
 
 def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
-    """Train what a recipe, a file or a name, describes, with `key=value` overrides. Raises ConfigError."""
+    """Train what a recipe (a file or a shipped name) describes, with `key=value` overrides. Raises ConfigError."""
     recipe = load_recipe(path, overrides)
     section = recipe.lm or recipe.drafter
     assert section is not None
@@ -36,9 +36,9 @@ def run_recipe(path: str | Path, overrides: Sequence[str] = ()) -> None:
 
 @contextmanager
 def _alone(output: Path) -> Iterator[None]:
-    """Lock a run's folder: two runs in one would mix their checkpoints. LockedError if there is another.
+    """Lock a run's folder, since two runs in it would mix their checkpoints. Raises LockedError if it is in use.
 
-    The first of a run's processes does it for all.
+    Rank 0 takes the lock for all processes of the run.
     """
     if sys.platform == "win32" or os.environ.get("RANK", "0") != "0":
         yield
@@ -48,12 +48,12 @@ def _alone(output: Path) -> Iterator[None]:
         try:
             stack.enter_context(FileLock(output))
         except OSError as error:  # a file system without locks
-            _LOG.warning("can't lock %s (%s): start no second run in it", output, error)
+            _LOG.warning("can't lock %s (%s): don't start a second run in it", output, error)
         yield
 
 
 class Recipe(StrictModel):
-    """The sections of a recipe, exactly one of which is given."""
+    """A recipe, which has exactly one of these sections."""
 
     lm: LmConfig | None = None
     drafter: DrafterTrainConfig | None = None
@@ -66,7 +66,7 @@ class Recipe(StrictModel):
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe, a file or a name, apply `key=value` overrides, and validate it; unknown keys are refused."""
+    """Read a recipe (a file or a shipped name), apply `key=value` overrides and validate it. Refuses unknown keys."""
     values = read_recipe(path)
     override(values, overrides, str(path))
     return validated(Recipe, values, str(path))

@@ -1,6 +1,6 @@
-"""Draft trees: the tensors, the shapes that can be asked for, and how a drafter grows each of them.
+"""Draft trees: the tensors, the available shapes, and how a drafter grows each of them.
 
-The public names are imported when they are first used, so that names of trees can be checked without importing torch.
+Public names are imported on first use, so that tree names can be checked without importing torch.
 """
 
 from __future__ import annotations

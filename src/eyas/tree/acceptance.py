@@ -1,10 +1,10 @@
-"""How often draft nodes turn out to be accepted: the calibration of what they are worth.
+"""How often draft nodes are accepted: the calibration of their values.
 
 How often a child of an accepted node is accepted depends on the drafter's probability for it and on whether it is the
 node's first child, but hardly on its depth, so all depths are pooled. Frequencies start from a prior, decay with time,
 and are made non-increasing as the probability falls (isotonic regression by pooling adjacent violators). The prior is
-the drafter's probability raised to a power, which is 1 for a well calibrated drafter; this one number is learnt from
-few nodes, long before every bin has seen enough. Where a tree unites several sources, each is calibrated by itself.
+the drafter's probability raised to a power, which is 1 for a well-calibrated drafter; this one number is learned from
+few nodes, long before every bin has seen enough. If a tree combines several sources, each is calibrated separately.
 
 Shapes: G groups, K bins, n nodes, P powers; B rows, N nodes of a tree.
 """
@@ -25,32 +25,32 @@ Mask = npt.NDArray[np.bool_]
 
 GROUPS = 2
 """Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores.
-Nodes of the source s (`eyas.tree.draft_tree.Source`) in rows of the group g are in the group s * GROUPS + g."""
+Nodes of source s (`eyas.tree.draft_tree.Source`) in rows of group g are in group s * GROUPS + g."""
 _PRIOR, _PRIOR_OF_FOUND = 8.0, 2.0
-"""The number of nodes that the prior of a bin counts for; that of what was found is soon given up, as a copy that goes
-wrong shows a single refused node, and one that comes true shows many."""
+"""The number of nodes that a bin's prior counts for. Found nodes have a weak one, soon outweighed: a wrong copy shows a
+single refused node, a right one many accepted nodes."""
 _MOST_OF_FOUND = 0.6
-"""The highest prior rate of what was found: that all earlier occurrences went on alike says little about this one."""
+"""The highest prior rate of found nodes: that all earlier occurrences continued alike says little about this one."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
 _RAISED: Array = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))
 """[P, K] each bin's probability, raised to each power."""
 _DOUBT = 2.0
-"""Weight, in log-likelihood an octave of power away, of the prior that the drafter is well calibrated."""
+"""Weight of the prior that the drafter is well calibrated: its log-likelihood cost at a power of 2 or 1/2."""
 _FADE = 1.0 - 1.0 / 600.0
 """The factor by which counts decay each round."""
 _WAITING = 64
 """The most rounds that wait to be counted together: a round's few nodes aren't worth a dozen array operations."""
 _OFTEN, _SELDOM = 16, 8
-"""Values are renewed each time so many drafts were learnt from, at the beginning at doubling intervals; on an
-accelerator, where reading a tree is a sync, one draft in so many is learnt from."""
+"""Values are updated after every `_OFTEN` drafts learned from, and initially at doubling intervals. On an accelerator,
+where reading a tree is a sync, only one draft in `_SELDOM` is learned from."""
 
 
 class Acceptance:
     """Counts of offered and accepted children of accepted nodes, and the acceptance rates that follow from them."""
 
     def __init__(self, groups: int = GROUPS) -> None:
-        """For nodes of so many groups."""
+        """`groups`: the number of groups of nodes."""
         self._prior_weight: Array = np.full((groups, 1, 1), _PRIOR)
         self._prior_most: Array = np.ones((groups, 1, 1))
         found = slice(GROUPS * Source.LOOKUP, GROUPS * (Source.LOOKUP + 1))
@@ -62,12 +62,12 @@ class Acceptance:
         self._rates: Array = np.zeros_like(self._offered)
         self._table: ValueTable | None = None
         self._stale: set[int] = set(range(groups))
-        """Groups of which something was learnt since the table: making all takes a tenth of a small pass."""
+        """Groups with news since the last table: updating all of them would take a tenth of a small pass."""
 
     def learn_tree(self, tree: DraftTree, paths: Sequence[Sequence[int]], groups: Indices) -> None:
-        """Count the nodes of a verified tree whose parents were accepted; on an accelerator this waits for it.
+        """Count the nodes of a verified tree whose parents were accepted; on an accelerator this waits for the device.
 
-        `paths` [B] are the node indexes walked in each row, beginning with the root's 0; `groups` [B] the rows' groups.
+        `paths` [B] are the node indexes walked in each row, starting with the root's 0; `groups` [B] the rows' groups.
         """
         sources = [[0] * tree.size] * len(paths) if tree.sources is None else tree.sources.tolist()
         columns = (tree.acceptable.tolist(), tree.parents.tolist(), tree.logprob.tolist(), sources)
@@ -85,7 +85,7 @@ class Acceptance:
             self._count()
 
     def _count(self) -> None:
-        """Count the nodes of the rounds that wait."""
+        """Count the nodes of the waiting rounds."""
         rounds, self._waiting = self._waiting, []
         if rounds:
             group, later, steps, accepted = map(
@@ -98,7 +98,7 @@ class Acceptance:
         """Count verified nodes [n] whose parents were accepted.
 
         `later` [n]: whether the node is not its parent's first child; `accepted` [n]: whether it was accepted itself;
-        `ages` [n]: how many rounds ago, the oldest first (None = all in one).
+        `ages` [n]: how many rounds ago, the oldest first (None = all in one round).
         """
         shape = self._offered.shape
         self._stale.update(groups.tolist())
@@ -111,7 +111,7 @@ class Acceptance:
         self._accepted += np.bincount(at, weights=weights * accepted, minlength=self._offered.size).reshape(shape)
 
     def forget(self, kept: float, sources: slice = slice(None)) -> None:
-        """Scale the weight of what was learnt so far, of some sources' nodes, by `kept`, from 0 to 1."""
+        """Scale the weight of all that was learned so far about nodes of some `sources` by `kept`, from 0 to 1."""
         self._count()
         groups = slice(*(None if end is None else end * GROUPS for end in (sources.start, sources.stop)))
         self._offered[groups] *= kept
@@ -120,7 +120,7 @@ class Acceptance:
 
     @property
     def counts(self) -> tuple[Array, Array]:
-        """[G, 2, K] how many nodes were offered and accepted: the state, to be changed in place."""
+        """[G, 2, K] the numbers of nodes offered and accepted: the state itself, which callers may change in place."""
         self._count()
         self._stale.update(range(len(self._offered)))
         return self._offered, self._accepted
@@ -150,7 +150,7 @@ class Acceptance:
 
 
 class LearntValues:
-    """Values that follow what is learnt of the nodes of all sources, for trees that no controller plans."""
+    """Values learned from the nodes of all sources, for trees that no controller plans."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(GROUPS * len(Source))
@@ -158,7 +158,7 @@ class LearntValues:
         self._drafts = self._learnt = 0
 
     def wants(self, tree: DraftTree) -> bool:
-        """Whether to learn from a batch of trees; to be asked once about each."""
+        """Whether to learn from a batch of trees; to be called once for each."""
         self._drafts += 1
         return tree.size > 0 and (tree.tokens.device.type == "cpu" or self._drafts % _SELDOM == 0)
 

@@ -1,16 +1,16 @@
-"""The sizes that trees may have: those that names give, and those that shapes are made of. Imports no torch."""
+"""Bounds on the sizes of trees, for tree names and tree shapes alike. Imports no torch."""
 
 from __future__ import annotations
 
 from eyas.errors import UsageError
 
 _LEAST = {"ngram": 3}
-"""The least value of sizes for which it isn't 1."""
+"""Minimum of each size for which it isn't 1."""
 _MOST = {
     "length": 1024, "depth": 256, "top_k": 256, "nodes": 1024, "width": 256, "budget": 16384, "per_row": 1024,
     "window": 128, "ngram": 16, "guesses": 128,
 }  # fmt: skip
-"""The largest sizes: a tree of N nodes has a mask of N x N for every row, and names come with drafters, too."""
+"""Maximum sizes: a tree of N nodes needs an N x N mask per row, and drafters can bring tree names, too."""
 
 
 def check_sizes(kind: str, threshold: float = 0.0, **sizes: int | None) -> None:

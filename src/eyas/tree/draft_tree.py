@@ -1,4 +1,4 @@
-"""The draft tree: candidate continuations of the last committed token, how they grow, and the target's logits of them.
+"""The draft tree: candidate continuations of the last committed token, how they grow, and the target's logits for them.
 
 Shapes: B rows, N nodes (the root not counted), W frontier nodes, K children offered by each, T tokens of a target pass,
 V vocabulary. A node index counts the root as 0 and node i as i + 1, as do the columns of a verification pass.
@@ -26,7 +26,7 @@ from eyas.tree.values import ValueTable, greatest
 
 @dataclass(frozen=True)
 class BeamCandidates:
-    """All candidates of a beam search, level by level, in host memory; to be read after the round's host sync only."""
+    """All candidates of a beam search, level by level, in host memory; complete only after the round's host sync."""
 
     scores: tuple[Tensor, ...]
     """For each level [B, W * K] logarithms of path values, child `k` of frontier node `w` in column `w * K + k`."""
@@ -35,7 +35,7 @@ class BeamCandidates:
 
 
 class Source(IntEnum):
-    """Where a node comes from: what it is worth is learnt for each source by itself."""
+    """Where a node comes from; node values are learned separately for each source."""
 
     NETWORK = 0
     LOOKUP = 1
@@ -45,12 +45,12 @@ class Source(IntEnum):
 
 @dataclass(frozen=True)
 class Draws:
-    """The distributions that a batch of chains was drawn from, for rules that accept by them."""
+    """The distributions that a batch of chains was drawn from, for rules whose acceptance depends on them."""
 
     probs: tuple[Tensor, ...]
     """For each level [B, Vd] probabilities of the tokens `ids`."""
     ids: Tensor | None  # [Vd] the target's ids; None = the target's whole vocabulary
-    valid: Tensor  # [B, N] bool: which nodes were drawn, those included that a grammar rules out afterwards
+    valid: Tensor  # [B, N] bool: which nodes were drawn, including those that a grammar rules out later
 
     def at(self, level: int, vocab_size: int) -> Tensor:
         """[B, V] the probabilities of a level over the target's vocabulary."""
@@ -70,25 +70,25 @@ class DraftTree:
     logprob: Tensor  # [B, N] float32, cumulative: the drafter's value for the whole path to the node
     valid: Tensor  # [B, N] bool
     max_depth: int
-    """A depth that no node exceeds, scratch nodes left out, known on the host; 0 for an empty tree."""
+    """An upper bound on depth that the host knows, scratch nodes excluded; 0 for an empty tree."""
     shared_ancestors: Tensor | None = None  # [1 + N, 1 + N] bool when every row has the same shape
     counted: int | None = None
     """Number of valid nodes of all rows together; None = only the device knows it."""
     candidates: BeamCandidates | None = None
-    """What the network's nodes were chosen from, if the tree's spec keeps it."""
+    """The candidates from which the network's nodes were chosen, if the tree's spec keeps them."""
     levels: int = 0
-    """Levels that the network computed, if the host knows: fewer than planned where nothing was worth another."""
+    """Levels that the network computed, if the host knows; fewer than planned if another level wasn't worth it."""
     draws: Draws | None = None
-    """What the nodes were drawn from, if the rule of acceptance asks for it."""
+    """The distributions from which nodes were drawn, if the acceptance rule needs them."""
     scratch: Tensor | None = None
-    """[B, N] bool: nodes that are run but never accepted, nor is what lies below them; None = there are none."""
-    sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = one and the same
+    """[B, N] bool: nodes that are run but never accepted, like their descendants; None = there are none."""
+    sources: Tensor | None = None  # [B, N] int64, each node's `Source`; None = all the same
     looked_up: bool = False
     """Whether all nodes were found on the host: no network computed anything for the draft."""
     lookup_seconds: float = 0.0
-    """What it took to look for copies, and to unite them with the network's nodes."""
+    """Time spent looking for copies and merging them with the network's nodes."""
     copies_promise: float | None = None
-    """The tokens that nodes which only copies have promise together, in all rows; None = nobody has added them up."""
+    """Expected number of accepted nodes that come from copies alone, over all rows; None = not computed."""
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -118,12 +118,12 @@ class DraftTree:
 
     @cached_property
     def acceptable(self) -> Tensor:
-        """[B, N] bool: the nodes that may be accepted, which are the valid ones but for scratch nodes."""
+        """[B, N] bool: the nodes that may be accepted: the valid ones except scratch nodes."""
         return self.valid if self.scratch is None else self.valid & ~self.scratch
 
     @cached_property
     def full(self) -> bool | None:
-        """Whether every node is valid; None where only an accelerator knows."""
+        """Whether every node is valid; None if only an accelerator knows."""
         if self.counted is not None:
             return self.counted == self.valid.numel()
         return bool(self.valid.all()) if self.valid.device.type == "cpu" else None
@@ -139,7 +139,7 @@ class DraftTree:
     def compact(self) -> DraftTree:
         """The same trees in as few columns as the fullest row needs: valid nodes first, in their order.
 
-        That width has to be read from the device, so on an accelerator the trees stay as they are.
+        The width would have to be read from the device, so on an accelerator the trees stay as they are.
         """
         if self.valid.device.type != "cpu" or self.full:
             return self
@@ -150,8 +150,8 @@ class DraftTree:
         return self.keeping(self.valid, width, int(counts.sum()))
 
     def keeping(self, kept: Tensor, width: int, counted: int | None) -> DraftTree:
-        """The `kept` [B, N] nodes alone, at most `width` of each row, in their order; `counted` of all rows."""
-        # kept nodes come first, in their order, which puts parents before children
+        """Only the `kept` [B, N] nodes, in order, at most `width` per row; `counted` is their number in all rows."""
+        # kept nodes come first, in order, which puts parents before children
         chosen = (~kept).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]  # [B, width]
         valid = kept.gather(1, chosen)
         column = F.pad(kept.cumsum(1) - 1, (1, 0), value=-1)  # [B, 1 + N] new column of the root (-1) and the kept
@@ -159,7 +159,7 @@ class DraftTree:
         return replace(
             self,
             tokens=self.tokens.gather(1, chosen),
-            # an invalid column copies a node that may be left out: it becomes a child of the root
+            # an invalid column copies a node whose parent may be gone: make it a child of the root
             parents=parents.masked_fill(~valid, -1),
             logprob=self.logprob.gather(1, chosen),
             valid=valid,
@@ -191,22 +191,22 @@ def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
 
 
 class TreeSpec(ABC):
-    """A tree shape; immutable, shared by all drafts. What anybody wants to know of it is asked of it."""
+    """A tree shape: immutable and shared by all drafts. Callers use its properties and never test for its class."""
 
     depth: int
     """Levels below the root = drafter forwards in a round."""
     method: str | None = None
-    """The method whose drafter alone makes such trees; None = every drafter grows them."""
+    """The only method whose drafter makes such trees; None = every drafter grows them."""
 
     # what a plan of one round adds to a shape (`eyas.tree.shared.PlannedTree`)
     values: ValueTable | None = None
-    """What steps are worth; None = their probability."""
+    """The values of steps; None = their probabilities."""
     groups: tuple[int, ...] | None = None
     """Each row's group in `values`; None = all rows are in group 0."""
     keeps_candidates: bool = False
-    """Whether finished trees bring along all candidates they were chosen from."""
+    """Whether finished trees include all candidates they were chosen from."""
     found_only: bool = False
-    """Whether nodes are only found on the host, as copies are: a network, if there is one, computes nothing."""
+    """Whether nodes are only found on the host, such as copies; a network, if there is one, computes nothing."""
     looks_up: bool = True
     """Whether a drafter that also has a network looks for copies."""
 
@@ -227,24 +227,24 @@ class TreeSpec(ABC):
 
     @property
     def recurs(self) -> bool:
-        """Whether rows' trees grow by themselves, all to one size, and without a question to the device."""
+        """Whether rows' trees grow independently, all to the same size, without a device sync."""
         return False
 
     @property
     def beam(self) -> int:
-        """The most nodes of a level that growing by beams comes upon all of; 0 = it isn't grown by beams."""
+        """The largest level size at which a beam search reaches every node; 0 = not grown by beam search."""
         return 0
 
     @property
     def columns(self) -> int:
-        """The most cache columns that a round takes beyond what is committed.
+        """The most cache columns that a round takes beyond the committed ones.
 
-        In the target's cache those are the root and the nodes, in the drafter's the guesses.
+        These are the root and the nodes in the target's cache, and the guesses in the drafter's.
         """
         return 1 + self.max_nodes
 
     def pass_tokens(self, rows: int) -> int:
-        """The most tokens that the target pass of a round holds: a root for each row, and the nodes."""
+        """The most tokens in the target pass of a round: a root for each row, and the nodes."""
         return rows * self.columns
 
     @abstractmethod
@@ -252,11 +252,11 @@ class TreeSpec(ABC):
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
 
     def valued(self, values: ValueTable, groups: tuple[int, ...]) -> TreeSpec:  # noqa: ARG002
-        """One round's trees with `values` and `groups`; without them where nodes aren't chosen by learnt values."""
+        """This shape with one round's `values` and `groups`; unchanged if it doesn't choose nodes by learned values."""
         return self
 
     def takes_all(self, counts: Sequence[int]) -> bool:  # noqa: ARG002
-        """Whether there is room for `counts` [B] nodes that beams come upon, whatever they are worth."""
+        """Whether there is room for all of the `counts` [B] nodes that beams reach, whatever their values."""
         return False
 
     def keep(self, scores: Tensor, allowed: Tensor) -> Tensor:
@@ -269,29 +269,29 @@ class TreeSpec(ABC):
 
 
 class BeamSearch(NamedTuple):
-    """A batch of trees' whole growth, for drafters that run all of it in one call.
+    """The complete growth of a batch of trees, for drafters that run it in one call.
 
     Every beam node offers its `width` best children; the `width` best paths so far are the next level's beam. It ends
-    after `depth` levels, or before a level of whose beams none of a drafting row exceeds `least`.
+    after `depth` levels, or as soon as no drafting row has a beam whose score exceeds `least`.
     """
 
     depth: int
     width: int
     worth: npt.NDArray[np.float32] | None
-    """[G, 2, K] logarithms of what steps are worth (`ValueTable`); None = their probability."""
-    groups: npt.NDArray[np.int64]  # [B] of each row in `worth`
+    """[G, 2, K] logarithms of step values (`ValueTable`); None = their probabilities."""
+    groups: npt.NDArray[np.int64]  # [B] each row's group in `worth`
     drafting: npt.NDArray[np.bool_]  # [B]
     least: float
     prices: npt.NDArray[np.float64] | None
-    """What 1, 2, ... nodes of a single row must gain together, as many as it may have; None = none are chosen."""
+    """What 1, 2, ... nodes of a single row must gain in total, up to its limit; None = the search chooses no nodes."""
     finish: Callable[[BeamLevels], DraftTree]
-    """Makes the finished trees of what was found."""
+    """Makes the finished trees from the result."""
 
     @classmethod
     def by_probability(
         cls, depth: int, width: int, batch: int, finish: Callable[[BeamLevels], DraftTree]
     ) -> BeamSearch:
-        """To the full depth, in which paths are worth their probability."""
+        """A search to the full depth that values paths by their probability."""
         return cls(depth, width, None, np.zeros(batch, np.int64), np.ones(batch, np.bool_), -math.inf, None, finish)
 
 
@@ -299,15 +299,15 @@ class BeamLevels(NamedTuple):
     """The candidates of a beam search, of all levels side by side."""
 
     sizes: list[int]
-    """The number of each level's candidates in a row; they sum up to M."""
+    """The number of each level's candidates in a row; they sum to M."""
     tokens: npt.NDArray[np.int64]  # [B, M]
     parents: npt.NDArray[np.int64]  # [B, M] candidates, -1 = the root
-    scores: npt.NDArray[np.float32]  # [B, M] logarithms of what the paths are worth
+    scores: npt.NDArray[np.float32]  # [B, M] logarithms of path values
     logprobs: npt.NDArray[np.float32]  # [B, M] of the paths
     beams: list[npt.NDArray[np.int64]]
     """For each level but the last [B, W'] its candidates that are the next frontier, best first."""
     chosen: npt.NDArray[np.int64] | None
-    """[2, N] the candidates that are worth their price, and where each one's parent is among them (-1 = the root)."""
+    """[2, N] the candidates worth their price, and the index of each one's parent among them (-1 = the root)."""
 
 
 class Growth(Protocol):
@@ -323,17 +323,17 @@ class Growth(Protocol):
 
     @property
     def calibrates(self) -> bool:
-        """Whether nodes are valued by what such log-probabilities turned out to be worth.
+        """Whether node values are learned from how often nodes with such log-probabilities were accepted.
 
-        Then a drafter may weigh them by how sure it is of itself: it is learnt what that says.
+        If so, a drafter may weight log-probabilities by its own confidence: the values account for that.
         """
 
     @property
     def search(self) -> BeamSearch | None:
-        """All of the growth, if it is a beam search on the host, to be run in place of `expand` and `tree`."""
+        """The complete growth, to run instead of `expand` and `tree`; None unless it is a beam search on the host."""
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
-        """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are full-grown."""
+        """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are fully grown."""
 
     def tree(self) -> DraftTree:
         """The finished trees as tensors."""
@@ -348,9 +348,9 @@ class Frontier(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeLogits:
-    """The target's logits of a batch of trees, held once for every token that was really run.
+    """The target's logits for a batch of trees, stored once for every token that was actually run.
 
-    Nothing of the size B x (1 + N) x V is ever made. Invalid nodes show some other token's logits.
+    No tensor of size B x (1 + N) x V is ever made. Invalid nodes refer to some other token's logits.
     """
 
     rows: Tensor  # [T, V]
@@ -369,11 +369,11 @@ class NodeLogits:
         return self.rows.shape[1]
 
     def best(self) -> Tensor:
-        """[B, 1 + N] the token with the highest logit at every node, the first of equals."""
+        """[B, 1 + N] the token with the highest logit at every node, the first among equals."""
         # `max`: several times faster than `argmax` on a CPU in half precision
         return self.rows.max(dim=-1).indices[self.index]
 
     def at(self, nodes: Tensor) -> Tensor:
-        """[B, V] logits of one node of each row, by node index `nodes` [B]; an index beyond the last is the last."""
+        """[B, V] logits of one node of each row, by node index `nodes` [B]; an index past the end reads the last."""
         nodes = nodes.clamp(max=self.index.shape[1] - 1)
         return self.rows[self.index.gather(1, nodes.unsqueeze(1)).squeeze(1)]

@@ -1,7 +1,7 @@
 """Beam-grown trees: what dynamic and shared trees have in common, and EAGLE-2's dynamic tree (arXiv 2406.16858).
 
-Each level offers a few children of every beam node; the best paths so far go on. Which of all candidates make the tree
-is up to the subclass: `DynamicGrowth` keeps the best of each row, `eyas.tree.shared` the best of a whole batch.
+Each level offers a few children of every beam node; the best paths so far continue. The subclass decides which of all
+candidates become nodes: `DynamicGrowth` keeps the best of each row, `eyas.tree.shared` the best of a whole batch.
 
 Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels, N kept nodes.
 """
@@ -20,7 +20,7 @@ from eyas.tree.draft_tree import BeamLevels, BeamSearch, DraftTree, Frontier, Tr
 
 
 class BeamGrowth:
-    """Grows candidates of up to `depth` levels, with beams of `fanout` nodes and as many children of each."""
+    """Grows candidates of up to `depth` levels, with beams of `fanout` nodes and `fanout` children of each."""
 
     def __init__(self, depth: int, fanout: int, batch: int, device: torch.device) -> None:
         self._depth, self._fanout = depth, fanout
@@ -48,7 +48,7 @@ class BeamGrowth:
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
-        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
+        # clamped: a score above its parent's, even by rounding, would let a child outrank the parent
         steps = logprob.clamp(max=0.0)
         values = self._step_values(steps)
         scores = logprobs = (self._beam_score.unsqueeze(2) + values).flatten(1)  # [B, W * K]
@@ -81,9 +81,9 @@ class BeamGrowth:
         self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
         logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
     ) -> None:  # fmt: skip
-        """Take candidates [B, M] of all levels at once, of `sizes`, where no beam would leave any out; on a CPU only.
+        """Take the candidates [B, M] of all levels in one call, if no beam would leave any out; on a CPU only.
 
-        `parents` are candidates, -1 = the root; `later` ones aren't the best child of theirs.
+        `sizes`: of the levels; `parents`: candidates, -1 = the root; `later`: not their parent's best child.
         """
         steps = torch.tensor(logprob).clamp_(max=0.0)
         values = self._step_values(steps.unsqueeze(2).expand(-1, -1, 2))  # [B, M, 2] as a best child, as a later one
@@ -108,7 +108,7 @@ class BeamGrowth:
 
 
 def path_sums(steps: Sequence[Sequence[float]], parents: Sequence[Sequence[int]]) -> list[list[float]]:
-    """[B, M] the sums of `steps` [B, M] along the paths that `parents` [B, M] lead up."""
+    """[B, M] the sums of `steps` [B, M] along the paths to the root that `parents` [B, M] give."""
     sums = []
     for row, above in zip(steps, parents, strict=True):
         total: list[float] = []
@@ -120,11 +120,11 @@ def path_sums(steps: Sequence[Sequence[float]], parents: Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class DynamicTree(TreeSpec):
-    """EAGLE-2's dynamic tree: `depth` levels of drafting, of whose candidates the `nodes` best of each row are kept.
+    """EAGLE-2's dynamic tree: `depth` levels of drafting, then the `nodes` best candidates of each row are kept.
 
-    Each level offers `top_k` children of every beam node, and the `top_k` best paths so far go on. `threshold` > 0
-    prunes nodes whose path probability is lower. Finding out how many are left costs one more host sync a round, which
-    is worth it only where a smaller verification pass is cheaper.
+    Each level offers `top_k` children of every beam node, and the `top_k` best paths so far continue. `threshold` > 0
+    prunes nodes whose path probability is lower. Counting the remaining nodes costs one more host sync per round, which
+    pays only where a smaller verification pass is cheaper.
     """
 
     depth: int
@@ -153,7 +153,7 @@ class DynamicTree(TreeSpec):
 
     @property
     def columns(self) -> int:
-        beams = (self.depth - 1) * self.top_k  # beam nodes, that the drafter runs
+        beams = (self.depth - 1) * self.top_k  # beam nodes that the drafter runs
         return 1 + max(beams, min(self.nodes, self.top_k * (1 + beams)))
 
     def takes_all(self, counts: Sequence[int]) -> bool:
@@ -170,8 +170,8 @@ class DynamicTree(TreeSpec):
 class DynamicGrowth(BeamGrowth):
     """Grows dynamic trees.
 
-    A path's score never exceeds its parent's and the sort is stable, so a child is never kept without its parent, not
-    even where scores are tied (the reference implementation loses parents there).
+    A path's score never exceeds its parent's and the sort is stable, so a child is never kept without its parent, even
+    if scores are tied (the reference implementation loses parents then).
     """
 
     def __init__(self, spec: DynamicTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:

@@ -1,8 +1,8 @@
 """Lookahead's trees (arXiv 2402.02057): a window of guesses as scratch nodes, and known n-grams as candidates.
 
-The window's first level is a chain below the root. Column j of a further level hangs below column j of the level above
-it, the root being column 0 of the first. So a node sees the first level up to its own column, and its own column of
-the levels between, and its position is its depth: the attention of the published method, as a tree.
+The window's first level is a chain below the root, which is its column 0. In each further level, column j is a child
+of column j in the level above. So a node sees the first level up to its own column, and its own column of the levels
+between, and its position is its depth. This is the attention of the published method, as a tree.
 
 Shapes: B rows, N nodes.
 """
@@ -25,7 +25,7 @@ from eyas.tree.draft_tree import DraftTree, TreeSpec
 class LookaheadTree(TreeSpec):
     """A window of `ngram - 1` levels of `window` columns, and at most `guesses` n-grams, `ngram - 1` nodes each.
 
-    The published W, N and G. It isn't grown level by level: the method's drafter makes its trees at once.
+    These are the paper's W, N and G. It isn't grown level by level: the method's drafter makes whole trees.
     """
 
     window: int
@@ -44,26 +44,26 @@ class LookaheadTree(TreeSpec):
 
     @property
     def first_guesses(self) -> int:
-        """Length of the first level while it is the only one: it loses a column with each level that is made."""
+        """Length of the first level while it is the only one: it loses a column with each further level."""
         return self.window + self.ngram - 3
 
     @property
     def max_nodes(self) -> int:
-        # with all levels; or with one less, each a column longer
+        # with all levels, or with one fewer, each a column longer
         filled = max((self.ngram - 1) * self.window, (self.ngram - 2) * (self.window + 1)) - 1
         return filled + self.guesses * self.depth
 
     def start(self, *_: object) -> NoReturn:
-        raise UsageError("trees lookahead:W,N,G are made by --method lookahead alone: give another tree")
+        raise UsageError("lookahead:W,N,G trees are made by --method lookahead only: give another tree")
 
 
 class Branches(NamedTuple):
-    """What one row's tree holds."""
+    """The contents of one row's tree."""
 
     levels: Sequence[Sequence[int]]
-    """Tokens of the window's levels; the first begins at column 1, the root being column 0."""
+    """Tokens of the window's levels; the first starts at column 1, as the root is column 0."""
     ngrams: Iterable[Sequence[int]]
-    """Continuations of the root that may be accepted; common beginnings become the same nodes."""
+    """Continuations of the root that may be accepted; common prefixes share their nodes."""
 
 
 def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -> DraftTree:
@@ -80,7 +80,7 @@ def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -
     return DraftTree(
         tokens=tokens.to(device),
         parents=parents.to(device),
-        logprob=torch.zeros(tokens.shape, device=device),  # how probable an n-gram is isn't known
+        logprob=torch.zeros(tokens.shape, device=device),  # the probability of n-grams isn't known
         valid=valid.to(device),
         max_depth=int(depths.max()),
         counted=sum(sizes),
@@ -100,7 +100,7 @@ class _RowNodes(NamedTuple):
 def _row(branches: Branches) -> _RowNodes:
     first, *further = branches.levels
     tokens, parents = [*first], [*range(-1, len(first) - 1)]
-    above = [-1, *range(len(first))]  # the nodes of the level above by column, beginning with the root
+    above = [-1, *range(len(first))]  # the nodes of the level above by column, starting with the root
     for level in further:
         parents += above[: len(level)]
         above = [*range(len(tokens), len(tokens) + len(level))]

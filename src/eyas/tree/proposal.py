@@ -33,13 +33,13 @@ class Proposal:
 
     @staticmethod
     def chain(tokens: Sequence[int], logprob: float) -> Proposal:
-        """One continuation, all steps of which are equally probable."""
+        """A single continuation whose steps are equally probable."""
         return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), [logprob] * len(tokens))
 
     def levels(self, depth: int) -> list[list[int]]:
-        """The nodes of each level, in their order; at most `depth` levels."""
+        """The nodes of each level, in order; at most `depth` levels."""
         found: list[list[int]] = []
-        above: list[int] = []  # how deep each node is; the root's children 0
+        above: list[int] = []  # the depth of each node; 0 for the root's children
         for node, parent in enumerate(self.parents):
             above.append(above[parent] + 1 if parent >= 0 else 0)
             if above[node] == len(found):
@@ -48,7 +48,7 @@ class Proposal:
         return found[:depth]
 
     def children(self) -> list[list[int]]:
-        """The children of the root, then of each node, in their order."""
+        """The children of the root, then of each node, in order."""
         found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
         for node, parent in enumerate(self.parents):
             found[parent + 1].append(node)
@@ -56,9 +56,9 @@ class Proposal:
 
 
 def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) -> DraftTree:
-    """Trees of the shape `spec` that hold what the proposals [B] have, and nothing else; an empty one gives no nodes.
+    """Grow trees of the shape `spec` from the nodes of the proposals [B] only; an empty proposal gives no nodes.
 
-    They are grown on the host, whose memory holds the proposals, and copied to `device` when they are complete.
+    They are grown on the host, where the proposals are, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
         return replace(DraftTree.empty(len(proposals), device), looked_up=True)
@@ -69,7 +69,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
         tree = unite(spec, None, found_tree(proposals, spec.max_fanout == 1), spec.values, groups)
     elif spec.is_chain:
         tree = _holding([_best_path(proposal, spec.depth) for proposal in proposals], proposals)
-    elif max(sizes) <= spec.beam:  # growing by beams would come upon every node
+    elif max(sizes) <= spec.beam:  # a beam search would reach every node
         if spec.takes_all([sum(map(len, row)) for row in levels]):
             tree = _holding([list(chain.from_iterable(row)) for row in levels], proposals)
         else:
@@ -80,14 +80,14 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
 
 
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:
-    """Trees on the host that hold all of the proposals [B], or `chains`: of each the path of best children."""
+    """Trees on the host with all nodes of the proposals [B]; with `chains`, only their paths of best children."""
     every = [range(len(proposal.tokens)) for proposal in proposals]
     kept = [_best_path(one, len(nodes)) for one, nodes in zip(proposals, every, strict=True)] if chains else every
     return _holding(kept, proposals)
 
 
 def on_device(tree: DraftTree, device: torch.device) -> DraftTree:
-    """A tree that was made on the host, on `device`; how many nodes it has stays known."""
+    """Copy a tree that was made on the host to `device`; its number of nodes stays known."""
     if device.type == "cpu":
         return tree
     tokens, parents, logprob, valid = (
@@ -109,7 +109,7 @@ def _best_path(proposal: Proposal, depth: int) -> list[int]:
 
 
 def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> DraftTree:
-    """Trees that hold the nodes `kept` [B] of each proposal, parents before children."""
+    """Trees with the nodes `kept` [B] of each proposal, parents before children."""
     width, deepest = max(map(len, kept)), 0
     tokens, parents = [[0] * width for _ in kept], [[-1] * width for _ in kept]
     logprobs, valid = [[0.0] * width for _ in kept], [[False] * width for _ in kept]
@@ -127,7 +127,7 @@ def _holding(kept: Sequence[Sequence[int]], proposals: Sequence[Proposal]) -> Dr
 
 
 def _all_at_once(spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence[Sequence[Sequence[int]]]) -> DraftTree:
-    """What `_grown` does where all nodes are candidates, without its tensors a level."""
+    """Like `_grown` if all nodes are candidates, but without tensors for every level."""
     sizes = [max(map(len, rows)) for rows in zip_longest(*levels, fillvalue=())]
     count = sum(sizes)
     tokens, parents = [[-1] * count for _ in proposals], [[-1] * count for _ in proposals]
@@ -149,10 +149,10 @@ def _all_at_once(spec: TreeSpec, proposals: Sequence[Proposal], levels: Sequence
 
 
 def _grown(spec: TreeSpec, proposals: Sequence[Proposal]) -> DraftTree:
-    """Grow the trees level by level; children that a proposal lacks are taken out again."""
+    """Grow the trees level by level; children that a proposal lacks are removed again."""
     children = [proposal.children() for proposal in proposals]
     growth = spec.start(len(proposals), torch.device("cpu"), [bool(proposal.tokens) for proposal in proposals])
-    nodes: list[list[int | None]] = [[-1] for _ in proposals]  # the frontier [B][W]; None = it isn't there
+    nodes: list[list[int | None]] = [[-1] for _ in proposals]  # the frontier [B][W]; None = absent
     for _ in range(spec.depth):
         offered = [
             [[] if node is None else below[node + 1][: growth.fanout] for node in row]
@@ -177,7 +177,7 @@ def _without_absent(tree: DraftTree) -> DraftTree:
 
 
 def _tensors(offered: list[list[list[int]]], proposals: Sequence[Proposal], fanout: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and tokens [B, W, K] of the nodes offered [B][W], with absent ones in place of missing ones."""
+    """Log-probabilities and tokens [B, W, K] of the `offered` nodes [B][W], padded with absent ones."""
     logprobs, tokens = [], []
     for proposal, row in zip(proposals, offered, strict=True):
         for found in row:
@@ -189,5 +189,5 @@ def _tensors(offered: list[list[list[int]]], proposals: Sequence[Proposal], fano
 
 
 def _chosen(found: list[int], tokens: list[int], token: int) -> int | None:
-    """The node among siblings that has a token."""
+    """The sibling with the given token; None if there is none."""
     return next((node for node in found if tokens[node] == token), None)

@@ -1,14 +1,14 @@
 """Dynamic trees for a whole batch under one node budget.
 
-Every row grows candidates as in EAGLE-2 (a beam of `width`); at the end the `budget` most valuable candidates of all
-rows together are kept, so a row whose drafter is sure gets many nodes and a doubtful one few or none. A path's value is
-its probability, or the product of what a `ValueTable` says that its steps are worth. A parent is never worth less than
-its child and comes before it, so ties can't part them.
+Every row grows candidates as in EAGLE-2 (a beam of `width`). At the end the `budget` most valuable candidates of all
+rows together are kept, so a row whose drafter is sure gets many nodes and an unsure one few or none. A path's value is
+its probability, or the product of its steps' values in a `ValueTable`. A parent is never worth less than its child and
+comes before it, so ties can't separate them.
 
-A `PlannedTree` chooses the nodes of one round by more than a budget: by prices, and by what steps proved to be worth.
-On a CPU trees are grown with numpy, whose operations take a fraction of PyTorch's time at such sizes. What an
-accelerator can't do without waiting for it is done there: drafting ends as soon as no row has a node that is worth
-going on from, the nodes that are kept are counted, and prices may choose them.
+A `PlannedTree` chooses the nodes of one round by more than a budget: by prices, and by learned step values. On a CPU,
+trees are grown with numpy, whose operations take a fraction of PyTorch's time at such sizes. There, growth also does
+what would need a sync on an accelerator: drafting ends as soon as no row has a node worth continuing from, the kept
+nodes are counted, and prices may choose them.
 
 Shapes: B rows, W beam nodes, K children offered by each, M candidates of all levels of a row, N node columns.
 """
@@ -48,7 +48,7 @@ class SharedTree(TreeSpec):
     """`depth` levels, beams of `width`, at most `budget` nodes in the batch and `per_row` in a row (None = no limit).
 
     `threshold` > 0 leaves out nodes of lower value. On a CPU, where counting needs no sync, that makes the pass
-    smaller, and drafting ends as soon as no row has a node of that value to go on from.
+    smaller, and drafting ends as soon as no row has a node of that value to continue from.
     """
 
     depth: int
@@ -110,10 +110,10 @@ class SharedTree(TreeSpec):
 
 @dataclass(frozen=True)
 class PlannedTree(TreeSpec):
-    """One round's trees of a `shape`, and what chooses their nodes.
+    """One round's trees of a `shape`, and how their nodes are chosen.
 
-    On a CPU `prices` [budget] may do so: drafting ends as the shape says, and the nodes are kept whose values together
-    exceed their price by the most.
+    On a CPU, `prices` [budget] may choose them: drafting ends as the shape says, and the nodes kept are those whose
+    total value exceeds their price by the most.
     """
 
     shape: SharedTree
@@ -178,12 +178,12 @@ class PlannedTree(TreeSpec):
 
     @cached_property
     def node_prices(self) -> npt.NDArray[np.float64]:
-        """[budget] `prices` as numpy and native searches take them, converted once for all rounds of a plan."""
+        """[budget] `prices` for numpy and native searches, converted once for all rounds of a plan."""
         return np.array(self.prices)
 
 
 class SharedGrowth(BeamGrowth):
-    """Grows a batch of trees that share a node budget, on an accelerator: without a question to it."""
+    """Grows a batch of trees that share a node budget, on an accelerator and without a sync."""
 
     def __init__(self, plan: PlannedTree, batch: int, device: torch.device, drafting: Sequence[bool] | None) -> None:
         super().__init__(plan.depth, plan.max_fanout, batch, device)
@@ -229,14 +229,14 @@ class HostGrowth:
     def __init__(self, plan: PlannedTree, batch: int, drafting: Sequence[bool] | None) -> None:
         """Rows that aren't `drafting` [B] get no nodes; None = all are."""
         self._plan, self._batch = plan, batch
-        self._rows = np.arange(batch)[:, None]  # beside columns, an index of as many of each row
+        self._rows = np.arange(batch)[:, None]  # pairs with an index of columns [B, N]
         self._drafting = [row for row in range(batch) if drafting is None or drafting[row]]
         self._groups = np.array((0,) * batch if plan.groups is None else plan.groups)
         self._beam_score: Floats = np.zeros((batch, 1), np.float32)  # [B, W] logarithm of the path's value
         self._beam_logprob = self._beam_score  # [B, W] log-probability of the path
         self._beam_index: Indices = np.full((batch, 1), -1)  # [B, W] into candidates
-        self._sizes: list[int] = []  # of each level, W * K
-        self._tokens: list[Indices] = []  # for some levels together [B, the sum of their sizes]
+        self._sizes: list[int] = []  # of each level: W * K
+        self._tokens: list[Indices] = []  # each for one or more levels: [B, sum of their sizes]
         self._scores: list[Floats] = []
         self._logprobs: list[Floats] = []
         self._parents: list[Indices] = []
@@ -270,7 +270,7 @@ class HostGrowth:
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
-        # clamped: a score above its parent's, be it by rounding, would let a child outrank the parent
+        # clamped: a score above its parent's, even by rounding, would let a child outrank the parent
         steps = np.minimum(logprob.numpy(), np.float32(0.0))  # [B, W, K]
         scores = (self._beam_score[:, :, None] + self._worth(steps, np.arange(fanout) > 0)).reshape(self._batch, -1)
         logprobs = (self._beam_logprob[:, :, None] + steps).reshape(self._batch, -1)
@@ -291,7 +291,7 @@ class HostGrowth:
         self, sizes: Sequence[int], tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]],
         logprob: Sequence[Sequence[float]], later: Sequence[Sequence[bool]],
     ) -> None:  # fmt: skip
-        """Take candidates [B, M] of all levels at once, as `BeamGrowth.expand_all` does."""
+        """Take the candidates [B, M] of all levels in one call, as `BeamGrowth.expand_all` does."""
         steps = np.minimum(np.array(logprob, np.float32), np.float32(0.0))
         worth = self._worth(steps[:, None], np.array(later)[:, None])[:, 0]
         scores, logprobs = (np.array(path_sums(part.tolist(), parents), np.float32) for part in (worth, steps))
@@ -308,16 +308,16 @@ class HostGrowth:
     def tree(self) -> DraftTree:
         kept = self._kept(_side_by_side(self._scores))  # [B, M]
         counts = kept.sum(axis=1, keepdims=True)
-        # kept candidates come first, in their order, which puts parents before children
+        # kept candidates come first, in order, which puts parents before children
         chosen = (~kept).argsort(axis=1, kind="stable")[:, : counts.max()]
         valid = np.arange(chosen.shape[1]) < counts
         above = _side_by_side(self._parents)[self._rows, chosen]
         column = kept.cumsum(axis=1) - 1  # of each candidate
-        # an invalid column copies a candidate that may be dropped: it becomes a child of the root
+        # an invalid column copies a candidate whose parent may be gone: make it a child of the root
         return self._tree_of(chosen, np.where(valid & (above >= 0), column[self._rows, above], -1), valid)
 
     def _tree_of(self, chosen: Indices, parents: Indices, valid: npt.NDArray[np.bool_]) -> DraftTree:
-        """The trees of `chosen` candidates [B, N] whose `parents` [B, N] are columns; `valid` [B, N] ones are nodes."""
+        """Trees of the `chosen` candidates [B, N]; `parents` [B, N] are columns, `valid` [B, N] marks the nodes."""
         return DraftTree(
             tokens=torch.from_numpy(_side_by_side(self._tokens)[self._rows, chosen]),
             parents=torch.from_numpy(parents),
@@ -341,18 +341,18 @@ class HostGrowth:
     def _worth(self, steps: Floats, later: npt.NDArray[np.bool_]) -> Floats:
         """What children with log-probabilities `steps` [B, W, K] add to the logarithm of a path's value: at most 0.
 
-        `later` ones, in any shape that fits, aren't the best child of their parent.
+        `later`, which broadcasts to `steps`: the ones that aren't their parent's best child.
         """
         values = self._plan.values
         return steps if values is None else values.on_host(steps, later, self._groups[:, None, None])
 
     def _wants_another_level(self) -> bool:
-        """Whether some row's next level may hold a node that reaches the threshold."""
+        """Whether some row's next level may have a node that reaches the threshold."""
         threshold = self._plan.shape.threshold
         return threshold == 0.0 or any(self._beam_score[row, 0] > math.log(threshold) for row in self._drafting)
 
     def _kept(self, scores: Floats) -> npt.NDArray[np.bool_]:
-        """[B, M] the candidates that make the tree."""
+        """[B, M] bool: the candidates that become nodes."""
         plan, everyone = self._plan, len(self._drafting) == self._batch
         mask = None if everyone else self._mask()[:, None]
         if plan.prices is not None:

@@ -1,10 +1,10 @@
-"""Textual names of tree shapes, as `--tree` takes them, and the named static trees.
+"""Names of tree shapes, as `--tree` takes them, and the named static trees.
 
 `chain:K`, `static:NAME`, `dynamic:DEPTH,TOPK,NODES[,THRESHOLD]` and `shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]]`,
-whose budget is the whole batch's; `lookahead:W,N,G` of that method alone. Beside these there are `auto` and
-`auto:chain`, for which a controller chooses.
+whose budget is for the whole batch; `lookahead:W,N,G`, for that method only. With `auto` and `auto:chain`, a
+controller chooses.
 
-torch is imported only where a tree is made: command lines check names before they know that they need it.
+torch is imported only when a tree is made: command lines check names before they know whether they need it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PRESETS: dict[str, tuple[Path, ...]] = {"eagle1": _EAGLE1, "mc_sim_7b_63": _MEDU
 
 _FORMS = (
     "chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES[,THRESHOLD] or shared:DEPTH,WIDTH,BUDGET[,PER_ROW[,THRESHOLD]] "
-    "(parts in brackets are optional); for --method lookahead lookahead:W,N,G"
+    "(parts in brackets are optional); with --method lookahead: lookahead:W,N,G"
 )
 
 
@@ -103,11 +103,11 @@ def parse_tree(text: str) -> TreeSpec:
 
 
 class TreeName(NamedTuple):
-    """What the name of a tree says."""
+    """A parsed tree name."""
 
     kind: str
     sizes: tuple[int, ...]
-    """The whole numbers, in the order of the name."""
+    """The integers, in the order of the name."""
     threshold: float
 
 
@@ -137,6 +137,6 @@ _SIZES = {
     "chain": ("length",), "dynamic": ("depth", "top_k", "nodes"), "shared": ("depth", "width", "budget", "per_row"),
     "lookahead": ("window", "ngram", "guesses"),
 }  # fmt: skip
-"""Kind of tree -> what the whole numbers of its name are."""
+"""Kind of tree -> the meanings of the integers in its name."""
 _WITH_THRESHOLD = ("dynamic", "shared")
-"""The kinds whose numbers a threshold may follow."""
+"""The kinds whose integers a threshold may follow."""

@@ -24,12 +24,12 @@ Path = tuple[int, ...]
 
 
 class StaticTree(TreeSpec):
-    """A tree of the given paths, in any order. Raises UsageError where a path's ancestors are missing."""
+    """A tree of the given paths, in any order. Raises UsageError if a path's ancestors are missing."""
 
     def __init__(self, paths: Iterable[Sequence[int]]) -> None:
         nodes = sorted({tuple(p) for p in paths}, key=lambda p: (len(p), p))
         if not nodes or not nodes[0]:
-            raise UsageError("a static tree needs at least one path, and no empty one")
+            raise UsageError("a static tree needs at least one path, and no path may be empty")
         index = {path: i for i, path in enumerate(nodes)}
         for path in nodes:
             if min(path) < 0:
@@ -96,10 +96,10 @@ class _Level:
 
     parents: Tensor  # [n] index into this level's incoming frontier
     ranks: Tensor  # [n] which child of that node
-    inner: Tensor  # [W'] those of the n nodes that have children themselves
+    inner: Tensor  # [W'] the ones of the n nodes that have children
     fanout: int
     whole: bool
-    """Whether the n nodes are all children that are offered, in their order."""
+    """Whether the n nodes are all the offered children, in order."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class StaticGrowth:
 
     @property
     def search(self) -> BeamSearch | None:
-        """Of a chain on the host, which is a beam of one node; other static trees aren't beams."""
+        """For a chain on the host, a beam of one node; None for other static trees, which aren't beams."""
         depth, (batch, _) = len(self._tables.levels), self._frontier.shape
         if self._frontier.device.type != "cpu" or len(self._tables.parents) > depth:
             return None
@@ -176,7 +176,7 @@ class StaticGrowth:
         tokens = torch.cat(self._tokens, dim=1)
         parents, ancestors = self._tables.parents, self._tables.ancestors
         size = tokens.shape[1]
-        if size < len(parents):  # the drafter stopped early; nodes are in the order of levels
+        if size < len(parents):  # the drafter stopped early; nodes are in level order
             parents, ancestors = parents[:size], ancestors[: 1 + size, : 1 + size]
         return DraftTree(
             tokens=tokens,

@@ -1,9 +1,9 @@
-"""One tree of two sources: what a drafter's network guesses, and what was found on the host, such as a copied passage.
+"""One tree from two sources: guesses of a drafter's network, and continuations found on the host, such as copies.
 
-Nodes with the same path of tokens are one node. Each node's step is worth what steps of its source and probability
-turned out to be worth (`ValueTable`), a path the product of its steps, and of all nodes of both trees those are kept
-that are worth the most: as many as the trees' shape allows, or as pay at its prices. An accelerator computes this in
-tensors, without a question to it; a host in lists, as an operation of PyTorch takes longer than a dozen nodes.
+Nodes with the same token path are one node. A step's value is the rate at which steps of its source and probability
+were accepted (`ValueTable`), a path's value the product of its steps'. The most valuable nodes of both trees are kept:
+as many as the trees' shape allows, or as pay at its prices. An accelerator computes this in tensors, without a sync; a
+host in lists, because a PyTorch operation takes longer than a dozen nodes.
 
 Shapes: B rows, N nodes of the network's tree, L found nodes, C = N + L, D levels.
 """
@@ -26,16 +26,16 @@ from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
 from eyas.tree.values import ValueTable
 
 _LEAST_STEP = -1e-6
-"""No step's logarithm is nearer to 0: a child is then worth less than its parent, whatever is rounded."""
+"""Upper bound on a step's logarithm, so that a child is worth less than its parent despite rounding."""
 
 
 def unite(
     spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
-    """The best nodes of the `network`'s trees (None = it drafted nothing) and of the `found` ones, within `spec`.
+    """Keep the best nodes of the `network`'s trees (None = it drafted nothing) and of the `found` ones, within `spec`.
 
-    `values` None takes probabilities at their word; `groups` [B] are the rows' groups there. Shapes of one child a node
-    get chains: each row the one of both that is worth more.
+    Without `values`, steps are worth their probability; `groups` [B] are the rows' groups in them. For shapes with one
+    child per node, each row gets the more valuable of its two chains.
     """
     if found.tokens.device.type == "cpu":
         return _united_on_host(spec, network, found, values, groups)
@@ -54,7 +54,7 @@ def unite(
 
 
 def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
-    """[B, C] logarithms of what the paths to a tree's nodes are worth, as float64; `groups` [B] of the rows."""
+    """[B, C] logarithms of the values of paths to a tree's nodes, as float64; `groups` [B] of the rows."""
     return (_path_values_on_host if tree.tokens.device.type == "cpu" else _path_values)(tree, values, groups)
 
 
@@ -72,14 +72,14 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
 
 
 def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
-    """What `path_values` says, as Python numbers."""
+    """`path_values` by lists of numbers."""
     sources = [[0] * tree.size] * len(tree.tokens) if tree.sources is None else tree.sources.tolist()
     rows = _Rows([], tree.parents.tolist(), tree.logprob.tolist(), tree.valid.tolist(), sources)
     return torch.from_numpy(rows.worth(values, groups).reshape(tree.tokens.shape))
 
 
 class _Rows(NamedTuple):
-    """Trees on the host: of each row a list with an entry for each node."""
+    """Trees on the host: for each row, lists with an entry for each node."""
 
     tokens: list[list[int]]
     parents: list[list[int]]
@@ -89,7 +89,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of(cls, network: DraftTree | None, found: DraftTree) -> _Rows:
-        """What `_merged` makes, row by row: a found node is known where its parent has a child of the same token."""
+        """`_merged`, row by row: a found node is already known if its parent has a child with the same token."""
         theirs = [part.tolist() for part in (found.tokens, found.parents, found.logprob, found.valid)]
         if network is None or not network.size:
             tokens, parents, logprob, valid = theirs
@@ -100,7 +100,7 @@ class _Rows(NamedTuple):
         return cls(tokens, parents, logprob, valid, sources)
 
     def worth(self, values: ValueTable | None, groups: Tensor) -> npt.NDArray[np.float64]:
-        """[B, C] `path_values`: step values are looked up together and summed up node by node."""
+        """[B, C] `path_values`: step values are looked up together and summed node by node."""
         logprob, valid = np.array(self.logprob, np.float32), np.array(self.valid, np.bool_)
         above = np.array(
             [
@@ -109,7 +109,7 @@ class _Rows(NamedTuple):
             ],
             np.float32,
         )
-        steps = np.minimum(logprob - above, np.float32(0.0))  # in float32: others may fall into the next bin
+        steps = np.minimum(logprob - above, np.float32(0.0))  # in float32: another precision may give another bin
         if values is not None:
             later = []
             for usable, over, sources in zip(self.valid, self.parents, self.sources, strict=True):
@@ -128,14 +128,14 @@ class _Rows(NamedTuple):
         return np.array(sums, np.float64)
 
     def tree(self, max_depth: int) -> DraftTree:
-        """The trees as tensors, of which none is deeper than `max_depth`."""
+        """The trees as tensors, none deeper than `max_depth`."""
         kinds = (torch.int64, torch.int64, torch.float32, torch.bool, torch.int64)
         made = (torch.tensor(lists, dtype=kind) for lists, kind in zip(self, kinds, strict=True))
         tokens, parents, logprob, valid, sources = made
         return DraftTree(tokens, parents, logprob, valid, max_depth=max_depth, sources=sources)
 
     def keeping(self, kept: npt.NDArray[np.bool_]) -> tuple[_Rows, int]:
-        """The `kept` [B, C] nodes alone, in their order, and how many there are."""
+        """Only the `kept` [B, C] nodes, in order, and their number."""
         chosen = [np.flatnonzero(row).tolist() for row in kept]
         width, made = max(map(len, chosen)), _Rows([], [], [], [], [])
         for row, nodes in enumerate(chosen):
@@ -173,7 +173,7 @@ def _united_on_host(
 
 
 def _merged_row(network: Sequence[list[Any]], found: Sequence[list[Any]]) -> tuple[list[Any], ...]:
-    """A row of `_merged`: tokens, parents, logprob, valid, sources; the first four of each tree are given."""
+    """A row of `_merged`: tokens, parents, logprob, valid, sources; each argument has the first four."""
     tokens, parents, scores, valid = map(list, network)
     steps = [score - (scores[parent] if parent >= 0 else 0.0) for score, parent in zip(scores, parents, strict=True)]
     at = dict[tuple[int, int], int]()
@@ -185,7 +185,7 @@ def _merged_row(network: Sequence[list[Any]], found: Sequence[list[Any]]) -> tup
         parent, step = (columns[above], score - found[2][above]) if above >= 0 else (-1, score)
         known = at.get((parent, token)) if usable else None
         columns.append(len(tokens) if known is None else known)
-        if known is not None:  # a node of both is as probable as the surer of the two says
+        if known is not None:  # a node of both takes the higher of its two probabilities
             steps[known], sources[known] = max(steps[known], step), int(Source.BOTH)
         tokens.append(token)
         parents.append(parent)
@@ -208,7 +208,7 @@ def _tagged(found: DraftTree) -> DraftTree:
 
 
 def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
-    """Both trees side by side, the network's nodes first; found nodes that it has as well are not valid."""
+    """Both trees side by side, the network's nodes first; found nodes that the network has too are invalid."""
     depth = max(network.max_depth, found.max_depth)
     same = (_paths(found, depth).unsqueeze(2) == _paths(network, depth).unsqueeze(1)).all(3)  # [B, L, N]
     same &= found.valid.unsqueeze(2) & network.valid.unsqueeze(1)
@@ -224,7 +224,7 @@ def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
         max_depth=depth,
         sources=torch.cat((both * int(Source.BOTH), torch.full_like(found.tokens, Source.LOOKUP)), dim=1),
     )
-    # a node of both is as probable as the surer of the two says
+    # a node of both takes the higher of its two probabilities
     theirs = _steps(found).unsqueeze(2).masked_fill(~same, -math.inf).amax(1)  # [B, N]
     steps = torch.cat((torch.maximum(_steps(network), theirs), _steps(found)), dim=1)
     return replace(tree, logprob=_along_paths(tree, steps.double().masked_fill(~tree.valid, 0.0)).to(torch.float32))
@@ -238,13 +238,13 @@ def _steps(tree: DraftTree) -> Tensor:
 def _paths(tree: DraftTree, depth: int) -> Tensor:
     """[B, N, D] the tokens on the path to each node, by level; -1 past its end."""
     levels = tree.depth[:, 1:].unsqueeze(2) == torch.arange(1, depth + 1, device=tree.tokens.device)  # [B, N, D]
-    # whole numbers, exact in float64, in which an accelerator multiplies matrices as well
+    # integers, exact in float64, a type in which accelerators can multiply matrices
     numbers = levels.double() * (tree.tokens + 1).unsqueeze(2)
     return tree.ancestors[:, 1:, 1:].double() @ numbers - 1.0
 
 
 def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
-    """[B, C] bool: the nodes of the chain of each row that is worth more, given logarithms of paths' values."""
+    """[B, C] bool: the nodes of each row's more valuable chain, given logarithms of path values."""
     values = scores.exp().masked_fill(~tree.valid, 0.0)
     assert tree.sources is not None
     found = tree.sources == int(Source.LOOKUP)

@@ -1,8 +1,8 @@
-"""What draft nodes are worth, and which of them to verify given what verification costs.
+"""The values of draft nodes, and which nodes to verify given the cost of verification.
 
-A step to a child is worth the rate at which children of such a probability turn out to be accepted; a path is worth the
-product of its steps. Probabilities are sorted into bins that are fine near 1: bin = floor(10 sqrt(-log p)). No step is
-worth more than 1, so a child never seems worth more than its parent.
+The value of a step to a child is the rate at which children of similar probability are accepted; a path's value is the
+product of its steps'. Probabilities are sorted into bins that are fine near 1: bin = floor(10 sqrt(-log p)). No step is
+worth more than 1, so a child is never worth more than its parent.
 
 Shapes: G groups of rows, K bins; B rows, W beam nodes, C children offered by each, M candidates of a row.
 """
@@ -47,14 +47,14 @@ class ValueTable:
     """Rates at which steps are accepted, by group, by first or later child, and by the bin of their probability."""
 
     def __init__(self, values: Array) -> None:  # [G, 2, K]: first children, then all others
-        # never rising: neither with the bin nor from a first child to others, so that the best child stays the best
+        # non-increasing over bins and from first to later children, so that the best child stays the best
         self.values: Array = np.minimum.accumulate(np.minimum.accumulate(np.clip(values, _LEAST, 1.0), axis=1), axis=2)
         self.logs: Floats = np.log(self.values).astype(np.float32)
         """[G, 2, K] their logarithms."""
         self._on: dict[torch.device, Tensor] = {}
 
     def look_up(self, steps: Tensor, groups: Tensor) -> Tensor:
-        """[B, W, C] logarithms of what the steps to children are worth.
+        """[B, W, C] logarithms of the values of steps to children.
 
         `steps` [B, W, C] are the children's log-probabilities, best first; `groups` [B] int64. Ties are broken by the
         log-probability itself.
@@ -63,14 +63,14 @@ class ValueTable:
         return self.of_nodes(steps, later, groups.view(-1, 1, 1))
 
     def on_host(self, steps: Floats, later: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64]) -> Floats:
-        """`of_nodes` without PyTorch, for `steps` of at most 0 and what fits their shape."""
+        """`of_nodes` without PyTorch; `steps` are at most 0, and the other arguments broadcast to them."""
         index = np.minimum(np.sqrt(-steps) * np.float32(_FINENESS), np.float32(BINS - 1)).astype(np.int64)
         index += BINS * later + 2 * BINS * groups
         worth: Floats = self.logs.ravel()[index] + np.float32(_TIE_BREAK) * steps
         return worth
 
     def of_nodes(self, steps: Tensor, later: Tensor, groups: Tensor) -> Tensor:
-        """Logarithms of what steps to nodes are worth, by their log-probabilities `steps`, in any shape.
+        """Logarithms of the values of steps to nodes, given their log-probabilities `steps`, in any shape.
 
         `later`: which of them aren't their parent's first child; `groups`: the group of each.
         """
@@ -92,7 +92,7 @@ class NodeChoice(NamedTuple):
     def mask(self, values: Array) -> npt.NDArray[np.bool_]:
         """[B, M] bool: the candidates chosen by their `values` [B, M]; among equals the earlier ones."""
         order = np.argsort(-values, axis=1, kind="stable")[:, : self.per_row]
-        if len(values) == 1:  # its nodes are in order already
+        if len(values) == 1:  # a single row's nodes are in order already
             chosen = np.zeros(values.shape, dtype=bool)
             chosen[0, order[0, : self.nodes]] = True
             return chosen
@@ -107,15 +107,15 @@ class NodeChoice(NamedTuple):
 def most_profitable(
     values: Array, prices: Sequence[float] | Array, padding_prices: Sequence[float] | None, limit: int | None = None
 ) -> NodeChoice:
-    """The choice of candidates whose value exceeds its price by the most; no nodes if none does.
+    """Choose the candidates whose total value exceeds its price by the most; no nodes if none does.
 
     `values` [B, M] of the candidates, 0 = excluded; a row gets at most `limit` of them. `prices` are what 1, 2, ...
-    nodes must gain together; their number is the most nodes allowed. `padding_prices` are the same for padding nodes,
-    the last one for any higher number; None = padding is free.
+    nodes must gain in total; their number is the most nodes allowed. `padding_prices` are the same for padding nodes,
+    with the last one for any higher number; None = padding is free.
 
-    Attention pads all rows of a pass to the longest, so all pay for one easy row's long tree; as many nodes shared out
-    equally cost no padding and gain a little less. Both, and everything between, are tried: for each limit on a row's
-    nodes the best candidates of all rows in order of value, as many as pay off.
+    Attention pads all rows of a pass to the longest, so all pay for one easy row's long tree. The same number of nodes
+    spread evenly needs no padding and gains a little less. Both, and everything in between, are tried: for each limit
+    on a row's nodes, the best candidates of all rows in order of value, as many as pay off.
     """
     rows = len(values)
     if rows == 1:
@@ -124,7 +124,7 @@ def most_profitable(
     ranked = -np.sort(-values, axis=1)
     node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
     best, choice = 0.0, NodeChoice(most, 0)
-    # without a price on padding a limit can only take value away
+    # if padding is free, a limit can only lose value
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
         offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
         offered = offered[offered > 0.0][: len(node_prices)]
@@ -136,7 +136,7 @@ def most_profitable(
 
 
 def _most_profitable_of_a_row(values: Array, prices: Array, limit: int | None) -> NodeChoice:
-    """`most_profitable` of a single row [M], which has no padding, in few operations: each costs more than its work."""
+    """`most_profitable` for a single row [M], which has no padding, in few operations: their overhead dominates."""
     ranked = np.sort(values)[::-1][: min(limit or len(values), len(prices))]
     offered = int(np.count_nonzero(ranked > 0.0))
     profit = ranked[:offered].cumsum() - prices[:offered]

@@ -1,11 +1,11 @@
-"""Constrained output: where each sequence stands in its grammar, and which tokens and tree nodes the grammar allows.
+"""Constrained output: the grammar state of each sequence, and which tokens and tree nodes its grammar allows.
 
-Following a grammar is host work on small objects: a matcher is copied in about a microsecond, so every node of a tree
-gets its own, and what happens on a branch can't harm the sequence. A grammar says when an answer may end, the model
-says with which token: end tokens are allowed where the grammar is satisfied, and nothing else is once it is complete.
+Following a grammar is host work on small objects: copying a matcher takes about a microsecond, so every tree node gets
+its own, and a branch can't affect the sequence. The grammar decides when an answer may end, the model with which token:
+end tokens are allowed where the grammar is satisfied, and are the only tokens allowed once it is complete.
 
-Masks of an ambiguous grammar take longer with every token, up to half a second. Those of a sequence whose last one
-took long are computed beside the rounds, which go on without it meanwhile, and nothing is drafted for it.
+Masks of an ambiguous grammar take longer with every token, up to half a second. If a sequence's last mask took long,
+its next one is computed in the background: rounds go on without the sequence, and nothing is drafted for it.
 
 Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. A node index counts the root as 0
 and node i as i + 1.
@@ -35,11 +35,11 @@ from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines,
 Mask = NDArray[np.uint32]
 """[W]: token t is legal if bit t % 32 of word t // 32 is set."""
 _LONG = 0.01
-"""Seconds from which on a mask takes long."""
+"""Seconds above which a mask counts as slow."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
-    """A request's grammar, compiled or from the cache of compiled ones; None if its answer is unconstrained.
+    """A request's grammar, compiled or from the cache; None if its answer is unconstrained.
 
     Raises RequestError if the grammar can't be compiled or the answer couldn't end.
     """
@@ -56,12 +56,12 @@ def end_tokens(grammar: Grammar, params: SamplingParams, eos_ids: Collection[int
     Raises RequestError if there are none.
     """
     if params.ignore_eos:
-        raise RequestError("ignore_eos can't be combined with a grammar: once it is complete only an end may follow")
+        raise RequestError("ignore_eos can't be combined with a grammar: once it is complete, only an end may follow")
     vocabulary = grammar.vocabulary
     ids = {*eos_ids, *(token for token in params.stop_token_ids if vocabulary.is_special_token(token))}
     ids = {token for token in ids if 0 <= token < min(vocab_size, vocabulary.vocab_size)}
     if not ids:
-        raise RequestError("a grammar needs an end token to finish with: the target has none, give stop_token_ids")
+        raise RequestError("a grammar needs an end token to finish with, but the target has none: give stop_token_ids")
     return frozenset(ids)
 
 
@@ -69,30 +69,30 @@ def end_tokens(grammar: Grammar, params: SamplingParams, eos_ids: Collection[int
 class GrammarState:
     """The state of a grammar after some legal tokens."""
 
-    matcher: Any  # llguidance.LLMatcher; None after an end token, where anything may follow
+    matcher: Any  # llguidance.LLMatcher; None after an end token: anything may follow
 
 
 class Constraint:
-    """One sequence's way through a grammar. `end_ids` are the tokens that end an answer without being part of it."""
+    """Tracks one sequence through its grammar. `end_ids` are the tokens that end an answer without being part of it."""
 
     def __init__(self, grammar: Grammar, end_ids: Collection[int]) -> None:
         self.words = (grammar.vocabulary.vocab_size + 31) // 32
-        """W of a mask over the tokenizer's vocabulary, which may differ from the target's."""
+        """W for the tokenizer's vocabulary, whose size may differ from the target's."""
         self.error: str | None = None
-        """Why the sequence can't go on: the grammar has reached one of its limits."""
+        """Why the sequence can't continue: the grammar has reached one of its limits."""
         self.root_mask: Mask | None = None
         """The mask at `state`, once it has been computed."""
         self.slow = False
         """Whether the last mask took long."""
         self.coming: Future[tuple[Mask, float]] | None = None
-        """The mask at `state` and its seconds, while it is computed beside the rounds."""
+        """The mask at `state` and the seconds it took, while it is computed in the background."""
         self.state = GrammarState(grammar.matcher.deep_copy())
         """The state after all emitted tokens."""
         self._end_ids = frozenset(end_ids)
         self._guessed_end = grammar.vocabulary.eos_token  # allowed by llguidance, which may have guessed it wrongly
 
     def consume(self, tokens: Sequence[int]) -> int:
-        """Advance by emitted tokens; returns how many of them are legal: all, unless that sets `error`.
+        """Advance by emitted tokens; returns how many of them are legal: all, unless `error` is set.
 
         Tokens after an end token are not examined.
         """
@@ -115,7 +115,7 @@ class Constraint:
         return self.coming is None or self.coming.done()
 
     def compute_alone(self, matcher: Any) -> tuple[Mask, float]:
-        """The mask at a matcher of its own, and the seconds that it takes; on any thread."""
+        """The mask of `matcher` and the seconds it took; runs on any thread; nothing else may use `matcher`."""
         began = time.perf_counter()
         made = np.zeros((1, self.words), dtype=np.uint32)
         lone_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
@@ -123,14 +123,14 @@ class Constraint:
         return made[0], time.perf_counter() - began
 
     def known_mask(self) -> Mask | None:
-        """The mask at `state` if it is computed, or being computed: then this waits for it."""
+        """The mask at `state` if it is known; waits for one that is being computed in the background."""
         if self.coming is not None:
             self.root_mask, seconds = self.coming.result()
             self.slow, self.coming = seconds > _LONG, None
         return self.root_mask
 
     def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:
-        """Node index -> state, of the nodes of a tree that only legal tokens lead to. Parents precede children."""
+        """Node index -> state, for the tree nodes reached by legal tokens only. Parents precede children."""
         found = {0: self.state}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
             above = found.get(parent + 1)
@@ -143,7 +143,7 @@ class Constraint:
     def set_end_bits(self, mask: Mask, matcher: Any) -> None:
         """Correct the bits of end tokens in a mask that llguidance has computed for `matcher`.
 
-        A matcher that has reached a limit allows nothing but the end; `consume` then reports the limit.
+        A matcher that has reached a limit allows only end tokens; `consume` then reports the limit.
         """
         failed = matcher.is_error()
         if failed:
@@ -154,7 +154,7 @@ class Constraint:
                 mask[word] = mask[word] | np.uint32(1 << bit) if legal else mask[word] & ~np.uint32(1 << bit)
 
     def _reason(self, token: int) -> str:
-        """Why the sequence can't go on with `token`."""
+        """Why the sequence can't continue with `token`."""
         self.state.matcher.compute_bitmask()
         found = first_lines(self.state.matcher.get_error()) or f"token {token} is outside it"
         return f"the grammar can't be followed any further: {found}"
@@ -169,20 +169,20 @@ class Constraint:
 
 @lru_cache(maxsize=1)
 def _beside() -> ThreadPoolExecutor:
-    """The thread in which masks that take long are computed, one after another."""
+    """The background thread that computes slow masks, one at a time."""
     return ThreadPoolExecutor(1, "grammar-masks")
 
 
 def await_any(constraints: Sequence[Constraint | None], seconds: float) -> None:
-    """Wait until one of the masks that are being computed is ready, but no longer than so many seconds."""
+    """Wait until one of the masks in progress is ready, for at most `seconds`."""
     wait([one.coming for one in constraints if one and one.coming], seconds, return_when=FIRST_COMPLETED)
 
 
 class LegalTree:
     """A batch of draft trees pruned by their rows' constraints (None = an unconstrained row).
 
-    Making it moves the trees to the host: the one sync that constrained rows add. The masks are computed when the
-    logits are restricted, which on an accelerator is while the target's pass runs.
+    Creating it copies the trees to the host: the one sync that constrained rows add. The masks are computed in
+    `restrict`; on an accelerator, that is while the target's pass runs.
     """
 
     def __init__(self, constraints: Sequence[Constraint | None], tree: DraftTree, vocab_size: int) -> None:
@@ -201,14 +201,14 @@ class LegalTree:
                 ]
         pruned = to_device(keep, tree.tokens.device, torch.bool).reshape(tree.valid.shape)
         counted = sum(map(sum, keep))
-        if tree.scratch is not None:  # never emitted, so no grammar has a say in it
+        if tree.scratch is not None:  # never emitted, so grammars don't apply
             scratch = tree.valid & tree.scratch
             pruned, counted = pruned | scratch, counted + int(scratch.sum())
         self.tree = replace(tree, valid=pruned, counted=counted)
-        """The trees without their illegal nodes, which the target needn't verify."""
+        """The trees without illegal nodes, which the target needn't verify."""
 
     def restrict(self, logits: NodeLogits) -> LegalLogits:
-        """The target's logits, with illegal tokens ruled out where they are read."""
+        """The target's logits, with illegal tokens ruled out when they are read."""
         rows, device = logits.index.shape[0], logits.index.device
         legal = _legal_tokens(self._nodes, self.tree.size, rows, self._vocab_size, device)
         return LegalLogits(logits.rows, logits.index, legal)
@@ -216,14 +216,14 @@ class LegalTree:
 
 @dataclass(frozen=True)
 class LegalTokens:
-    """Masks of legal tokens, and which mask holds at each node."""
+    """Masks of legal tokens, and which mask applies at each node."""
 
     words: Tensor  # [M, W] int32
     index: Tensor  # [B, 1 + N] into `words`, by node index
     vocab_size: int
 
     def at(self, nodes: Tensor) -> Tensor:
-        """[B, V] bool: the tokens that are legal at node indexes `nodes` [B]; an index beyond the last is the last."""
+        """[B, V] bool: the tokens legal at node indexes `nodes` [B]; an index past the end reads the last node."""
         nodes = nodes.clamp(max=self.index.shape[1] - 1)
         words = self.words[self.index.gather(1, nodes.unsqueeze(1)).squeeze(1)]  # [B, W]
         bits = torch.arange(32, dtype=torch.int32, device=words.device)
@@ -232,7 +232,7 @@ class LegalTokens:
 
 @dataclass(frozen=True)
 class LegalLogits(NodeLogits):
-    """The target's logits, minus infinity for illegal tokens."""
+    """The target's logits, -inf for illegal tokens."""
 
     legal: LegalTokens
 
@@ -246,7 +246,7 @@ class LegalLogits(NodeLogits):
 
 
 def legal_roots(constraints: Sequence[Constraint | None], vocab_size: int, device: torch.device) -> LegalTokens:
-    """The tokens that are legal next in each row. The masks are kept for the roots of the rows' trees."""
+    """The legal next tokens of each row. The masks are kept for the roots of the rows' trees."""
     nodes = [
         _Node(row, 0, constraint, constraint.state.matcher)
         for row, constraint in enumerate(constraints)
@@ -269,7 +269,7 @@ def _legal_tokens(nodes: Sequence[_Node], size: int, rows: int, vocab_size: int,
     """The masks of `nodes`, for `rows` trees of `size` nodes; everything is legal at all other nodes."""
     width = (vocab_size + 31) // 32
     table = np.zeros((1 + len(nodes), width), dtype=np.uint32)
-    table[0] = 0xFFFFFFFF  # where anything goes
+    table[0] = 0xFFFFFFFF  # anything is legal
     index = np.zeros((rows, 1 + size), dtype=np.int64)
     for k, (node, mask) in enumerate(zip(nodes, _masks(nodes), strict=True), 1):
         table[k, : len(mask)] = mask[:width]
@@ -284,11 +284,11 @@ def _masks(nodes: Sequence[_Node]) -> list[Mask]:
     missing = [k for k, mask in enumerate(masks) if mask is None]
     if missing:
         made = np.zeros((len(missing), nodes[0].constraint.words), dtype=np.uint32)
-        # copies: a mask that reaches a limit breaks its matcher
+        # copies, because computing a mask that reaches a limit breaks its matcher
         jobs = [(nodes[k].matcher.deep_copy(), row) for row, k in enumerate(missing)]
         began = time.perf_counter()
         executor().unsafe_compute_mask_ptr(jobs, made.ctypes.data, made.strides[0], len(jobs))
-        slow = time.perf_counter() - began > _LONG  # whichever it was: the next ones are computed alone
+        slow = time.perf_counter() - began > _LONG  # not known which: all compute their next mask alone
         for (matcher, row), k in zip(jobs, missing, strict=True):
             node = nodes[k]
             node.constraint.set_end_bits(made[row], matcher)

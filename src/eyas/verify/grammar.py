@@ -1,7 +1,7 @@
 """Grammars compiled for a tokenizer by llguidance, within limits.
 
-Grammars come from users and may be hostile: their length and nesting are bounded, llguidance limits what parsing may
-cost, and the first mask is computed here, so a grammar that can't run is refused before its request is queued.
+Grammars come from users and may be hostile: their length and nesting are bounded, llguidance limits the cost of
+parsing, and the first masks are computed here, so a grammar that can't run is refused before its request is queued.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_CHARACTERS = 1 << 16
 MAX_DEPTH = 64
 """The deepest nesting of brackets: parsers recurse, and a stack overflow would end the process."""
 WHITESPACE = r"[ \t\r\n]"
-"""What may stand between the tokens of JSON output unless a request says otherwise: one character of white space.
+"""What may separate the tokens of JSON output by default: one whitespace character.
 
-Small models would fill a longer gap with blanks until their answer is cut.
+With more allowed, small models emit blanks until their answer is cut off.
 """
 LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -36,13 +36,13 @@ LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-"""llguidance's own limits, or lower ones: a step of a sane grammar needs a twentieth of them."""
+"""llguidance's own limits, or lower ones; a step of a sane grammar needs a twentieth of them."""
 _TRIED = 3
-"""Tokens that a grammar is tried with: an object of too many properties reaches a limit behind its first brace."""
+"""Tokens to try a grammar with: an object with too many properties reaches a limit only after its first brace."""
 JSON_KINDS = ("json_schema", "json_object")
-"""The kinds of grammars whose white space can be chosen."""
+"""The kinds of grammars that accept a whitespace pattern."""
 _KEPT = 64
-"""Compiled grammars in the cache, so that checking a request and running it compile once."""
+"""Compiled grammars in the cache, so that checking and running a request compile it only once."""
 _kept: OrderedDict[tuple[Any, GrammarSpec], Grammar] = OrderedDict()
 _lock = Lock()
 
@@ -56,7 +56,7 @@ class Grammar:
 
     @property
     def exhausted(self) -> bool:
-        """Whether it has reached a limit: the copies of its matcher share an automaton that only grows."""
+        """Whether it has reached a limit: copies of its matcher share an automaton that only grows."""
         matcher = self.matcher.deep_copy()
         matcher.compute_bitmask()
         failed: bool = matcher.is_error()
@@ -64,9 +64,9 @@ class Grammar:
 
 
 def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
-    """`spec` compiled for a fast Hugging Face tokenizer, or from the cache.
+    """Compile `spec` for a fast Hugging Face tokenizer, or take it from the cache.
 
-    Raises RequestError if something is wrong with the grammar, and UsageError if this model can't be constrained.
+    Raises RequestError if the grammar is invalid, and UsageError if this model's output can't be constrained.
     """
     if tokenizer is None:
         raise RequestError("a grammar needs a tokenizer: the target was loaded without one")
@@ -81,7 +81,7 @@ def compile_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar:
 
 
 def kept_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar | None:
-    """`spec` if it is compiled already and can be used on, else None."""
+    """The compiled `spec` from the cache; None if it isn't there or has reached a limit."""
     key = tokenizer, spec
     with _lock:
         grammar = _kept.get(key)
@@ -91,11 +91,11 @@ def kept_grammar(tokenizer: Any, spec: GrammarSpec) -> Grammar | None:
 
 
 def grammar_source(spec: GrammarSpec) -> str:
-    """The grammar in llguidance's own syntax. Raises RequestError if it is malformed, too long or nested too deep."""
+    """The grammar in llguidance's own syntax. Raises RequestError if it is malformed, too long or nested too deeply."""
     _check_size(spec.text)
     _check_size(spec.whitespace or "")
     if spec.whitespace is not None and spec.kind not in JSON_KINDS:
-        raise RequestError(f"white space can be chosen for JSON only, not for a grammar of kind {spec.kind}")
+        raise RequestError(f"a whitespace pattern is for JSON only, not for a grammar of kind {spec.kind}")
     try:
         return _SOURCES[spec.kind](spec)
     except ValueError as error:  # json.JSONDecodeError among them
@@ -124,7 +124,7 @@ def executor() -> Any:
 
 @lru_cache(maxsize=1)
 def lone_executor() -> Any:
-    """A pool of one thread, for masks that take long: those of others don't wait in its queue."""
+    """A pool of one thread for slow masks, so that other masks don't queue behind them."""
     return _library().LLExecutor(num_threads=1)
 
 
@@ -134,7 +134,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise UsageError(f"constrained output needs a fast tokenizer, this model has {type(tokenizer).__name__}")
+        raise UsageError(f"constrained output needs a fast tokenizer, but this model has {type(tokenizer).__name__}")
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer)
@@ -153,7 +153,7 @@ def _json(spec: GrammarSpec) -> str:
         raise ValueError("json_object takes no text: use json_schema for a schema")
     schema = spec.text if spec.kind == "json_schema" else '{"type": "object"}'
     if not isinstance(json.loads(schema), dict):
-        raise ValueError("a schema has to be a JSON object")
+        raise ValueError("a schema must be a JSON object")
     pattern = WHITESPACE if spec.whitespace is None else spec.whitespace
     options = {"whitespace_flexible": bool(pattern), "whitespace_pattern": pattern or None}
     source: str = _library().LLMatcher.grammar_from_json_schema(schema, overrides=options)
@@ -176,9 +176,9 @@ def lark_literal(text: str) -> str:
 
 
 def lark_marker(text: str, tokenizer: Any) -> str:
-    """A marker such as `<tool_call>` in a Lark grammar: a token of its own if the tokenizer has it, else a literal.
+    """A marker such as `<tool_call>` in a Lark grammar: a special token if the tokenizer has it, else a literal.
 
-    llguidance treats added tokens in angle brackets as special tokens, whatever the tokenizer says.
+    llguidance treats added tokens in angle brackets as special, whether or not the tokenizer does.
     """
     number = tokenizer.get_added_vocab().get(text)
     alone = number is not None and _vocabulary(tokenizer).is_special_token(number)
@@ -189,7 +189,7 @@ def _choice(spec: GrammarSpec) -> str:
     choices = json.loads(spec.text)
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise ValueError("give a JSON array of at least one string, none of them empty")
-    # a capitalised rule is one lexeme: an automaton, where alternatives of a rule are tried side by side
+    # an upper-case rule is one lexeme, matched by an automaton; alternatives of other rules are parsed in parallel
     rules = "start: CHOICE\nCHOICE: " + " | ".join(lark_literal(c) for c in choices)
     return _lark(GrammarSpec("lark", rules))
 
@@ -205,11 +205,11 @@ _SOURCES: dict[str, Callable[[GrammarSpec], str]] = {
 
 def _check_size(text: str) -> None:
     if len(text) > MAX_CHARACTERS:
-        raise RequestError(f"the grammar has {len(text)} characters, at most {MAX_CHARACTERS} are accepted")
+        raise RequestError(f"the grammar has {len(text)} characters, but at most {MAX_CHARACTERS} are accepted")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError("the grammar has a lone surrogate, which is no character") from error
+        raise RequestError("the grammar has a lone surrogate, which isn't a character") from error
     depth = deepest = 0
     for character in text:
         if character in "([{":
@@ -218,9 +218,9 @@ def _check_size(text: str) -> None:
         elif character in ")]}":
             depth -= 1
     if deepest > MAX_DEPTH:
-        raise RequestError(f"the grammar nests {deepest} brackets deep, at most {MAX_DEPTH} are accepted")
+        raise RequestError(f"the grammar nests {deepest} brackets deep, but at most {MAX_DEPTH} are accepted")
 
 
 def first_lines(message: str) -> str:
-    """The beginning of llguidance's error message, in one line."""
+    """The beginning of llguidance's error message, on one line."""
     return " ".join(message.replace("<non-verbose/>", "").split())[:300]

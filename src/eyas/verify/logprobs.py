@@ -1,9 +1,9 @@
 """Log-probabilities of emitted tokens, and of prompts, under the target's own distribution.
 
 They are the log-softmax of its unmodified logits: no bias, penalty, grammar, temperature or filter. Speculation
-changes them only by the rounding of sums that are split differently.
+changes them only by rounding, where sums are split differently.
 
-Shapes: R rows of the round, A of them that want log-probabilities, S = D + 1 tokens a round emits at most, K
+Shapes: R rows of the round, A of them with log-probabilities, S = D + 1 tokens that a round emits at most, K
 alternatives, V vocabulary, P positions of a prompt, Ht target hidden.
 """
 
@@ -22,21 +22,21 @@ from eyas.types import PromptLogprobs, TokenLogprobs
 from eyas.verify.walk import Walk
 
 _MOST_LOGITS = 1 << 22
-"""Logits of a prompt that are computed together: those of all its positions would take gigabytes."""
+"""Most logits of a prompt to compute together; for all positions they would take gigabytes."""
 
 
 @dataclass(frozen=True)
 class EmittedLogprobs:
-    """A round's log-probabilities on the device, to be fetched together with the rest of the round's outcome."""
+    """A round's log-probabilities on the device, to be fetched together with the rest of its results."""
 
     wanted: Mapping[int, int]
-    """Row -> number of alternatives it wants."""
+    """Row -> number of requested alternatives."""
     values: Tensor  # [A, S, 1 + K] float32: of the emitted token, then of the alternatives
     ids: Tensor  # [A, S, K] token ids of the alternatives
 
     @staticmethod
     def of(logits: NodeLogits, walk: Walk, wanted: Mapping[int, int]) -> EmittedLogprobs:
-        """Those of a walk's tokens, from the target's `logits`; `wanted` is as the attribute."""
+        """Compute them for a walk's tokens from the target's `logits`; `wanted` as in the attribute."""
         rows = to_device(list(wanted), walk.path.device)  # [A]
         most = max(wanted.values())
         values, ids = [], []
@@ -68,7 +68,7 @@ class EmittedLogprobs:
 
 
 def prompt_logprobs(target: Target, final: Tensor, following: Tensor, alternatives: int) -> list[PromptLogprobs]:
-    """Those of the tokens `following` [P] positions with the `final` states [P, Ht].
+    """Log-probabilities of the tokens `following` [P] the positions whose `final` states [P, Ht] are given.
 
     The target's head runs over a few positions at a time, so memory doesn't grow with the prompt. The head must be
     exact (`head_is_exact`).
@@ -85,7 +85,7 @@ def prompt_logprobs(target: Target, final: Tensor, following: Tensor, alternativ
 
 
 def _scores(raw: Tensor, tokens: Tensor, alternatives: int) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of `tokens` [P] and of the best others, [P, 1 + K], and the ids of those, [P, K]."""
+    """Log-probabilities [P, 1 + K] of `tokens` [P] and of the K most probable tokens, and the ids of those [P, K]."""
     top = raw.topk(alternatives, dim=-1)
     chosen = torch.cat((raw.gather(1, tokens.unsqueeze(1)), top.values), dim=1)
     return chosen - raw.logsumexp(dim=-1, keepdim=True), top.indices

@@ -1,14 +1,13 @@
 """Sampling along one path: a slot's state, and the penalties, filters and Gumbel noise that turn logits into tokens.
 
-`SamplingState` is what every slot remembers, on the device; `Needs` says which steps of sampling its request asks for,
-so that what nobody in a batch needs is skipped; `PathState` samples one level of a walk after the other. Every penalty
-and filter is an exact identity for a row that has it off, so a row's result doesn't depend on its neighbours.
+`SamplingState` holds every slot's state on the device. `Needs` lists the sampling steps of a request, so that steps
+that no row of a batch needs are skipped. `PathState` samples a walk level by level. Every penalty and filter is an
+exact identity for a row that has it off, so a row's result doesn't depend on its neighbors.
 
-Bad words: sequences of tokens that an answer must not contain. The last token of one is ruled out after the others.
+Bad words are token sequences that an answer must not contain: after all its other tokens, the last one is ruled out.
 
-Shapes: S slots, B rows, V vocabulary, P positions whose noise is computed together.
-
-Shapes: S slots, B rows, K sequences, L tokens of the longest, V vocabulary. Shorter sequences are aligned right.
+Shapes: S slots, B rows, V vocabulary, P positions whose noise is computed together; of bad words, K sequences, L tokens
+of the longest. Shorter sequences are right-aligned.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from eyas.targets.native.linears import Draw, native_gumbel
 from eyas.types import SamplingParams
 
 _NONE, _ANY = -1, -2
-"""In the tables: no token, which equals none; and whatever comes before a sequence."""
+"""Table entries: no token, which matches nothing; and any token, as padding ahead of a shorter sequence."""
 
 
 class BadWords:
-    """The bad words of every slot, and the last tokens of its answer, on the device; longer ones make both wider."""
+    """Every slot's bad words and last answer tokens, on the device; longer words widen both tables."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self._words = torch.full((slots, 0, 1), _NONE, device=device)  # [S, K, L]
@@ -38,7 +37,7 @@ class BadWords:
         """[S, L - 1] the last answer tokens of every slot."""
 
     def write(self, slot: int, words: Sequence[Sequence[int]], emitted: Sequence[int]) -> None:
-        """Give a slot its words, none or more, and the answer that it `emitted` so far."""
+        """Set a slot's words, possibly none, and the answer tokens `emitted` so far."""
         _, count, width = self._words.shape
         wider, more = max(0, max(map(len, words), default=1) - width), max(0, len(words) - count)
         self._words = F.pad(F.pad(self._words, (wider, 0), value=_ANY), (0, 0, 0, more), value=_NONE)
@@ -65,13 +64,13 @@ class BadWords:
 
 
 def appended(recent: Tensor, tokens: Tensor, counts: Tensor) -> Tensor:
-    """The `recent` tokens [B, L - 1] after the first `counts` [B] of `tokens` [B, N] were appended."""
+    """The `recent` tokens [B, L - 1] once the first `counts` [B] of `tokens` [B, N] are appended."""
     kept = torch.arange(recent.shape[1], device=recent.device) + counts.unsqueeze(1)
     return torch.cat((recent, tokens), dim=1).gather(1, kept)
 
 
 class SamplingState:
-    """A column [S] for each number; tables [S, V] are allocated when the first request needs them."""
+    """A column [S] for each parameter; tables [S, V] are allocated when a request first needs them."""
 
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         def column(dtype: torch.dtype) -> Tensor:
@@ -111,7 +110,7 @@ class SamplingState:
             getattr(self, name)[slot] = value
 
     def write_table(self, name: str, slot: int, ids: list[int], values: list[float] | float) -> None:
-        """Set `slot`'s row of a table to `values` at token `ids` and zero elsewhere; no ids allocate no table."""
+        """Set `slot`'s row of a table to `values` at token `ids` and zero elsewhere. Empty `ids` don't allocate it."""
         table: Tensor | None = getattr(self, name)
         if table is None:
             if not ids:
@@ -123,7 +122,7 @@ class SamplingState:
             table[slot, index] = to_device(values, table.device, table.dtype)
 
     def write_bad_words(self, slot: int, words: Sequence[Sequence[int]], emitted: Sequence[int]) -> None:
-        """Set `slot`'s bad words, and what its answer `emitted` so far; nothing is allocated before there are any."""
+        """Set `slot`'s bad words and the tokens `emitted` so far; allocates nothing until a request has bad words."""
         if words and self.bad_words is None:
             self.bad_words = BadWords(self.seed.shape[0], self.seed.device)
         if self.bad_words is not None:
@@ -148,7 +147,7 @@ class SamplingState:
 
 
 GREEDY_BELOW = 1e-5
-"""Lower temperatures count as greedy (vLLM's limit): logits divided by them would swamp the noise."""
+"""Lower temperatures count as greedy (vLLM's limit): dividing logits by them would swamp the noise."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,7 @@ class Needs:
 
     @staticmethod
     def of(params: SamplingParams, has_stops: bool, vocab_size: int, has_grammar: bool = False) -> Needs:
-        """The steps that make a difference for these parameters; filters make none for a greedy row."""
+        """The steps that have an effect for these parameters; filters have none on a greedy row."""
         noise = params.temperature >= GREEDY_BELOW
         return Needs(
             noise=noise,
@@ -208,14 +207,14 @@ class Needs:
 
 
 _NOISE_BLOCK = 1 << 18
-"""Most noise values computed together, unless one position has more; it keeps temporaries in the CPU's cache."""
+"""Most noise values computed together, unless one position has more; keeps temporaries in the CPU's cache."""
 
 
 class PathState:
-    """Samples tokens for the slots `rows`, one level of a walk after the other.
+    """Samples tokens for the slots `rows`, level by level of a walk.
 
-    It starts at the committed sampling state and never changes it. The walk samples at most `steps` levels, which only
-    decides how much noise is computed together.
+    It starts from the committed sampling state and never changes it. The walk samples at most `steps` levels; that only
+    determines how much noise is computed together.
     """
 
     def __init__(self, state: SamplingState, needs: Needs, rows: range, steps: int = 1) -> None:
@@ -223,10 +222,10 @@ class PathState:
         self._state = state
         self._rows = slice(rows.start, rows.stop)
         self._step = 0
-        self._counts: Tensor | None = None  # [B, V], a copy once a token was appended
+        self._counts: Tensor | None = None  # [B, V], a copy once a token is appended
         self._recent: Tensor | None = None  # [B, L - 1], likewise
         self._block = min(steps, max(1, _NOISE_BLOCK // max(1, len(rows) * state.vocab_size)))
-        self._noise: Tensor | None = None  # [B, P, V], the first of them for step `_noise_start`
+        self._noise: Tensor | None = None  # [B, P, V], the first for step `_noise_start`
         self._noise_start = 0
 
     def sample(self, logits: Tensor) -> Tensor:
@@ -234,7 +233,7 @@ class PathState:
         return self.choose(self.warped(logits))
 
     def draws(self) -> list[Draw] | None:
-        """[B] how each row's first token is drawn, if from its logits with temperature and noise alone; else None."""
+        """[B] how each row's first token is drawn; None if that takes more than temperature and noise."""
         state, rows = self._state, self._rows
         if replace(self.needs, noise=False, temperature=False) != Needs():
             return None
@@ -254,10 +253,10 @@ class PathState:
         return torch.addcmul(warped, self._noise_here(), scale)
 
     def warped(self, logits: Tensor) -> Tensor:
-        """`logits` [B, V] in float32 with every sampling parameter but the noise applied; -inf = ruled out.
+        """`logits` [B, V] in float32 with all sampling parameters applied, but no noise; -inf = ruled out.
 
         Greedy rows are neither divided by a temperature nor filtered. Tokens that a grammar rules out are -inf already.
-        Grammars win over bans: where bans would leave no legal token, they are not applied.
+        Grammars take precedence over bans: bans that would leave no legal token are not applied.
         """
         needs, state, rows = self.needs, self._state, self._rows
         given = logits = logits.to(torch.float32)
@@ -332,7 +331,7 @@ def forbid(logits: Tensor, tokens: Tensor, active: Tensor) -> Tensor:
 def keep_top_k(logits: Tensor, k: Tensor, largest: int) -> Tensor:
     """Keep the `k` [B] best tokens of each row (0 = all) and ties with the k-th; `largest` is the greatest k.
 
-    The filters compute what transformers' logits warpers do, but with one parameter per row.
+    The filters compute the same as transformers' logits warpers, but with one parameter per row.
     """
     best = logits.topk(largest, dim=-1).values  # [B, largest]
     kth = best.gather(1, (k - 1).clamp(min=0).unsqueeze(1)).masked_fill_((k == 0).unsqueeze(1), -math.inf)
@@ -346,7 +345,7 @@ TOP_P_OFF = -1.0
 def keep_top_p(logits: Tensor, cut: Tensor) -> Tensor:
     """Keep the smallest set of best tokens with probability top_p, given `cut` [B] = 1 - top_p, or TOP_P_OFF."""
     ascending, order = logits.sort(dim=-1, stable=True)
-    # summed in float64, rounded to float32: the order in which a device adds doesn't show
+    # summed in float64 and rounded to float32, so that a device's order of additions doesn't matter
     cumulative = ascending.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64).to(torch.float32)
     drop = cumulative <= cut.unsqueeze(1)
     drop[:, -1] = False
@@ -369,18 +368,18 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
     """[B, P, V] float32 Gumbel noise: a pure function of `seeds` [B], `positions` [B, P], `token_ids` [V], all int64.
 
     Adding it to log-probabilities and taking the argmax draws an exact sample (the Gumbel-max trick), so the same
-    seed, position and probabilities give the same token whatever the batch, the slot or the speculation. A token's hash
-    is the `token + 1`-th output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at
-    `mix(mix(seed) + position)`. That is integer arithmetic, hence the same on every device, as are the uniforms made of
-    it (52 bits, exact in float64); two logarithms follow, rounded from float64 to float32. Native kernels compute them
-    where there are any: the same but for a unit in float64's last place, which float32 has yet to show.
+    seed, position and probabilities give the same token in any batch or slot, with or without speculation. A token's
+    hash is the `token + 1`-th output of the SplitMix64 generator (Steele, Lea, Flood 2014) whose state starts at
+    `mix(mix(seed) + position)`. This is integer arithmetic, the same on every device, and so are the uniforms made of
+    it (52 bits, exact in float64). Two logarithms follow, rounded from float64 to float32. Where native kernels compute
+    them, float64 may differ by a unit in the last place, which has never changed the float32 result.
     """
     noise = native_gumbel(seeds, positions, token_ids)
     return _gumbel(seeds, positions, token_ids) if noise is None else noise
 
 
 def _gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """`gumbel` in PyTorch's operations."""
+    """`gumbel` in PyTorch."""
     keys = _mix_(_mix_(seeds.clone()).unsqueeze(1) + positions)  # [B, P]
     bits = _mix_(keys.unsqueeze(2) + (token_ids + 1) * _GOLDEN)
     bits = _shift_right(bits, 64 - _UNIFORM_BITS)
@@ -399,5 +398,5 @@ def _mix_(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's own shift of a signed integer repeats the sign."""
+    """Logical right shift; torch's own shift of a signed integer copies the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

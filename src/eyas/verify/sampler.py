@@ -1,9 +1,9 @@
-"""The sampler: the sampling parameters, seed and token counts of every slot, its grammar, and coupling for drafters.
+"""The sampler: every slot's sampling parameters, seed, token counts and grammar, and coupling for drafters.
 
 A token is a pure function of (target logits, parameters, seed, tokens before it, position). Plain decoding and
 speculation call the same function, so speculation can't change the output.
 
-Shapes: B rows = a contiguous range of slots, D + 1 tokens a round emits at most, W nodes of one tree level, V
+Shapes: B rows = a contiguous range of slots, D + 1 tokens that a round emits at most, W nodes of one tree level, V
 vocabulary, Vd draft vocabulary.
 """
 
@@ -46,9 +46,9 @@ class Sampler:
         emitted: Sequence[int] = (),
         grammar: Grammar | None = None,
     ) -> None:
-        """Start a request in `slot`, or resume one that has `emitted` tokens already.
+        """Start a request in `slot`, or resume one that has already `emitted` tokens.
 
-        Raises RequestError if it names tokens the target doesn't have, or can't be held to its grammar.
+        Raises RequestError if it names tokens the target doesn't have, or its grammar can't be enforced.
         """
         vocab_size = self.state.vocab_size
         stops = {*params.stop_token_ids, *(() if params.ignore_eos else eos_ids)}
@@ -107,18 +107,18 @@ class Sampler:
             recent[here] = appended(recent[here], tokens, counts)
 
     def legal(self, rows: range, tree: DraftTree) -> LegalTree | None:
-        """The trees of the slots `rows` as their grammars allow them; None if no slot has a grammar."""
+        """The trees of the slots `rows`, pruned by their grammars; None if no slot has a grammar."""
         constraints = self._constraints[rows.start : rows.stop]
         return LegalTree(constraints, tree, self.state.vocab_size) if any(constraints) else None
 
     def constraint(self, slot: int) -> Constraint | None:
-        """Where a slot's sequence stands in its grammar; None = it has none."""
+        """The grammar constraint of a slot's sequence; None = it has none."""
         return self._constraints[slot]
 
     def consume(self, rows: range, tokens: Sequence[Sequence[int]]) -> dict[int, tuple[int, str]]:
         """Advance the grammars of the slots `rows` by the emitted `tokens`, on the host.
 
-        Returns, for each row whose grammar has reached a limit, how many of its tokens are legal and what went wrong.
+        For each row whose grammar has reached a limit, returns how many of its tokens are legal and what went wrong.
         """
         failed = {}
         for row, (constraint, emitted) in enumerate(
@@ -156,7 +156,7 @@ _ILLEGAL = -1e9
 
 
 class Warp(NamedTuple):
-    """What logits are divided by before noise of a scale is added to them; [B] of each row, None = it isn't done."""
+    """The temperatures to divide logits by and the scales of the noise to add; [B] per row, None = skip the step."""
 
     divisors: Tensor | None
     scales: Tensor | None
@@ -169,14 +169,14 @@ class Warp(NamedTuple):
         return logits if self.divisors is None else logits / self.divisors[:, None, None]
 
     def ranked(self, logits: Tensor, steps_ahead: int, ids: Tensor) -> Tensor:
-        """Log-probabilities of divided `logits` [B, W, Vd] of the target's `ids` [Vd], with noise."""
+        """Log-probabilities of divided `logits` [B, W, Vd], with noise; `ids` [Vd] are the target's token ids."""
         if self.scales is not None:
             noise = gumbel(self.seeds, self.positions.unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
             logits = torch.addcmul(logits, noise, self.scales[:, None, None])
         return logits.log_softmax(dim=-1)
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor) -> Tensor:
-        """`Coupling.rank` where nothing else is done."""
+        """`Coupling.rank` where it does nothing else."""
         return self.ranked(self.divided(logits), steps_ahead, target_ids)
 
 
@@ -185,23 +185,23 @@ class Coupling:
 
     Gumbel coupling: the target emits argmax(its warped logits + noise), so a drafter that adds the same noise to its
     own logits proposes what the target will draw far more often than one that proposes its most likely tokens (arXiv
-    2408.07978). The output can't change: with or without noise, the draft is only a guess.
+    2408.07978). This can't change the output: with or without noise, a draft is only a guess.
     """
 
     def __init__(
         self, state: SamplingState, needs: Needs, rows: range, enabled: bool, legal: LegalTokens | None = None
     ) -> None:
-        """`legal` are the tokens that may follow the root: no others are worth proposing there."""
+        """`legal`: the tokens that may follow the root, the only ones worth proposing there."""
         self.state, self.needs, self.legal = state, needs, legal
         self.rows = slice(rows.start, rows.stop)
         self._noisy = enabled and needs.noise
 
     def ranks_by_logits(self, steps_ahead: int) -> bool:
-        """Whether `rank` only takes log-probabilities of the logits, and so leaves their order as it is."""
+        """Whether `rank` only takes log-probabilities of the logits, which keeps their order."""
         return not (self.needs.temperature or self._noisy or (self.legal is not None and steps_ahead == 0))
 
     def warp(self) -> Warp | None:
-        """All that `rank` does before it takes log-probabilities; None where it does more."""
+        """All that `rank` does before it takes log-probabilities; None if it does more than a `Warp` can."""
         return self._warp if self.legal is None else None
 
     @cached_property
@@ -221,21 +221,21 @@ class Coupling:
         return self._warp.ranked(self.warped(logits, steps_ahead, target_ids), steps_ahead, ids)
 
     def warped(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
-        """Drafter `logits` [B, W, Vd] in float32, with the temperature applied; illegal tokens get a hopeless one."""
+        """Drafter `logits` [B, W, Vd] in float32, divided by the temperature; illegal tokens get a hopeless value."""
         logits = self._warp.divided(logits)
         if self.legal is not None and steps_ahead == 0:
             legal = self.legal.at(torch.zeros_like(self.state.position[self.rows]))  # [B, V]
             legal = legal if target_ids is None else legal[:, target_ids]
-            # finite: a draft vocabulary may hold no legal token
+            # finite, as a draft vocabulary may have no legal token
             logits = logits.masked_fill(~legal.unsqueeze(1), _ILLEGAL)
         return logits
 
 
 def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collection[int], vocab_size: int) -> None:
-    """Raise RequestError if a request names tokens the target doesn't have, or leaves it none to emit.
+    """Raise RequestError if a request names tokens the target doesn't have, or rules out every token.
 
-    `stops` are the stop ids of the request and of the target. The target's may lie outside its vocabulary, as in some
-    configs: those are never sampled.
+    `stops` are the stop ids of the request and of the target. Some configs have stop ids outside the target's
+    vocabulary; these are never sampled.
     """
     if not prompt:
         raise RequestError("the prompt is empty: give it at least one token, such as the target's BOS token")
@@ -247,7 +247,7 @@ def check_request(params: SamplingParams, prompt: Sequence[int], stops: Collecti
         if math.isnan(bias) or bias == math.inf:
             raise RequestError(f"logit_bias of token {token} is {bias}: use a finite number, or -inf to ban it")
     banned = {token for token, bias in params.logit_bias.items() if bias == -math.inf}
-    banned.update(word[-1] for word in params.bad_words_ids)  # after the right tokens
+    banned.update(word[-1] for word in params.bad_words_ids)  # banned after the word's other tokens
     if params.min_tokens > 0:
         banned.update(token for token in stops if 0 <= token < vocab_size)
     if len(banned) >= vocab_size:

@@ -1,15 +1,12 @@
 """The walk: which tokens a verification pass commits, by the lossless rule, typical acceptance, or rejection sampling.
 
-The classic rule of speculative sampling: accept a drawn token by p/q, else draw from what p has over q.
+Rejection sampling is the classic rule of speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv
+2302.01318). The drafter draws a token x from a distribution q of its own. The target, whose distribution is p, accepts
+it with probability min(1, p(x) / q(x)), or else draws from max(p - q, 0), normalized. The outcome is distributed as p,
+but isn't what plain decoding draws with the same seed.
 
-Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318): the drafter draws a token x from a distribution
-q of its own; the target, whose distribution is p, accepts it with probability min(1, p(x) / q(x)), or else draws from
-max(p - q, 0), normalised. The outcome is distributed as p. It isn't what plain decoding draws with the same seed.
-
-Shapes: B rows, N nodes, D the tree's greatest depth, V vocabulary. A node index counts the root as 0 and node i as
-i + 1; rows whose walk has ended wait off the tree, at index N + 1.
-
-Shapes: B rows, N nodes of a chain, W frontier nodes, V vocabulary, Vd draft vocabulary.
+Shapes: B rows, N nodes, D the tree's greatest depth, W frontier nodes, V vocabulary, Vd draft vocabulary. A node index
+counts the root as 0 and node i as i + 1; rows whose walk has ended wait off the tree, at index N + 1.
 """
 
 from __future__ import annotations
@@ -33,16 +30,16 @@ from eyas.verify.sampler import Coupling, Sampler
 
 @dataclass(frozen=True)
 class Walk:
-    """The path walked through each row's tree, the `accepted + 1` tokens that it emits, and the size of the tree."""
+    """The path walked through each row's tree, the `accepted + 1` tokens it emits, and the size of the tree."""
 
     table: Tensor  # [B, 3 + 2 * (D + 1)] int64: the attributes below, side by side
-    """On the device of the logits, or on the host where the walk was made there."""
+    """On the device of the logits, or on the host if the walk was made there."""
     fetched: list[list[int]] | None = None
-    """What the table holds, if the host knows it already."""
+    """The table's values, if the host knows them already."""
 
     @staticmethod
     def of(path: Tensor, tokens: Tensor, tree: DraftTree) -> Walk:
-        """From a `path` [B, D + 1] that may leave the tree and the `tokens` [B, D + 1] chosen there."""
+        """Make a walk from a `path` [B, D + 1], which may leave the tree, and the `tokens` [B, D + 1] chosen on it."""
         inside = path <= tree.size
         deepest = (tree.depth * F.pad(tree.acceptable, (1, 0), value=True)).amax(1)
         counts = torch.stack((inside.sum(1) - 1, deepest, tree.acceptable.sum(1)), dim=1)
@@ -55,7 +52,7 @@ class Walk:
 
     @property
     def offered(self) -> Tensor:
-        """[B] depth of each row's draft tree, scratch nodes left out; 0 = it has no others."""
+        """[B] depth of each row's draft tree without scratch nodes; 0 = it has no other nodes."""
         return self.table[:, 1]
 
     @property
@@ -70,7 +67,7 @@ class Walk:
 
     @property
     def path(self) -> Tensor:
-        """[B, D + 1] node indexes whose logits gave the tokens, to be committed; 0 past the end."""
+        """[B, D + 1] indexes of the nodes to commit, whose logits gave the tokens; 0 past the end."""
         return self.table[:, 3 + self._steps :]
 
     @property
@@ -80,7 +77,7 @@ class Walk:
     def replaced(
         self, *, tokens: Tensor | None = None, path: Tensor | None = None, accepted: Tensor | None = None
     ) -> Walk:
-        """Another walk through the same trees, for rules that build on one: what is given takes the place of ours."""
+        """A walk through the same trees with the given parts replaced, for rules that build on another rule's walk."""
         counts = self.accepted if accepted is None else accepted
         parts = (self.tokens if tokens is None else tokens, self.path if path is None else path)
         return Walk(torch.cat((counts.unsqueeze(1), self.table[:, 1:3], *parts), dim=1))
@@ -99,7 +96,7 @@ class WalkRule(Protocol):
 
     @property
     def seeded(self) -> bool:
-        """Whether draws are those of the request's seed. If not, drafters draw too, and trees keep from what."""
+        """Whether draws use the request's seed. If not, drafters draw too, and trees keep their distributions."""
 
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         """Walk the trees of the slots `rows`, given the target's `logits` at their roots and nodes."""
@@ -108,8 +105,8 @@ class WalkRule(Protocol):
 class SeededWalk:
     """The lossless default: emits exactly the tokens that plain decoding with the same seeds emits.
 
-    Sample at the root; while a child carries the token that was sampled, move there and sample again. For a given set
-    of children this accepts as often as any lossless rule can: with the target's probability of the children.
+    Sample at the root; while a child has the sampled token, move there and sample again. For a given set of children,
+    this accepts as often as any lossless rule can: with the target's probability of the children.
     """
 
     lossless = seeded = True
@@ -123,7 +120,7 @@ class SeededWalk:
 
 
 def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-    """The walk of rows that are sampled, without a question to the device: all rows take as many steps."""
+    """Walk sampled rows without a device sync: all rows take the same number of steps."""
     state = sampler.path(rows, tree.max_depth + 1)
     vocab_size = logits.vocab_size
     # one number for "this token below that node": (index of the parent) * V + token
@@ -141,7 +138,7 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
 
 
 def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
-    """The walk of rows that are sampled, on a CPU: it ends when no row goes on."""
+    """Walk sampled rows on a CPU; ends when no row can go on."""
     state = sampler.path(rows, tree.max_depth + 1)
     draws, table = state.draws() if native_rows(logits.rows) else None, _table(tree, logits)
     if draws is not None:
@@ -165,21 +162,21 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
 
 
 _ENDED = -1
-"""In the place of a node: the row goes no further."""
+"""Stands for a node: the row's walk has ended."""
 
 
 def _table(tree: DraftTree, logits: NodeLogits) -> list[list[int]]:
-    """[B] the nodes' tokens, parents, whether they are acceptable, and the index of logits, of a tree on the host."""
+    """[B] each row's node tokens, parents, acceptable flags and logits index, side by side; the tree is on the host."""
     columns = (tree.tokens, tree.parents, tree.acceptable, logits.index)
     table: list[list[int]] = (torch.cat(columns, dim=1) if tree.size else logits.index).tolist()
     return table
 
 
 def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
-    """The walk of greedy rows, whose token at a node is the same however the node was reached.
+    """Walk greedy rows, whose token at a node doesn't depend on the path to it.
 
-    It is made on the host: none of its steps is worth a kernel. A device is asked for all nodes' tokens at once, a CPU
-    for those of the path.
+    It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes in one go, a CPU
+    only those on the path.
     """
     if logits.rows.device.type == "cpu":
         table = _table(tree, logits)
@@ -197,10 +194,10 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
 
 
 def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
-    """The walk through trees whose rows' tokens, parents and acceptable nodes lie side by side in `table`.
+    """Walk trees whose rows' tokens, parents and acceptable flags are side by side in `table`.
 
-    `choose` gives the tokens sampled at a node of each row, beginning with the roots; where a row has `_ENDED`, what it
-    gives doesn't count.
+    `choose` returns the tokens sampled at one node of each row, starting with the roots; its result for a row at
+    `_ENDED` is ignored.
     """
     size, steps = tree.size, tree.max_depth + 1
     below: list[dict[tuple[int, int], int]] = []
@@ -234,14 +231,14 @@ def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[
 class TypicalWalk:
     """Typical acceptance, a LOSSY rule: it trades the target's distribution for longer accepted drafts.
 
-    Medusa's rule (arXiv 2401.10774): a draft token is acceptable where the target finds it not too improbable, p(x) >
-    min(epsilon, delta * exp(-H(p))), whether or not the target would have sampled it. The threshold sinks where the
-    target is unsure. The walk moves to the most probable acceptable child; where there is none, it samples the last
-    token. Probable tokens that are drafted are emitted more often than p says, and at temperature 0 a token that is not
-    the best may be emitted: outputs differ from plain decoding's, so this is never the default.
+    Medusa's rule (arXiv 2401.10774): a draft token is acceptable if the target finds it probable enough, p(x) >
+    min(epsilon, delta * exp(-H(p))), whether or not the target would have sampled it. The threshold is lower where the
+    target is unsure. The walk moves to the most probable acceptable child; if there is none, it samples the last token.
+    Probable draft tokens are emitted more often than p says, and at temperature 0 a token other than the best may be
+    emitted. Outputs differ from plain decoding's, so this is never the default.
 
     p is the target's distribution after penalties, temperature and filters. A greedy row has no temperature: there p is
-    the distribution at temperature 1, unfiltered, and the closing token is the argmax.
+    the distribution at temperature 1, unfiltered, and the last token is the argmax.
     """
 
     lossless = False
@@ -278,18 +275,18 @@ class TypicalWalk:
 
 
 _DRAFT_STREAM, _ACCEPT_STREAM = 0x51ED270B2D5A9C33, 0x2545F4914F6CDD1D
-"""Turn a request's seed into those of two further streams of noise, independent of the one it samples with."""
+"""Turn a request's seed into the seeds of two more noise streams, independent of the one it samples with."""
 
 
 class IndependentDraws(Coupling):
-    """Ranks children by draws from the drafter's own distribution, with noise of its own, and keeps the distributions.
+    """Ranks children by draws from the drafter's own distribution, with separate noise, and keeps the distributions.
 
-    Temperature and filters are those of the request, as in the papers: q is made of the drafter's logits as p is of
-    the target's. Draws are of chains only: one node a level.
+    Temperature and filters are the request's, as in the papers: q comes from the drafter's logits in the same way as p
+    from the target's. Only chains are drawn, with one node per level.
     """
 
     def __init__(self, sampler: Sampler, rows: range) -> None:
-        """For the drafts of the slots `rows`."""
+        """Draw for the slots `rows`."""
         own = sampler.coupling(rows, True)
         super().__init__(own.state, own.needs, rows, True, own.legal)
         self._probs: list[Tensor] = []
@@ -321,7 +318,7 @@ class IndependentDraws(Coupling):
 
 
 def distribution(logits: Tensor, noise_scale: Tensor) -> Tensor:
-    """The probabilities [B, V] that a row's warped logits are sampled by: those of a greedy row are 1 at the best."""
+    """The probabilities [B, V] with which warped logits are sampled; a greedy row's are 1 at its best token."""
     best = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(torch.float32)
     return torch.where(noise_scale > 0, logits.softmax(dim=-1), best)
 
@@ -329,8 +326,8 @@ def distribution(logits: Tensor, noise_scale: Tensor) -> Tensor:
 class RejectionWalk:
     """Speculative sampling by rejection: LOSSLESS IN DISTRIBUTION, but not equal to plain decoding with the same seed.
 
-    At temperature 0 it emits what plain decoding emits. It needs chains of fixed length, of a drafter that draws from a
-    distribution: a tree of which nodes were left out because of what was drawn would bias the outcome.
+    At temperature 0 it emits what plain decoding emits. It needs chains of fixed length from a drafter that draws from
+    a distribution. Leaving out nodes depending on what was drawn would bias the outcome.
     """
 
     lossless = True
@@ -341,7 +338,7 @@ class RejectionWalk:
             return SeededWalk()(logits, tree, sampler, rows)
         if tree.draws is None:
             raise UsageError(
-                "the rejection rule needs the distributions that a chain was drawn from: this tree has none"
+                "the rejection rule needs the distributions that a chain was drawn from, but this tree has none"
             )
         state, draws, size = sampler.path(rows, tree.max_depth + 1), tree.draws, tree.size
         uniform = self._uniform(sampler, rows, tree.max_depth)
@@ -355,7 +352,7 @@ class RejectionWalk:
             p_drawn, q_drawn = (each.gather(1, drawn.unsqueeze(1)).squeeze(1) for each in (p, q))
             good = was_drawn & (uniform[:, level] * q_drawn < p_drawn)
             left = (p - q).clamp(min=0.0)
-            # nothing is left where q is p but for rounding
+            # p - q leaves nothing if q equals p up to rounding
             from_p = ~was_drawn | (left.sum(dim=-1) == 0)
             tokens.append(torch.where(good, drawn, state.choose(torch.where(from_p.unsqueeze(1), warped, left.log()))))
             state.advance(tokens[-1])
@@ -366,7 +363,7 @@ class RejectionWalk:
 
     @staticmethod
     def _uniform(sampler: Sampler, rows: range, steps: int) -> Tensor:
-        """[B, steps] what decides on the draws, uniform in (0, 1)."""
+        """[B, steps] uniform numbers in (0, 1) that decide on acceptance."""
         here, ids = slice(rows.start, rows.stop), sampler.state.token_ids[:1]
         positions = sampler.state.position[here].unsqueeze(1) + torch.arange(steps, device=ids.device)
         noise = gumbel(sampler.state.seed[here] ^ _ACCEPT_STREAM, positions, ids).squeeze(2)

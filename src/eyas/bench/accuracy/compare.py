@@ -1,7 +1,7 @@
-"""The answers of every method to the same problems: scored, compared with the baseline's, and reported.
+"""Every method's answers to the same problems: scored, compared with the baseline's, and reported.
 
-Engines in this process are compared token by token, and where two answers part, the target says whether rounding
-excuses it (`bench/offline/certificate.py`). Of servers only the text is known: it is compared character by character.
+Answers of engines in this process are compared token by token; where two diverge, the target says whether rounding
+explains it (`bench/offline/certificate.py`). Servers return only text, which is compared character by character.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from eyas.text.prompts import PromptRow
 from eyas.types import SamplingParams, Stats
 
 _SHOWN = 40
-"""Characters that are shown of each of two texts from where they part."""
+"""Characters shown of each text, from the first difference on."""
 
 
 @dataclass
 class AnswerSheet:
-    """What a method answered, problem by problem."""
+    """A method's answers, in the order of the problems."""
 
     texts: list[str]
     tokens: list[int]
     """Output tokens of each answer."""
     accept_length: float | None
     errors: dict[int, str] = field(default_factory=dict)
-    """Number of a problem that has no answer -> why."""
+    """Number of a problem without an answer -> the reason."""
     dialogues: list[Dialogue] | None = None
-    """The answers as token ids; None if a server gave them."""
+    """The answers as token ids; None for a server."""
 
 
 AnswerProblems = Callable[[Sequence[PromptRow], Advance], AnswerSheet]
-"""A method: an engine here, or a server."""
+"""Answers problems with one method: an engine in this process or a server."""
 
 
 def engine_answers(engine: Engine, params: SamplingParams) -> AnswerProblems:
@@ -73,7 +73,7 @@ def engine_answers(engine: Engine, params: SamplingParams) -> AnswerProblems:
 
 
 def server_answers(server: Endpoint, batch_size: int) -> AnswerProblems:
-    """A method that asks a server, `batch_size` problems at once."""
+    """A method that asks a server, `batch_size` problems at a time."""
 
     def answer(prompts: Sequence[PromptRow], advance: Advance) -> AnswerSheet:
         runs = []
@@ -95,13 +95,13 @@ def server_answers(server: Endpoint, batch_size: int) -> AnswerProblems:
 
 @dataclass(frozen=True)
 class TextDifference:
-    """Where the text of an answer leaves the baseline's; whether the two tokens nearly tied can't be known."""
+    """Where an answer's text diverges from the baseline's. Without token ids, near-ties can't be recognized."""
 
     row: str
     position: int
     """Index of the character in the answer."""
     plain: str
-    """The baseline's text from there on, the first characters of it."""
+    """The first characters of the baseline's text from there on."""
     other: str
     tie: bool = False
 
@@ -116,19 +116,19 @@ class MethodAccuracy:
     """For each problem, metric -> whether the answer is right."""
     sheet: AnswerSheet
     dtype: torch.dtype | None
-    """Of the target here; None for a server."""
+    """Dtype of the target in this process; None for a server."""
     compared: int = 0
     """Problems that this method and the baseline both answered; 0 for the baseline itself."""
     differences: list[Divergence | TextDifference] = field(default_factory=list)
 
     @property
     def near_ties(self) -> int:
-        """Differences that rounding excuses."""
+        """The number of differences that rounding explains."""
         return sum(difference.tie for difference in self.differences)
 
     @property
     def broken(self) -> int:
-        """Differences that count: all of them in float32 and of servers, else those that are no near-ties."""
+        """The number of differences that count: all in float32 and from servers, else those that aren't near-ties."""
         excused = 0 if self.dtype in (None, torch.float32) else self.near_ties
         return len(self.differences) - excused
 
@@ -143,7 +143,7 @@ def measure_accuracy(
     chat: bool,
     advance: Advance = lambda: None,
 ) -> list[MethodAccuracy]:
-    """Have every method answer all problems. `judge` is the plain engine here, which says what is a near-tie."""
+    """Have every method answer all problems. `judge`: the plain engine in this process, which finds near-ties."""
     prompts = task.prompts(chat=chat)
     sheets = {name: method(prompts, advance) for name, method in methods.items()}
     results = []
@@ -174,7 +174,7 @@ def _compare(
 
 
 def text_difference(row: str, plain: str, other: str) -> TextDifference | None:
-    """Where two texts part; None if they are equal."""
+    """Find where two texts diverge; None if they are equal."""
     if plain == other:
         return None
     at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
@@ -182,19 +182,19 @@ def text_difference(row: str, plain: str, other: str) -> TextDifference | None:
 
 
 DEFINITIONS = (
-    "strict-match, flexible-extract: the answer's number is the reference's, as lm-evaluation-harness finds it: after "
-    "`####`, or the last one.",
-    "pass@1: the program made of the answer passes the problem's unit tests.",
-    "±: standard error of the share, sqrt(p (1 - p) / (n - 1)). It is about other problems of the same sort, not about "
-    "the methods: equal answers have equal scores.",
-    "equal: answers that are the baseline's, token for token; of a server, character for character.",
-    "near-tie: two answers part where the target scores both tokens almost alike, so that rounding decides.",
-    "cut off: answers as long as --max-new-tokens allows, which may have been right later.",
+    "strict-match, flexible-extract: the answer's number equals the reference's. It is found as lm-evaluation-harness "
+    "does: the number after `####`, or the last one.",
+    "pass@1: the program made from the answer passes the problem's unit tests.",
+    "±: standard error of the share, sqrt(p (1 - p) / (n - 1)). It tells how the share varies with the choice of "
+    "problems, not how methods differ: equal answers have equal scores.",
+    "equal: answers identical to the baseline's, token for token; for a server, character for character.",
+    "near-tie: two answers diverge where the target scores both tokens almost equally, so that rounding decides.",
+    "cut off: answers that reached --max-new-tokens; with more tokens they might have been right.",
 )
 
 
 def share_of(right: Sequence[bool]) -> tuple[float, float]:
-    """The share of right answers and its standard error; that of a single answer is 0."""
+    """The share of right answers and its standard error, 0 for a single answer."""
     count = len(right)
     share = sum(right) / count
     return share, sqrt(share * (1 - share) / (count - 1)) if count > 1 else 0.0
@@ -231,7 +231,7 @@ def accuracy_report(
     max_tokens: int,
     baseline: str | None,
 ) -> dict[str, Any]:
-    """The JSON form: figures, and of every problem what the baseline answered and what other methods said instead."""
+    """The JSON form: figures, all answers of the baseline, and other methods' answers where they differ."""
     by_name = {task.name: task for task in tasks}
     return {
         "machine": dict(machine),
@@ -265,7 +265,7 @@ def _answers(task: AccuracyTask, one: MethodAccuracy, *, everything: bool) -> li
 
 
 def accuracy_rows(lines: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Heads and rows of the table: a row for every metric of every method on every task."""
+    """Headers and rows of the table: a row for every metric of every method on every task."""
     rows: list[tuple[str, ...]] = []
     for line in lines:
         compared, other = line["compared"], line["differences"]
@@ -307,7 +307,7 @@ def accuracy_table(lines: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def describe_difference(one: MethodAccuracy, difference: Divergence | TextDifference) -> str:
-    """One line about a differing answer: where it parts from the baseline's, and what that means."""
+    """One line about a differing answer: where it diverges from the baseline's, and what that means."""
     where = f"{one.task}, {one.method}, problem {difference.row}"
     if isinstance(difference, TextDifference):
         return f"{where}: from character {difference.position} on {difference.other!r}, baseline {difference.plain!r}"
@@ -315,7 +315,7 @@ def describe_difference(one: MethodAccuracy, difference: Divergence | TextDiffer
 
 
 def verdict(results: Sequence[MethodAccuracy]) -> str:
-    """The last line: what the comparison came to."""
+    """The last line: the result of the comparison."""
     compared = sum(one.compared for one in results)
     if not compared:
         return "NOTHING COMPARED"

@@ -1,7 +1,7 @@
-"""The inside of the sandbox: gives up what a program may not have, runs it, and reports how it ended.
+"""The inside of the sandbox: drops privileges, runs the program, and reports how it ended.
 
-Run as a script by a Python of its own (`sandbox.py`); it knows the standard library only. The job comes as JSON on
-standard input, the report goes to standard output, and the program sees neither.
+`sandbox.py` runs this file as a script in a separate Python; it uses only the standard library. The job comes as JSON
+on standard input, the report goes to standard output, and the program sees neither.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import signal
 import sys
 from typing import Any
 
-_READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # the same numbers as flags of mount and as attributes of mount_setattr
+_READ_ONLY, _NO_SETUID, _NO_DEVICES = 1, 2, 4  # the same values for mount and for mount_setattr
 _MOUNT_SETATTR, _HERE, _RECURSIVE = 442, -100, 0x8000
 _DIE_WITH_PARENT, _KEEP_CAPABILITIES, _NO_NEW_PRIVILEGES = 1, 8, 38
 _CAPABILITY_VERSION, _READ_ANY_FILE = 0x20080522, 1 << 2
 
 
 def isolate(disk_bytes: int, user: int | None) -> None:
-    """Close off files and processes: all that is mounted is read-only, the working directory is new and in memory.
+    """Close off files and processes: every mount becomes read-only, the working directory a new one in memory.
 
-    The namespaces must be this process's own. `user` is who the process becomes if it is the superuser: the limit of
-    processes doesn't hold for that one. What remains is the permission to read files, such as Python's own library.
+    This process must have namespaces of its own. `user`: whom a superuser process becomes, since the process limit
+    doesn't apply to root. It then keeps one capability: to read any file, such as Python's own library.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,7 +36,7 @@ def isolate(disk_bytes: int, user: int | None) -> None:
     attributes = (ctypes.c_uint64 * 4)(_READ_ONLY | _NO_SETUID)
     must(libc.syscall(_MOUNT_SETATTR, _HERE, b"/", _RECURSIVE, attributes, ctypes.sizeof(attributes)))
     here, flags = os.getcwd(), ctypes.c_ulong(_NO_SETUID | _NO_DEVICES)
-    for folder in (here, "/proc"):  # /proc shows other processes, and what is in their environment
+    for folder in (here, "/proc"):  # /proc shows other processes and their environments
         must(libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, f"size={disk_bytes}".encode()))
     os.chdir(here)
     if user is not None:
@@ -51,13 +51,13 @@ def isolate(disk_bytes: int, user: int | None) -> None:
 
 
 def main() -> None:
-    """Read the job, run its program, report, and end without waiting for anything that the program left behind."""
+    """Read the job, run its program, report, and exit without waiting for anything that the program left running."""
     job: dict[str, Any] = json.load(sys.stdin)
     report = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(null, stream)
-    os.environ.clear()  # the shell and Python itself set some
+    os.environ.clear()  # the shell and Python itself set some variables
     if job["isolated"]:
         isolate(job["disk_bytes"], job["user"])
     elif sys.platform == "linux":

@@ -1,13 +1,12 @@
-"""Programs that models wrote, run in a subprocess with limits: what they do ends with them.
+"""Run model-written programs in a subprocess with limits; nothing they start outlives them.
 
-A program runs in a Python of its own, in a session of its own, with an empty environment, in a temporary directory,
-with limits of processor time, memory, file size and processes (none can be started), and is killed with all it started
-when its time is over. Where Linux gives us namespaces (util-linux's `unshare`), it has no network, sees no other
-process, and all files but those of its directory, which is in memory, are read-only. `Sandbox.isolated` says whether
-that holds.
+A program gets its own Python and session, an empty environment, a temporary directory, and limits on processor time,
+memory, file size and processes (it can start none). When its time is up, it is killed together with everything it
+started. Where Linux offers namespaces (util-linux's `unshare`), it also has no network, sees no other process, and can
+write only to its own directory, which is in memory. `Sandbox.isolated` says whether that holds.
 
-This is a guard against accidents and mischief of generated code, not a prison for attackers: those need a virtual
-machine. A program counts as passed only if it ran to its end, which it proves with a random number that it isn't given.
+This guards against accidents and mischief in generated code. It won't hold attackers, who need a virtual machine. A
+program passes only if it ran to its end: the report must repeat a random number that the program is never given.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ OutcomeName = Literal["passed", "failed", "ended early", "timed out", "killed"]
 _NOBODY = 65534
 _NAMESPACES = ("--net", "--ipc", "--uts", "--pid", "--mount", "--fork", "--kill-child")
 _MOST_REPORTED = 65536
-"""Bytes that are read of what a program may have written in place of its report."""
+"""Bytes of the report that are read: a program may have written something else in its place."""
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What a program may use."""
+    """Resource limits of a program."""
 
     seconds: float = 10.0
-    """Wall time; as much processor time, rounded up."""
+    """Wall time; processor time is limited to the same, rounded up."""
     memory_bytes: int = 1 << 30
     disk_bytes: int = 16 << 20
-    """Of one file and, in a sandbox that is isolated, of all files together."""
+    """Size of one file and, in an isolated sandbox, of all files together."""
     open_files: int = 64
 
     def resource_limits(self) -> dict[str, int]:
@@ -72,10 +71,10 @@ class ProgramOutcome:
 
 
 class Sandbox:
-    """Runs programs one at a time. UsageError where the system offers too little to contain them."""
+    """Runs programs one at a time. Raises UsageError where the system can't contain them."""
 
     def __init__(self, limits: SandboxLimits | None = None, *, isolated: bool | None = None) -> None:
-        """`isolated`: with namespaces or without; None = with them if they can be had."""
+        """`isolated`: with namespaces or without; None = with them if available."""
         if os.name != "posix":
             raise UsageError("programs can be contained on Linux and other POSIX systems only: leave out --execute")
         self.limits = limits or SandboxLimits()
@@ -83,12 +82,12 @@ class Sandbox:
         self.isolated = self._can_isolate() if isolated is None else isolated
         if not self.isolated and isolated is None and self._superuser:
             raise UsageError(
-                "here programs can be contained by resource limits only, which don't hold for root: run eyas as "
+                "only resource limits can contain programs here, and they don't hold for root: run eyas as "
                 "another user, or where `unshare --net --pid --mount true` works, or leave out --execute"
             )
 
     def describe(self) -> str:
-        """What holds programs back here, as a sentence."""
+        """Say in one sentence what contains programs here."""
         limits = self.limits
         common = (
             f"each at most {limits.seconds:g} s and {limits.memory_bytes >> 20} MiB of memory, no processes of its "
@@ -97,12 +96,12 @@ class Sandbox:
         if self.isolated:
             return f"programs are run in namespaces of their own: no network, other files read-only; {common}"
         return (
-            f"programs are run WITHOUT namespaces, which this system doesn't give us: {common}; but they could reach "
+            f"programs are run WITHOUT namespaces, which this system doesn't offer: {common}; but they could reach "
             "the network and the files that you may write"
         )
 
     def run(self, program: str) -> ProgramOutcome:
-        """Run a program to its end, or until its time is over; nothing that it started outlives this call."""
+        """Run a program to its end or until its time is up; nothing that it started outlives this call."""
         nonce = secrets.token_hex(16)
         with (
             tempfile.TemporaryDirectory(prefix="eyas-program-") as folder,
@@ -142,7 +141,7 @@ class Sandbox:
         }
 
     def _wrapper(self) -> list[str]:
-        """The command that the program's Python is started by: its parent, which isn't this process."""
+        """The command that starts the program's Python, so that its parent isn't this process."""
         if not self.isolated:
             return ["/bin/sh", "-c", '"$@"; exit $?', "sandbox"]
         own = [] if self._superuser else ["--user", "--map-root-user"]
@@ -156,7 +155,7 @@ class Sandbox:
 
 
 def _outcome(report: bytes, nonce: str, code: int) -> ProgramOutcome:
-    """How a program ended, by its report if that is genuine, else by the exit code of its process."""
+    """How a program ended: from its report if that is genuine, else from its exit code."""
     with suppress(ValueError):
         found = json.loads(report)
         if isinstance(found, dict) and found.get("nonce") == nonce:

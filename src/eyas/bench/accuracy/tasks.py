@@ -1,17 +1,17 @@
-"""Tasks with right answers: files of problems, prompts and metrics; GSM8K and HumanEval.
+"""Tasks with right answers: problem files, prompts and metrics for GSM8K and HumanEval.
 
-Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, where a problem is the
-only one of `turns` and its right answer the first `reference`; and chats of a question and its answer.
+Files come in three forms: the data set's own; the prompt files that EAGLE's evaluations use, with the problem as the
+only entry of `turns` and the right answer as the first of `reference`; and chats of one question and its answer.
 
-GSM8K: grade school maths. Prompts and metrics are those of lm-evaluation-harness's task `gsm8k`.
+GSM8K: grade-school math. Prompts and metrics are those of lm-evaluation-harness's task `gsm8k`.
 
-The right answer is the number after `####` in the reference. Strict-match looks for `#### N` in the answer, flexible-
-extract takes the last number of the text; commas, dollar signs and a final full stop don't count.
+The right answer is the number after `####` in the reference. Strict-match looks for `#### N` in the answer,
+flexible-extract takes the last number in the text. Commas, dollar signs and a final period are ignored.
 
 HumanEval: functions to be written, and unit tests that they pass or fail (pass@1).
 
-Code is run only in a `Sandbox`; without one answers are compared, and nothing is scored. A program is the problem's own
-code, which has imports and helper functions, then the answer, then the tests.
+Code is run only in a `Sandbox`; without one, answers are compared but not scored. A program is the problem's own code
+(imports and helper functions), then the answer, then the tests.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class ProblemRow:
 
     id: str
     where: str
-    """`file:line`, which begins messages about it."""
+    """`file:line`, the prefix of messages about the row."""
     fields: dict[str, Any]
 
     def text(self, key: str, *, meaning: str) -> str:
-        """The text under a key, or the first of its list. DataError, which says what is missing, if there is none."""
+        """The text under a key, or the first of its list. If there is none, raises DataError that says `meaning`."""
         found = self.maybe_text(key)
         if found is None:
             raise DataError(f"{self.where}: `{key}` is missing or isn't text: a row needs {meaning}")
         return found
 
     def maybe_text(self, key: str) -> str | None:
-        """The same; None if there is none."""
+        """Like `text`, but None if there is none."""
         value = self.fields.get(key)
         first = value[0] if isinstance(value, list) and value else value
         return first if isinstance(first, str) and first else None
 
 
 def read_problems(path: Path, limit: int | None = None) -> list[ProblemRow]:
-    """All rows of a file, or the first `limit`. DataError for a bad one: a score is about all problems or none."""
+    """Read all rows of a file, or the first `limit`. One bad row raises DataError: a score covers all problems."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -76,7 +76,7 @@ def _problem(line: str, file: str, number: int) -> ProblemRow:
         raise DataError(f"{where}: a row is a JSON object")
     fields |= _as_turns(fields.get("messages"), where)
     if len(fields.get("turns") or ()) > 1:
-        raise DataError(f"{where}: it has several turns: a problem of this task is answered at once")
+        raise DataError(f"{where}: it has several turns: a problem of this task has one question and one answer")
     named = (fields[key] for key in ("task_id", "id", "question_id") if fields.get(key) is not None)
     return ProblemRow(str(next(named, number)), where, fields)
 
@@ -96,13 +96,13 @@ class AccuracyTask(ABC):
 
     name: ClassVar[str]
     metrics: Sequence[str]
-    """What is scored; empty if answers are only compared."""
+    """Names of the scores; empty if answers are only compared."""
 
     def __init__(self, rows: Sequence[ProblemRow]) -> None:
         self.rows = rows
 
     def prompts(self, *, chat: bool) -> list[PromptRow]:
-        """What is asked: user messages for models of chats, else texts to continue."""
+        """The prompts: user messages for chat models, else texts to continue."""
         return [PromptRow(row.id, row.where, prompt=self.prompt(row, chat=chat), raw=not chat) for row in self.rows]
 
     @abstractmethod
@@ -122,15 +122,15 @@ STRICT, FLEXIBLE = "strict-match", "flexible-extract"
 _STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 _IGNORED = tuple(map(re.compile, (",", r"\$", r"(?s).*#### ", r"\.$")))
-"""What exact match takes out of answer and reference, one after the other."""
+"""Patterns that exact match removes from answer and reference, in this order."""
 _NEXT_QUESTION = "Question:"
-"""A base model goes on with a question of its own: the harness stops there."""
+"""A base model goes on with a question of its own; the harness stops there."""
 INVALID = "[invalid]"
-"""What is found where there is no number."""
+"""The result where there is no number."""
 
 
 class GradeSchoolMaths(AccuracyTask):
-    """GSM8K with examples ahead of every question, or none."""
+    """GSM8K, with or without examples ahead of every question."""
 
     name: ClassVar[str] = "gsm8k"
     metrics = (STRICT, FLEXIBLE)
@@ -140,26 +140,26 @@ class GradeSchoolMaths(AccuracyTask):
         super().__init__(read_problems(path, limit))
         examples = [] if shots_file is None else read_problems(shots_file, shots)
         if len(examples) < shots:
-            raise DataError(f"{shots_file} has {len(examples)} rows: {shots} examples were asked for")
-        for row in self.rows:  # what is missing is said before anything runs
+            raise DataError(f"{shots_file} has {len(examples)} rows: {shots} examples were requested")
+        for row in self.rows:  # report missing fields before anything runs
             _question(row)
             _right_answer(row)
         self._examples = "".join(f"{_harness_prompt(row)} {_reference(row)}\n\n" for row in examples)
         self._shots = shots
 
     def prompt(self, row: ProblemRow, *, chat: bool) -> str:
-        """The harness's text; with no examples, a prompt file's question is sent to models of chats as it stands."""
+        """The harness's prompt; without examples, chat models get a prompt file's question as it stands."""
         as_it_stands = chat and not self._examples and "turns" in row.fields
         return _question(row) if as_it_stands else self._examples + _harness_prompt(row)
 
     def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
-        """Both metrics of an answer."""
+        """Score an answer by both metrics."""
         right = _right_answer(row)
         text = answer.partition(_NEXT_QUESTION)[0]
         return {STRICT: _plain(strict(text)) == right, FLEXIBLE: _plain(flexible(text)) == right}
 
     def settings(self) -> dict[str, Any]:
-        """Problems and examples."""
+        """The number of problems and of examples."""
         return super().settings() | {"shots": self._shots}
 
 
@@ -205,9 +205,9 @@ def _right_answer(row: ProblemRow) -> str:
 PASS_AT_1 = "pass@1"
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _GOES_ON = re.compile(r"\n(?=class|def|#|if|print)")
-"""Where a continued function is over, by the task's authors: at the next statement that isn't indented."""
+"""Where a continued function ends, according to the task's authors: at the next unindented statement."""
 _ASK = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```\n"
-"""lm-evaluation-harness's words for models of chats."""
+"""lm-evaluation-harness's wording for chat models."""
 
 
 class FunctionWriting(AccuracyTask):
@@ -216,7 +216,7 @@ class FunctionWriting(AccuracyTask):
     name: ClassVar[str] = "humaneval"
 
     def __init__(self, path: Path, limit: int | None = None, sandbox: Sandbox | None = None) -> None:
-        """Raises DataError for bad rows, UsageError if code shall be run and the file has no unit tests."""
+        """Raises DataError for bad rows, UsageError if code is to be run but the file has no unit tests."""
         super().__init__(read_problems(path, limit))
         self.metrics = () if sandbox is None else (PASS_AT_1,)
         self._sandbox = sandbox
@@ -230,14 +230,14 @@ class FunctionWriting(AccuracyTask):
                 )
 
     def prompt(self, row: ProblemRow, *, chat: bool) -> str:
-        """The function's head; models of chats are asked in a sentence, or as a prompt file's row asks."""
+        """The function's head, within a sentence for chat models; a prompt file's row is sent as it stands."""
         if "turns" in row.fields:
             return row.text("turns", meaning="a prompt")
         code = row.text("prompt", meaning="`prompt`, a function's head, or `turns`")
         return _ASK.format(code) if chat else code
 
     def score(self, row: ProblemRow, answer: str) -> dict[str, bool]:
-        """Whether the program made of an answer passes the tests; nothing without a sandbox."""
+        """Whether the program made from an answer passes the tests; empty without a sandbox."""
         if self._sandbox is None:
             return {}
         program = program_of(row, answer)
@@ -246,7 +246,7 @@ class FunctionWriting(AccuracyTask):
         return {PASS_AT_1: self._outcomes[program].passed}
 
     def settings(self) -> dict[str, Any]:
-        """Problems, and what became of the programs."""
+        """The number of problems, and how the programs ended."""
         found = [one.outcome for one in self._outcomes.values()]
         ran = {} if self._sandbox is None else {"programs": {name: found.count(name) for name in sorted(set(found))}}
         return super().settings() | {"executed": self._sandbox is not None} | ran
@@ -256,7 +256,7 @@ def program_of(row: ProblemRow, answer: str) -> str:
     """The program that tests an answer.
 
     The answer's code is its first fenced block that defines the function, else its first block, else all of it. Code
-    that doesn't define the function continues the problem's own, up to where its body ends.
+    that doesn't define the function is appended to the problem's own, up to the end of the function's body.
     """
     name = row.text("entry_point", meaning="`entry_point`, the function's name")
     test = row.text("test", meaning="`test`, the unit tests")
@@ -269,7 +269,7 @@ def program_of(row: ProblemRow, answer: str) -> str:
 
 
 def _given_code(row: ProblemRow) -> str:
-    """The function's head; what stands before its code in a prompt file is a sentence."""
+    """The function's head. In a prompt file, the first line is an instruction and is dropped."""
     if "turns" not in row.fields:
         return row.text("prompt", meaning="`prompt`, a function's head")
     _, _, code = row.text("turns", meaning="a prompt").partition("\n")

@@ -1,9 +1,9 @@
-"""Choosing among candidates (checkpoints, trees, trials of a sweep): their scores, how sure a difference is, the best.
+"""Choose among candidates (checkpoints, trees, trials of a sweep): their scores, how sure a difference is, the best.
 
-Speedup is what users feel, but a clock is noisy; accept length is a count, and under greedy decoding the same every
-time. Either way other prompts would have given other figures. That uncertainty is estimated by leaving out one group
-of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts. What else
-the machine did is added where times count: see `TaskScore.noise`.
+Speedup is what users notice, but timing is noisy; accept length is a count, and under greedy decoding the same every
+time. Either way, other prompts would have given other figures. That uncertainty is estimated by leaving out one group
+of prompts at a time (the jackknife), on the *difference* of two candidates that answered the same prompts. For figures
+that depend on time, the noise of the machine is added: see `TaskScore.noise`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from eyas.types import Stats
 
 Criterion = Literal["accept_length", "speedup", "tokens_per_second"]
 WORDS: dict[Criterion, str] = {"accept_length": "accept length", "speedup": "speedup", "tokens_per_second": "tokens/s"}
-"""Criterion -> what reports call it."""
+"""Criterion -> its name in reports."""
 WHY: dict[Criterion, str] = {
     "accept_length": (
         "Accept length decides: it is counted, not timed, so it has no timing noise, and candidates that cost the same "
         "per round rank by it as they would by speed on a quiet machine."
     ),
-    "speedup": "Speedup decides: tokens/s over those of plain decoding in the same interleaved run.",
+    "speedup": "Speedup decides: tokens/s divided by plain decoding's in the same interleaved run.",
     "tokens_per_second": "Tokens/s decide, all candidates interleaved in one run.",
 }
-"""Criterion -> the sentence that ends the reason of a choice."""
+"""Criterion -> the sentence about it in the reason of a choice."""
 NOISY = 0.02
-"""The uncertainty of times from which a reason mentions it."""
+"""The least relative uncertainty of times that a reason mentions."""
 
 
 class Count(NamedTuple):
@@ -44,7 +44,7 @@ class Count(NamedTuple):
 
 
 def count(stats: Stats) -> Count:
-    """The counts of a run that figures are computed from."""
+    """Extract the counts from which figures are computed."""
     return Count(stats.decoded_tokens, stats.target_passes, stats.walked, stats.decode_seconds)
 
 
@@ -55,13 +55,13 @@ class TaskScore:
     method: tuple[Count, ...]
     plain: tuple[Count, ...]
     same: int
-    """Answers that are plain decoding's, token for token."""
+    """Answers equal to plain decoding's, token for token."""
     answers: int
     noise: float = 0.0
-    """Relative standard error of a time: what repeats of plain decoding differ by, or what others' work has taken."""
+    """Relative standard error of a time: over repeats of plain decoding, or what other processes took, if larger."""
 
     def figure(self, by: Criterion, without: int | None = None) -> float:
-        """The figure named `by`, pooled over all groups, or over all but the one numbered `without`."""
+        """The figure named `by`, pooled over all groups, or over all but group number `without`."""
         method = pooled(self.method, without)
         if by == "accept_length":
             return 1.0 + method.walked / method.target_passes if method.target_passes else 0.0
@@ -72,7 +72,7 @@ class TaskScore:
         return speed * plain.decode_seconds / plain.tokens if plain.tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: counts, which `from_dict` reads, and figures for people."""
+        """The JSON form: counts, which `from_dict` reads, and figures for readers."""
         figures = {name: round(self.figure(name), 4) for name in WORDS}
         return figures | asdict(self)
 
@@ -96,28 +96,28 @@ def task_score(measured: MethodResult, plain: MethodResult) -> TaskScore:
 
 
 def pooled(counts: Sequence[Count], without: int | None = None) -> Count:
-    """The sum of the counts, leaving out the one numbered `without`."""
+    """Sum the counts, leaving out number `without`."""
     kept = [each for index, each in enumerate(counts) if index != without]
     return Count(*(sum(column) for column in zip(*kept, strict=True))) if kept else Count(0, 0, 0, 0.0)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to choose, with its score on every task."""
+    """Something to choose from, with its score on every task."""
 
     name: str
     tasks: Mapping[str, TaskScore]
 
     def mean(self, by: Criterion) -> float:
-        """Arithmetic mean of the tasks' figures, each task counting alike."""
+        """Arithmetic mean of the tasks' figures, weighting tasks equally."""
         return fmean(score.figure(by) for score in self.tasks.values())
 
     @property
     def pace(self) -> float:
         """Tokens/s from accept length and the median time of a pass over all groups.
 
-        Less exact than tokens/s, but a moment in which the machine was busy with something else hardly moves it: for
-        comparing many candidates on few runs.
+        Less exact than tokens/s, but hardly affected by moments in which the machine was busy with something else.
+        Suited to comparing many candidates on few runs.
         """
         passes = [
             run.decode_seconds / run.target_passes
@@ -139,12 +139,12 @@ class Candidate:
 
 
 def rank(candidates: Sequence[Candidate], by: Criterion) -> list[Candidate]:
-    """Sort candidates, best mean first; equals stay in the order given."""
+    """Sort candidates, best mean first; ties stay in the given order."""
     return sorted(candidates, key=lambda candidate: -candidate.mean(by))
 
 
 def uncertainty(one: Candidate, other: Candidate | None, by: Criterion) -> float | None:
-    """Standard error of the difference of two means, or of a mean; None where a task has a single group of prompts."""
+    """Standard error of the difference of two means, or of one mean; None if a task has a single group of prompts."""
     total = 0.0
     for name, score in one.tasks.items():
         rivals, groups = [] if other is None else [other.tasks[name]], len(score.method)
@@ -170,8 +170,8 @@ def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
 def doubt(candidate: Candidate) -> str | None:
     """Why a candidate should not be served: it isn't certain to be faster than plain decoding. None if it is.
 
-    Certain means a figure that can be true, more than two standard errors above 1.0. Where a task has a single group of
-    prompts, these are of the times alone.
+    Certain means a plausible figure that is more than two standard errors above 1.0. If a task has a single group of
+    prompts, the standard error covers timing noise alone.
     """
     speedup, error = candidate.mean("speedup"), uncertainty(candidate, None, "speedup")
     if impossible(candidate.name, speedup, candidate.mean("accept_length")) is not None:
@@ -196,7 +196,7 @@ class Selection:
     ranked: tuple[Candidate, ...]
     by: Criterion
     ties: tuple[str, ...]
-    """Candidates that these prompts can't tell from the chosen one."""
+    """Candidates that these prompts can't distinguish from the chosen one."""
     reason: str
 
     @property
@@ -236,7 +236,7 @@ def _reason(best: Candidate, rest: Sequence[Candidate], ties: Sequence[str], by:
     if rest:
         second = rest[0]
         gap, error = best.mean(by) - second.mean(by), uncertainty(best, second, by)
-        sure = "one prompt a file: no telling how sure that is"
+        sure = "one prompt a file: there is no telling how sure that is"
         if error is not None:
             sure = f"standard error over prompts {error:.{digits}f}"
         lower = f"{gap:.{digits}f} lower" if gap else "no lower, but later in order"

@@ -2,15 +2,15 @@
 
 The reference is plain decoding one row at a time. Each cell of the grid is another way to get the same tokens: a
 tree and a batch size, at a temperature. Plain decoding in larger batches is a cell too (tree `none`). A wrong kernel
-would be wrong in all of these, so the reference itself is compared with what the model's own modules say, run by
-PyTorch's kernels (tree `modules`), and on request with `transformers.generate` (tree `transformers`).
+would be wrong in all of these, so the reference itself is compared with the model's own modules, run by PyTorch's
+kernels (tree `modules`), and on request with `transformers.generate` (tree `transformers`).
 
 Where two runs of a request diverge, the cause is either rounding or a bug: two correct runs may choose differently only
-where the target scores two tokens almost alike. So the common prefix is run again, plainly, and *both* tokens must
+where the target scores two tokens almost alike. So plain decoding runs the common prefix again, and *both* tokens must
 score close to the best score there: the gap, in logits, must not exceed `RELATIVE[dtype]` times the greatest logit. A
-token that a broken rule let through misses that by orders of magnitude. Tokens that a filter ruled out never tie.
-Where the target runs as modules, the gap may also be twice what roundings of what each layer reads do to its logits:
-PyTorch's kernels sum in another order for every shape of a batch, and ours round in other places.
+token that a broken rule let through exceeds that by orders of magnitude. Tokens that a filter ruled out never tie.
+Where the target runs as modules, the gap may also be up to twice the change in its logits when the inputs of its
+products move by a rounding: PyTorch's kernels sum in a different order for every batch shape, and ours round elsewhere.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from eyas.verify import Sampler, WalkRule
 NO_TREE = "none"
 """The name of plain decoding among the trees of a grid."""
 MODULES, TRANSFORMERS = "modules", "transformers"
-"""The names of the model's own modules and of `transformers.generate` there."""
+"""The names of the model's own modules and of `transformers.generate` among the trees."""
 RELATIVE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Near-tie threshold of a dtype, relative to the greatest absolute logit.
 
-A few units in the last place of a logit (bfloat16, float16, where logits themselves are rounded), or what sums taken in
-another order add up to over tens of layers (float32).
+A few units in the last place of a logit (bfloat16, float16, where logits themselves are rounded), or the error that
+sums in another order accumulate over tens of layers (float32).
 """
 
 
 @dataclass(frozen=True)
 class CertificateGrid:
-    """Which combinations are compared: every temperature with every tree and every batch size."""
+    """The combinations to compare: every temperature with every tree and every batch size."""
 
     temperatures: Sequence[float]
     trees: Mapping[str, TreeSpec]
@@ -74,7 +74,7 @@ class Cell:
 
     @property
     def real(self) -> int:
-        """Differences that rounding doesn't excuse."""
+        """The number of differences that rounding doesn't explain."""
         return sum(not divergence.tie for divergence in self.divergences)
 
     @property
@@ -108,9 +108,9 @@ class Certifier:
     rule: WalkRule | None = None
     """Verification rule under test; None = the default one."""
     modules: Target | None = None
-    """The model's own modules, as `own_modules` gives them: what plain decoding is compared with."""
+    """The model's own modules, from `own_modules`, with which plain decoding is compared."""
     baseline: TransformersBaseline | None = None
-    """What greedy plain decoding is compared with besides; needs `modules`, which judge where the two part."""
+    """A second reference for greedy plain decoding; needs `modules` to judge where the two diverge."""
 
     def cells(self, rows: Sequence[PromptRow | BadRow], grid: CertificateGrid) -> Iterator[Cell]:
         """Run and compare every combination; yields each cell as soon as it is done."""
@@ -126,7 +126,7 @@ class Certifier:
     def _against_modules(
         self, rows: Sequence[PromptRow | BadRow], params: SamplingParams, plain: Sequence[Dialogue]
     ) -> Iterator[Cell]:
-        """Compare plain decoding with the modules, and with `transformers.generate` where that can be."""
+        """Compare plain decoding with the modules and, if greedy, with `transformers.generate`."""
         if self.modules is None:
             return
         judge = replace(self, target=self.modules)
@@ -188,11 +188,11 @@ class Certificate:
     dtype: torch.dtype
     cells: Sequence[Cell]
     weights: str | None = None
-    """In which formats of 4 and 8 bits weights are multiplied; None: in the dtype."""
+    """The 4- and 8-bit formats in which weights are multiplied; None: the dtype."""
 
     @property
     def equal(self) -> bool:
-        """Whether something was compared, and no cell has a difference that rounding doesn't excuse."""
+        """Whether something was compared and every difference is explained by rounding."""
         return any(cell.rows for cell in self.cells) and not any(cell.real for cell in self.cells)
 
     @property
@@ -229,9 +229,9 @@ _REFERENCES = {
 
 
 def own_modules(model: str, target: Target) -> Target:
-    """The model of a target as transformers runs it: no native passes, no laid-out weights, no attention of ours.
+    """A target's model as transformers runs it: without our native passes, weight layouts and attention.
 
-    It is loaded a second time, except in int8, whose weights are in no file: then the target's own modules run.
+    It is loaded a second time, unless its weights are in 4 or 8 bits here: then the target's own modules run.
     """
     if weight_formats(target.model):
         made = Target(target.model, ragged=False)
@@ -257,7 +257,7 @@ def promise(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first position at which two runs of a row differ; what follows is another text."""
+    """The first position at which two runs of a row differ; beyond it, the texts can't be compared."""
 
     row: str
     turn: int
@@ -267,16 +267,16 @@ class Divergence:
     """The token of plain decoding; None = its answer ended here."""
     speculative: int | None
     gap: float | None
-    """In logits: how far the lower-scoring of the two tokens lies below the best; None if there is no such token."""
+    """In logits: how far the lower-scoring of the two tokens is below the best; None if one answer ended."""
     tolerance: float | None
 
     @property
     def tie(self) -> bool:
-        """Whether rounding excuses the difference: the gap is within the tolerance."""
+        """Whether rounding explains the difference: the gap is within the tolerance."""
         return self.gap is not None and self.tolerance is not None and self.gap <= self.tolerance
 
     def describe(self) -> str:
-        """The two tokens, and whether the difference is real, in words."""
+        """Describe the two tokens and whether the difference is real."""
         tokens = f"plain {self.plain}, here {self.speculative}"
         if self.gap is None:
             return f"{tokens}: only one answer ends there: a real difference"
@@ -285,7 +285,7 @@ class Divergence:
 
 
 def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, other: Dialogue) -> Divergence | None:
-    """Where two runs of a row part, judged by the target of `engine`, which decodes plainly; None if they are equal."""
+    """Where two runs of a row diverge; None if equal. The target of `engine`, which decodes plainly, is the judge."""
     for turn, (a, b) in enumerate(zip(plain.completions, other.completions, strict=False)):
         at = first_difference(a.token_ids, b.token_ids)
         if at is None:
@@ -295,7 +295,7 @@ def first_divergence(engine: Engine, params: SamplingParams, plain: Dialogue, ot
         given = engine.target, params, request.prompt, a.token_ids[:at], engine.end_ids(request)
         scores = scores_after(*given)
         gap, tolerance = judge(scores, left, right, engine.target.dtype)
-        if tolerance is not None:  # native passes run none of the modules that are moved: their bound stays
+        if tolerance is not None:  # no effect on native passes, which run none of the moved modules
             with moved_by_roundings(engine.target.layers, engine.target.dtype):
                 moved = scores_after(*given).logits
             tolerance = max(tolerance, 2 * float((moved - scores.logits).abs().max()))
@@ -316,7 +316,7 @@ class SamplerScores(NamedTuple):
 
 
 def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first index at which two answers differ, their ends included."""
+    """The first index at which two answers differ in a token or in where they end."""
     for index, (a, b) in enumerate(zip(plain, other, strict=False)):
         if a != b:
             return index
@@ -327,7 +327,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 def scores_after(
     target: Target, params: SamplingParams, prompt: Sequence[int], answer: Sequence[int], eos_ids: Sequence[int]
 ) -> SamplerScores:
-    """Scores of the token that follows `prompt` and `answer`, from a plain forward of both."""
+    """Scores for the token after `prompt` and `answer`, from a plain forward pass over both."""
     rows = range(1)
     cache = target.allocate(1)
     tokens = [*prompt, *answer]
@@ -350,7 +350,7 @@ def scores_after(
 def judge(
     scores: SamplerScores, plain: int | None, other: int | None, dtype: torch.dtype
 ) -> tuple[float | None, float | None]:
-    """Gap and tolerance, in logits, of two tokens chosen at one position; None where a run had ended."""
+    """Gap and tolerance, in logits, of two tokens chosen at one position; None if a run had ended."""
     if plain is None or other is None:
         return None, None
     values = scores.values

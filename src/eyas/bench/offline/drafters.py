@@ -1,11 +1,11 @@
 """Several drafters against plain decoding on the same tasks: interleaved, kept on disk, resumable.
 
-`together` drafters are in memory at a time. Plain decoding is interleaved with each such batch anew, so that a speedup
-is always a ratio of times from the same interleaved runs. The scores of a batch on a task are written before the next
-task begins.
+`together` drafters are in memory at a time. Plain decoding is interleaved with every such batch, so that a speedup is
+always a ratio of times from the same interleaved runs. The scores of a batch on a task are written before the next task
+begins.
 
-Scores are kept on disk (`Ledger`): a JSON file for each candidate, in a folder named after the settings. A score holds
-only for the settings, the weights and the prompts it was taken with; anything else is measured again.
+Scores are kept on disk (`Ledger`): a JSON file for each candidate, in a folder named after the settings. A score is
+valid only for the settings, weights and prompts it was measured with; anything else is measured again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ledger:
     """Scores by candidate and task in `folder`/KEY, KEY being a digest of the settings."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], tasks: Mapping[str, str]) -> None:
-        """`tasks`: name -> digest of its prompts. `settings`: whatever else a score depends on."""
+        """`tasks`: name -> digest of its prompts. `settings`: everything else that a score depends on."""
         self.settings = dict(settings)
         self._tasks = dict(tasks)
         text = json.dumps(self.settings, sort_keys=True)
@@ -53,7 +53,7 @@ class Ledger:
                 self._rows[name] = dict(known["tasks"])
             self.scores(name)
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} has no readable scores: delete it, and they are measured again") from error
+            raise DataError(f"{path} has no readable scores: delete it to measure them again") from error
 
     def scores(self, name: str) -> dict[str, TaskScore]:
         """The candidate's scores on the tasks of this measurement, by task."""
@@ -65,7 +65,7 @@ class Ledger:
         }
 
     def put(self, name: str, task: str, score: TaskScore) -> None:
-        """Keep a score: it is on the disk when this returns."""
+        """Store a score; it is on disk when this returns."""
         self._rows[name][task] = {"prompts": self._tasks[task], "score": score.as_dict()}
         content = {"settings": self.settings, "weights": self._weights[name], "tasks": self._rows[name]}
         write_json(self._path(name), content)
@@ -85,7 +85,7 @@ class DrafterBench:
     plan: Plan
     ledger: Ledger
     options: EngineOptions
-    """Of all engines; without a tree, each drafter's own shape."""
+    """Options of all engines; without a tree, each drafter's own shape."""
     together: int = 6
     measure: Measure | None = None
     """Measures a task; None: in this process."""
@@ -105,7 +105,7 @@ class DrafterBench:
 
     @property
     def work(self) -> int:
-        """How many runs of groups are to be done, those of plain decoding included."""
+        """Number of group runs to be done, plain decoding's included."""
         steps = 0
         for batch in _chunks(self.missing, self.together):
             for task in self.tasks:
@@ -114,7 +114,7 @@ class DrafterBench:
         return steps
 
     def run(self, advance: Advance = lambda: None) -> list[Candidate]:
-        """Measure what the ledger lacks; returns candidates in the order given, without those that failed."""
+        """Measure what the ledger lacks; returns candidates in the given order, except those that failed."""
         plain = self.session.engine(None, replace(self.options, tree=None))
         for batch in _chunks(self.missing, self.together):
             engines = {name: engine for name, _ in batch if (engine := self._engine(name)) is not None}

@@ -2,14 +2,14 @@
 
 Groups are interleaved as in `runner.py`; figures go into the same report. An answer's number is `turn * rows + row`.
 
-`transformers.generate` as a second baseline: plain decoding by other code, counted by the same counter.
+`transformers.generate` is a second baseline: plain decoding by other code, counted by the same counter.
 
-It decodes the rows of a group together, padded on the left, greedily, with the untouched model: eyas's kernels, slots
-and ragged passes have no part in it. Sampled answers can't be compared, because its noise isn't ours.
+It decodes the rows of a group together, left-padded and greedily, with the unmodified model: none of eyas's kernels,
+slots or ragged passes take part. Sampled answers can't be compared, because its noise isn't ours.
 
-Prefill is what passes until the model's first forward has returned: the padded prompts, and what `generate` sets up.
-All after it is decoding, with `generate`'s own bookkeeping. A row's passes are its tokens but the first, which comes
-with prefill. Rows that are finished run along as padding until the group is, as `generate` does it.
+Prefill is the time until the model's first forward pass returns: the padded prompts, and `generate`'s setup. All later
+time is decoding, `generate`'s bookkeeping included. A row's passes are its tokens except the first, which comes with
+prefill. As usual with `generate`, finished rows run along as padding until the whole group has finished.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from eyas.types import Completion, Request, SamplingParams, Stats
 
 T = TypeVar("T")
 Method = Callable[[Group], LoadRun]
-"""Answers a group of prompts: an engine here, or a server."""
+"""Answers a group of prompts: an engine in this process or a server."""
 
 DEFINITIONS = (
-    "tokens/s: output tokens (of a server as its `usage` counts them) / wall time from the request to the end of the "
+    "tokens/s: output tokens (for a server, as its `usage` counts them) / wall time from the request to the end of the "
     "answer, prefill included. A group of prompts counts with its median run.",
     "speedup: tokens/s of the method / tokens/s of the baseline.",
     "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1). Medians over the answers.",
     ACCEPT_LENGTH,
     "efficiency: speedup / accept length, if the baseline decodes plainly.",
-    "by position: drafts accepted at that depth / drafts, by the server's counters.",
-    "identical: answers whose text is the baseline's, in every repeat.",
+    "by position: drafts accepted at that depth / drafts, from the server's counters.",
+    "identical: answers whose text equals the baseline's, in every repeat.",
     "mean: arithmetic mean of the files' figures.",
 )
 
 
 def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -> LoadRun:
-    """Decode a group in this process; a turn begins when the last answer of the turn before has ended."""
+    """Decode a group in this process; a turn begins when the last answer of the previous turn has ended."""
     dialogues = [Dialogue(row) for row in group]
     began = ended = time.perf_counter()
     starts: dict[int, float] = {0: began}
@@ -95,9 +95,9 @@ def run_engine_as_client(engine: Engine, group: Group, params: SamplingParams) -
 
 
 class Endpoint:
-    """A server that answers groups of prompts. Use it as a context manager; EndpointError if it can't be reached.
+    """A server that answers groups of prompts. Use it as a context manager; raises EndpointError if unreachable.
 
-    With a tokenizer prompts are sent as token ids, if the server takes them: `sends_ids` says so.
+    With a tokenizer, prompts are sent as token ids if the server accepts them; `sends_ids` says whether it does.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Endpoint:
         return self._tokenizer is not None
 
     def run(self, group: Group) -> LoadRun:
-        """Send all rows of a group at once, turn after turn."""
+        """Send all rows of a group concurrently, turn by turn."""
         return self._await(self._converse(group))
 
     async def _converse(self, group: Group) -> LoadRun:
@@ -179,17 +179,17 @@ def _counted(stats: Stats) -> SpeculationCounts:
 
 @dataclass
 class ExternalResult:
-    """What a method did on a task, timed as a client sees it."""
+    """A method's result on a task, timed as a client sees it."""
 
     run: LoadRun = LoadRun(0.0, [])  # noqa: RUF009  # frozen
-    """The median runs of all groups, one after the other."""
+    """The median runs of all groups, added up."""
     same: int = 0
     compared: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
     def speed(self) -> float:
-        """Output tokens of all answers a second."""
+        """Output tokens of all answers per second."""
         return throughput(self.run) if self.run.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class TransformersBaseline:
     """A transformers model that decodes groups of rows with its own `generate`."""
 
     def __init__(self, model: str | Path, engine: Engine) -> None:
-        """Load `model` a second time, untouched, in the dtype and on the device of `engine`'s target.
+        """Load `model` a second time, unmodified, in the dtype and on the device of `engine`'s target.
 
         A GGUF file is read by transformers' own reader. The engine makes the prompts and knows which tokens end an
         answer; it doesn't run. Raises ModelError.
@@ -279,11 +279,11 @@ class TransformersBaseline:
         file = weights_file(name)
         loaded = read_model(name, read_config(name), dtype) if file is None else model_by_transformers(file, dtype)
         self.model = loaded.to(engine.target.device).eval().requires_grad_(False)
-        self.model.generation_config = GenerationConfig()  # a checkpoint's own may penalise or ban tokens
+        self.model.generation_config = GenerationConfig()  # a checkpoint's own may penalize or ban tokens
         self._engine = engine
 
     def run_group(self, group: Group, params: SamplingParams) -> GroupRun:
-        """Decode a group, turn by turn, as `run_group` of the runner does with an engine. UsageError unless greedy."""
+        """Decode a group, turn by turn, as `runner.run_group` does with an engine. Raises UsageError unless greedy."""
         dialogues = [Dialogue(row) for row in group]
         stats = self.answer(dialogues, params)
         return GroupRun.of(stats, dialogues)
@@ -303,7 +303,7 @@ class TransformersBaseline:
 
     @torch.inference_mode()
     def _generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The answers to requests that are decoded together."""
+        """Answer requests that are decoded together."""
         width = max(len(request.prompt) for request in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -356,10 +356,10 @@ class TransformersBaseline:
 
 
 def refuse_sampling(params: SamplingParams) -> None:
-    """Raise UsageError for parameters that `generate` doesn't follow as the engine does."""
+    """Raise UsageError for parameters that `generate` doesn't apply as the engine does."""
     same = {name: getattr(params, name) for name in ("max_tokens", "stop_token_ids", "ignore_eos", "seed")}
     if params != SamplingParams(**same):
         raise UsageError(
-            "transformers.generate is a baseline of greedy answers only: leave out temperature, penalties, bans and "
+            "transformers.generate is a baseline for greedy answers only: leave out temperature, penalties, bans and "
             "log-probabilities, or this method"
         )

@@ -1,7 +1,7 @@
-"""The methods of drafting that can run for a target, each as an engine; and those that can't, with the reason.
+"""The drafting methods that can run for a target, each as an engine, and those that can't, with the reason.
 
-A method is a drafter's files, a method without weights by its name, or both united, such as `eagle3+suffix`. Nothing
-here knows any method: what there is comes from the registry of drafters.
+A method is a drafter's files, the name of a weightless method, or a hybrid of both, such as `eagle3+suffix`. Which
+ones exist comes from the registry of drafters.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from eyas.targets import Target
 from eyas.tree import is_auto
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
-"""What belongs to the program, not to an object of it."""
+"""Types of objects that belong to the program, not to a drafter."""
 UNITED = "+"
-"""What stands between the two parts of a hybrid's name."""
+"""Separates the two parts of a hybrid's name."""
 
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """A method to measure: what a line is called, the drafter's files if it has any, the method's name, and a tree."""
+    """A method to measure: its name in reports, the drafter's files if any, the method's own name, and a tree."""
 
     name: str
     source: str | None = None
     method: str | None = None
-    """What `DrafterOptions` are asked for; None = whatever the files hold."""
+    """`DrafterOptions.method`; None = the one of the drafter's files."""
     tree: str | None = None
-    """None = the drafter's own."""
+    """None = the drafter's default."""
 
 
 class Skipped(NamedTuple):
@@ -62,12 +62,12 @@ class Skipped(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """A method of the texts that eyas began with: its name there, what drafts, and the tree that its paper uses."""
+    """A method of the papers that eyas started from: its name there, its drafter, and its paper's tree."""
 
     name: str
     drafter: str
     tree: str | None
-    """None = the method's own, where it has no other."""
+    """None = the method has only one tree, its own."""
 
 
 SEEDS = (
@@ -93,18 +93,18 @@ def all_choices(drafters: Mapping[str, str]) -> list[MethodChoice]:
 
 
 def without_drafter(opened: Sequence[OpenedMethod]) -> list[str]:
-    """The kinds of drafter that weren't opened, by name or by their files."""
+    """The kinds of drafters for which none was opened, judged by name and by files."""
     found = {one.kind for one in opened} | {one.choice.name for one in opened}
     return [kind for kind in (*KINDS, SMALL_LM) if kind not in found]
 
 
 def named_choices(methods: Sequence[str], drafters: Mapping[str, str]) -> list[MethodChoice]:
-    """The `methods` by name: of `drafters`, without weights, or hybrids of both. Raises UsageError."""
+    """The `methods` by name: from `drafters`, without weights, or hybrids of both. Raises UsageError."""
     return [_named(name, drafters) for name in dict.fromkeys(methods)]
 
 
 def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
-    """The methods of a preset for which there is a drafter or that need none; the others are skipped."""
+    """The methods of a preset that have a drafter here or need none; the others are skipped."""
     chosen, skipped = list[MethodChoice](), list[Skipped]()
     for seed in PRESETS[preset]:
         if seed.drafter in drafters:
@@ -117,9 +117,9 @@ def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[Metho
 
 
 def with_trees(choices: Sequence[MethodChoice], trees: Mapping[str | None, str]) -> list[MethodChoice]:
-    """The choices with `trees` by name in place of their own; the one named None is of all others.
+    """Replace the choices' trees by `trees`: method name -> tree; the entry for None applies to all others.
 
-    Raises UsageError for a name that isn't among them.
+    Raises UsageError for a name that isn't among the choices.
     """
     unknown = [name for name in trees if name is not None and name not in {choice.name for choice in choices}]
     if unknown:
@@ -128,14 +128,14 @@ def with_trees(choices: Sequence[MethodChoice], trees: Mapping[str | None, str])
 
 
 def _missing(drafter: str) -> str:
-    return f"no drafter is given for it: --draft-model {drafter}=PATH"
+    return f"no drafter is given for it: add --draft-model {drafter}=PATH"
 
 
 def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
     if name in drafters:
         return MethodChoice(name, drafters[name])
     first, plus, lookup = name.partition(UNITED)
-    if first in drafters:  # a drafter's own name, which may be no kind's
+    if first in drafters:  # a drafter's name, which needn't be that of a kind
         read_method(f"{UNITED}{lookup}")
         return MethodChoice(name, drafters[first], f"{UNITED}{lookup}")
     parsed = read_method(name)
@@ -148,31 +148,31 @@ def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
 
 @dataclass
 class OpenedMethod:
-    """A method that can run: its engine, and what it costs apart from time."""
+    """A method that can run: its engine, and what it costs besides time."""
 
     choice: MethodChoice
     engine: Engine
     drafter: Drafter
     tree: str
     weights: int
-    """Bytes that the drafter holds and the target doesn't, before it has slots."""
+    """Bytes that the drafter holds beyond the target's, before it has slots."""
     cache: int = 0
-    """The most bytes that its slots added, of those that `weigh` has found."""
+    """The most bytes that its slots were found to add, by any call of `weigh`."""
 
     def weigh(self, target: Target) -> None:
-        """Find out what the drafter holds now."""
+        """Update `cache` from what the drafter holds now."""
         self.cache = max(self.cache, drafter_bytes(self.drafter, target) - self.weights)
 
     @property
     def kind(self) -> str | None:
-        """The kind of draft model that it is; None without one."""
+        """The kind of its draft model; None without one."""
         network = getattr(self.drafter, "network", None)
         kind = kind_if_any(network.config) if isinstance(network, DraftNetwork) else None
         return None if kind is None else kind.name
 
     @cached_property
     def training(self) -> dict[str, Any] | None:
-        """What training the drafter took, where its files say so: steps, seconds, chats."""
+        """What training the drafter took, if its files record it: steps, seconds, chats."""
         if self.choice.source is None:
             return None
         folder = local_directory(self.choice.source)
@@ -202,7 +202,7 @@ class MethodOpener:
 
     session: Session
     options: EngineOptions = EngineOptions()  # noqa: RUF009  # frozen
-    """Of all engines; a choice may name another tree."""
+    """Options of all engines; a choice may name another tree."""
     files: DrafterOptions = DrafterOptions()  # noqa: RUF009
     """How drafters are read and run."""
     _drafters: dict[DrafterOptions, tuple[Drafter, int]] = field(default_factory=dict)
@@ -218,7 +218,7 @@ class MethodOpener:
         return opened, skipped
 
     def plain(self) -> dict[str, Engine]:
-        """Plain decoding, which is always measured, by its name."""
+        """Plain decoding, which is always measured, as name -> engine."""
         return {PLAIN: self.session.engine(None, self.options)}
 
     def _open(self, choice: MethodChoice) -> OpenedMethod:
@@ -238,7 +238,7 @@ class MethodOpener:
 def engines_for(
     session: Session, drafters: Mapping[str, Drafter], trees: Sequence[str], options: EngineOptions
 ) -> dict[tuple[str, str], Engine]:
-    """An engine for every drafter, by its name, with every tree, by its text, on one target; no trees = its own."""
+    """Make an engine for every drafter with every tree: (name, tree) -> engine. No trees = each drafter's default."""
     engines = {}
     for name, drafter in drafters.items():
         auto = any(map(is_auto, trees))
@@ -249,12 +249,12 @@ def engines_for(
 
 
 def drafter_bytes(drafter: Drafter, target: Target) -> int:
-    """The bytes that a drafter holds and its target doesn't."""
+    """The bytes that a drafter holds beyond its target's."""
     return held_bytes(drafter, list(vars(target).values()), beyond=target)
 
 
 def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int:
-    """The bytes of all that `owner` refers to, each counted once, without what is `lent` to it.
+    """The bytes of all that `owner` refers to, each counted once, without what is reachable from `lent`.
 
     A tensor counts with its whole storage, even if it is a view of a part. References to `beyond` are not followed.
     """
@@ -263,7 +263,7 @@ def held_bytes(owner: object, lent: object = None, beyond: object = None) -> int
 
 
 def _holdings(root: object, beyond: object) -> Iterator[tuple[tuple[str, int], int]]:
-    """What can be reached from an object: where each part lies, and its size."""
+    """Everything reachable from an object, as ((device or "object", address), bytes)."""
     seen, waiting = {id(beyond)}, [root]
     while waiting:
         found = waiting.pop()

@@ -15,14 +15,14 @@ from eyas.bench.offline.runner import PLAIN, MethodResult
 from eyas.types import CONTEXT_BUCKETS
 
 DEFINITIONS = (
-    "tokens/s: emitted tokens / wall time of decoding; prefill is timed apart. A group of prompts counts with its "
+    "tokens/s: emitted tokens / wall time of decoding; prefill is timed separately. A group of prompts counts with its "
     "median run.",
     "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter.",
     "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows.",
     "by context: accept length of rounds by the tokens before them (k = 1,024); shown where there are several.",
     "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",
-    "by position: share of the passes offering a draft token at that depth in which it was accepted.",
-    "identical: answers whose every token is plain decoding's, in every repeat.",
+    "by position: of the passes that offered a draft token at that depth, the share that accepted it.",
+    "identical: answers equal to plain decoding's, token for token, in every repeat.",
     "mean: arithmetic mean of the files' figures.",
 )
 
@@ -30,7 +30,7 @@ DEFINITIONS = (
 MEAN = "mean"
 """The task of lines that are means over files."""
 MOST_EFFICIENT = 1.05
-"""Speedup / accept length beyond which a figure can't be true: a pass that verifies costs at least a plain one."""
+"""Speedup / accept length beyond which a figure can't be true: a verification pass costs at least a plain one."""
 
 
 def impossible(name: str, speedup: float | None, accept_length: float | None) -> str | None:
@@ -51,7 +51,7 @@ class MethodLine:
     method: str
     tokens_per_second: float
     speedup: float | None
-    """tokens/s over those of the baseline; None without one."""
+    """tokens/s / the baseline's tokens/s; None without one."""
     accept_length: float | None
     """Tokens per target pass; None if the server doesn't report it."""
     prefill_seconds: float | None
@@ -59,13 +59,13 @@ class MethodLine:
     same: int
     answers: int
     ttft_ms: float | None = None
-    """Median time to the first text, of methods timed as a client sees them."""
+    """Median time to the first text, for methods timed as a client sees them."""
     tpot_ms: float | None = None
-    """Median time per token after the first, of the same."""
+    """Median time per token after the first, for the same methods."""
     by_context: Mapping[str, float] = field(default_factory=dict)
-    """Accept length by range of context, of the ranges that had rounds."""
+    """Accept length by range of context length, for the ranges that had rounds."""
     against_plain: bool = True
-    """Whether the baseline is another method, and decodes plainly."""
+    """Whether the baseline is another method that decodes plainly."""
 
     @property
     def efficiency(self) -> float | None:
@@ -209,15 +209,15 @@ def document(
 
 
 Results = Mapping[tuple[float, str], Mapping[str, MethodResult]]
-"""(temperature, task) -> method -> what it did."""
+"""(temperature, task) -> method -> its result."""
 
 REPLACED = "speedup:"
 COMPARISON = (
-    "speedup: the median of the paired ratios, with their quartiles: tokens/s over those of `none`, plain decoding by "
-    "the same code and counter, in the same repeat on the same prompts.",
+    "speedup: median and quartiles of the paired ratios: tokens/s / tokens/s of `none`, plain decoding by the same "
+    "code and counter, in the same repeat on the same prompts.",
     *(line for line in DEFINITIONS if not line.startswith(REPLACED)),
-    "drafting: the drafter's share of the time of decoding: drafts, and reading what was committed.",
-    "weights, cache: what the drafter holds and the target doesn't, without slots, and what its slots add.",
+    "drafting: the drafter's share of decoding time: drafting, and reading the committed tokens.",
+    "weights: the drafter's memory without slots, beyond the target's own; cache: what its slots add.",
 )
 """The definitions of a comparison's figures."""
 
@@ -230,7 +230,7 @@ class Quartiles(NamedTuple):
 
     @staticmethod
     def of(ratios: Sequence[float]) -> Quartiles | None:
-        """Those of at least two ratios; None of fewer."""
+        """The quartiles of at least two ratios; None for fewer."""
         if len(ratios) < 2:
             return None
         lower, _, upper = quantiles(ratios, n=4, method="inclusive")
@@ -245,9 +245,9 @@ class ComparedLine:
     line: MethodLine
     """Its speedup is the median of the paired ratios."""
     spread: Quartiles | None
-    """The quartiles of those ratios; None of a mean, or of plain decoding."""
+    """The quartiles of those ratios; None for a mean or for plain decoding."""
     pairs: int
-    """How many paired ratios there are."""
+    """Number of paired ratios."""
     draft_share: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class ComparedLine:
 
 
 def compared(results: Results) -> list[ComparedLine]:
-    """All lines: for each temperature those of every file, then the means over files."""
+    """All lines: for each temperature, one per method and file, then the means over files."""
     made: list[ComparedLine] = []
     for temperature in dict.fromkeys(heat for heat, _ in results):
         mine = [
@@ -290,7 +290,7 @@ def _line(temperature: float, line: MethodLine, result: MethodResult) -> Compare
 
 @dataclass(frozen=True)
 class MethodComparison:
-    """All that a comparison found, and what it was made with."""
+    """All results of a comparison, and what they were measured with."""
 
     methods: Sequence[OpenedMethod]
     skipped: Sequence[Skipped]
@@ -299,7 +299,7 @@ class MethodComparison:
     machine: Mapping[str, Any]
     errors: Sequence[str]
     samples: Sequence[Mapping[str, Any]] = ()
-    """Of each file the first prompt, as `task`, `prompt` and `answer`, at the first temperature."""
+    """The first prompt of each file, as `task`, `prompt` and `answer`, at the first temperature."""
 
     @property
     def lines(self) -> list[ComparedLine]:
@@ -308,7 +308,7 @@ class MethodComparison:
 
     @property
     def equality(self) -> str:
-        """Whether all answers are plain decoding's, in a sentence."""
+        """A sentence on whether all answers are plain decoding's."""
         differing = dict.fromkeys(
             f"{one.line.method} at T={one.temperature:g} on {one.line.task} ({one.line.same} of {one.line.answers})"
             for one in self.lines
@@ -320,9 +320,9 @@ class MethodComparison:
 
     @cached_property
     def fastest(self) -> tuple[str, float]:
-        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding among them.
+        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding included.
 
-        A speedup that can't be true counts as the accept length, above which none can be.
+        A speedup that can't be true counts as the accept length, its upper bound.
         """
         measured, counted = dict[str, list[float]](), {PLAIN: [1.0]}
         for one in self.lines:
@@ -365,8 +365,8 @@ class MethodComparison:
         if self.certain:
             return found
         return (
-            f"{found} That isn't certain: not three quarters of its runs on each file were faster. `eyas serve` drafts "
-            "only where that pays; more prompts or a quieter machine would tell."
+            f"{found} That isn't certain: for that, three quarters of its runs on every file must be faster. "
+            "`eyas serve` drafts only where that pays; more prompts or a quieter machine would tell."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -416,7 +416,7 @@ class MethodComparison:
         return table
 
     def costs(self) -> Table:
-        """What each method costs apart from time, for a terminal."""
+        """What each method costs besides time, for a terminal."""
         table = Table("method", "drafter", "tree", title="What each method drafts with")
         for name in ("weights, MB", "cache, MB", "training"):
             table.add_column(name, justify="right")
@@ -427,7 +427,7 @@ class MethodComparison:
 
 
 def training_words(training: Mapping[str, Any] | None) -> str:
-    """What training took, such as `1500 steps, 36 min`; empty where nothing is recorded."""
+    """What training took, such as `1500 steps, 36 min`; empty if nothing is recorded."""
     words = []
     if training and "steps" in training:
         words.append(f"{training['steps']} steps")

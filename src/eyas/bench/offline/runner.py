@@ -1,8 +1,8 @@
-"""Prompt files measured with several engines: for each group of prompts every method in turn, several times.
+"""Measure several engines on prompt files: for each group of prompts, every method in turn, several times.
 
-A prompt file is cut into groups of rows that are decoded together. Interleaving spreads slow and fast phases of the
-machine over all methods alike; rotating the order keeps any from always running first. The run with the median decoding
-time stands for its group, so that counts and times belong together.
+A prompt file is split into groups of rows that are decoded together. Interleaving spreads slow and fast phases of the
+machine evenly over all methods; rotating the order keeps any from always running first. The run with the median
+decoding time represents its group, so that counts and times come from the same run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Group = Sequence[PromptRow]
 Advance = Callable[[], None]
 """Called after every run of a group, to show progress."""
 Measure = Callable[["Task", Mapping[str, Engine], SamplingParams, "Plan", Advance], dict[str, "MethodResult"]]
-"""`measure`, or what does the same with the workers of a cluster."""
+"""`measure`, or its counterpart on the workers of a cluster."""
 RunT = TypeVar("RunT")
 
 
@@ -40,18 +40,18 @@ class GroupRun(NamedTuple):
 
     @staticmethod
     def of(stats: Stats, dialogues: Sequence[Dialogue]) -> GroupRun:
-        """The run in which these dialogues were answered."""
+        """The run that answered these dialogues."""
         answers = [completion.token_ids for dialogue in dialogues for completion in dialogue.completions]
         return GroupRun(stats, answers, [dialogue.error for dialogue in dialogues if dialogue.error is not None])
 
 
 GroupAnswerer = Callable[[Group], GroupRun]
-"""Answers a group of prompts, and says what that took."""
+"""Answers a group of prompts and reports its statistics."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How often every group is run with every method, and how often the first one before that, uncounted."""
+    """How often each method runs every group, and before that, uncounted, the first group."""
 
     repeats: int = 3
     warmup: int = 1
@@ -64,18 +64,18 @@ class MethodResult:
     stats: Stats = field(default_factory=Stats)
     """Pooled over the groups' median runs."""
     same: int = 0
-    """Answers whose tokens were plain decoding's, in every repeat."""
+    """Answers equal to plain decoding's, token for token, in every repeat."""
     answers: int = 0
     groups: list[Stats] = field(default_factory=list)
     """The median runs one by one, in the order of the task's groups."""
     spreads: list[float] = field(default_factory=list)
     """Relative standard deviations of decoding times over the repeats, by group; empty without repeats."""
     ratios: list[float] = field(default_factory=list)
-    """Tokens/s over those of plain decoding in the same repeat of the same group, one by one."""
+    """Tokens/s / plain decoding's in the same repeat of the same group, one by one."""
     sample: list[int] = field(default_factory=list)
     """The tokens of the first answer."""
     others: float = 0.0
-    """The share of the machine's time that other processes took meanwhile (`eyas.runtime.taken_by_others`)."""
+    """The share of the machine that other processes may have used meanwhile (`eyas.runtime.taken_by_others`)."""
 
     @property
     def identical(self) -> bool:
@@ -91,14 +91,14 @@ def measure(
 
 
 def answerer(engine: Engine, params: SamplingParams) -> GroupAnswerer:
-    """What answers groups of prompts with an engine."""
+    """Wrap an engine as a `GroupAnswerer`."""
     return lambda group: run_group(engine, group, params)
 
 
 def measure_answerers(
     task: Task, answerers: Mapping[str, GroupAnswerer], plan: Plan, advance: Advance = lambda: None
 ) -> dict[str, MethodResult]:
-    """What `measure` does, for whatever answers groups of prompts: an engine, or another program's decoding."""
+    """Like `measure`, for anything that answers groups of prompts: an engine or another program's decoding."""
     results = {name: MethodResult() for name in answerers}
     if not task.groups:
         return results
@@ -117,7 +117,7 @@ def measure_answerers(
 
 
 def add_group(task: Task, results: Mapping[str, MethodResult], runs: Mapping[str, Sequence[GroupRun]]) -> None:
-    """Count a group's runs into the results of a task, unless plain decoding has answered none of it."""
+    """Add a group's runs to the results of a task, unless plain decoding answered nothing of it."""
     task.errors += runs[PLAIN][0].errors
     if not runs[PLAIN][0].token_ids:
         return
@@ -138,14 +138,14 @@ def interleaved(
 
 
 def rotated(names: Sequence[str], by: int) -> Iterator[str]:
-    """All names, beginning with the `by`-th and wrapping around."""
+    """All names, starting at index `by` and wrapping around."""
     by %= len(names)
     yield from names[by:]
     yield from names[:by]
 
 
 def median_run(runs: Sequence[RunT], seconds: Callable[[RunT], float]) -> RunT:
-    """The run with the median time; of an even number the faster of the middle two."""
+    """The run with the median time; with an even number, the faster of the middle two."""
     return sorted(runs, key=seconds)[(len(runs) - 1) // 2]
 
 
@@ -169,7 +169,7 @@ def _add(result: MethodResult, runs: Sequence[GroupRun], plain: Sequence[GroupRu
 
 @dataclass
 class Task:
-    """A prompt file, or one of its categories: rows in groups, and what is wrong with rows that can't be read."""
+    """A prompt file, or one of its categories: rows in groups, and errors of rows that can't be read."""
 
     name: str
     groups: list[Group]
@@ -182,7 +182,7 @@ def read_tasks(
 ) -> list[Task]:
     """Read all files, each once; a task is named by its file's stem or, where two share one, by the path.
 
-    `by_category` makes FILE/CATEGORY a task of its own. `limit` rows of a task at most are taken.
+    `by_category` makes FILE/CATEGORY a task of its own. At most `limit` rows of a task are taken.
     """
     distinct = list(dict.fromkeys(paths))
     stems = [path.stem for path in distinct]
@@ -205,7 +205,7 @@ def _task(name: str, path: Path, rows: Sequence[PromptRow | BadRow], batch_size:
 
 
 def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
-    """Decode a group, turn by turn. Times are wall time: what the sequences of a batch share is counted once."""
+    """Decode a group, turn by turn. Times are wall time: time that sequences of a batch share is counted once."""
     dialogues = [Dialogue(row) for row in group]
     for _ in converse(engine, dialogues, params):
         pass
@@ -216,7 +216,7 @@ def run_group(engine: Engine, group: Group, params: SamplingParams) -> GroupRun:
 
 
 def pooled(completions: Sequence[Completion]) -> Stats:
-    """Statistics of sequences that began together; times are those of the one that ran longest."""
+    """Pool statistics of sequences that began together; times are the longest of any sequence."""
     stats = Stats()
     for completion in completions:
         stats.merge(completion.stats)

@@ -1,8 +1,8 @@
 """The best draft tree for a drafter on this machine, and the checkpoint of a run to serve with it.
 
-Successive halving tries many settings on few prompts, then ever fewer settings on ever more prompts. Every rung is a
-measurement of its own, with everything in it interleaved. Earlier rungs only drop settings; the figures of the
-finalists come from the last one, on all prompts.
+Successive halving tries many settings on few prompts, then fewer and fewer settings on more and more prompts. Every
+rung is a measurement of its own, fully interleaved. Earlier rungs only drop settings; the finalists' figures come from
+the last one, on all prompts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from eyas.tree import parse_tree
 from eyas.types import SamplingParams
 
 FEW = ((3,), (4,), (8,), (1, 2, 3, 5))
-"""Depths, top_ks, nodes and chains (as `grid` takes them) of the few trees that are tried with a new checkpoint."""
+"""Depths, top_ks, nodes and chains (as in `grid`) of the few trees to try with a new checkpoint."""
 FACTOR = 3
 """A rung keeps one setting in three, and gives each three times the prompts."""
 
 
 class TreeSetting(NamedTuple):
-    """The numbers of a tree; a chain has top_k 1 and as many nodes as levels."""
+    """The parameters of a tree; a chain has top_k 1 and as many nodes as levels."""
 
     depth: int
     top_k: int
@@ -52,10 +52,10 @@ class TreeSetting(NamedTuple):
 def grid(
     depths: Sequence[int], top_ks: Sequence[int], nodes: Sequence[int], chains: Sequence[int]
 ) -> list[TreeSetting]:
-    """Every combination that is a distinct tree, chains first. UsageError if there is none.
+    """Every combination that is a distinct tree, chains first. Raises UsageError if there is none.
 
-    Left out are trees with more nodes than the beam offers (top_k on the first level, top_k squared on each other one),
-    which are the same as with fewer nodes, and trees with fewer nodes than levels, which never reach their last level.
+    Two kinds are left out. Trees with more nodes than the beam offers (top_k on the first level, top_k squared on each
+    later one) equal trees with fewer nodes. Trees with fewer nodes than levels never reach their last level.
     """
     chosen = [TreeSetting(length, 1, length) for length in chains]
     for depth in depths:
@@ -68,14 +68,14 @@ def grid(
             "no tree to try: nodes must be at least the depth, and at most top_k + (depth - 1) * top_k * top_k"
         )
     for setting in settings:
-        parse_tree(setting.name)  # refuses numbers below 1 by name
+        parse_tree(setting.name)  # raises for numbers below 1, naming them
     return settings
 
 
 def tree_engines(
     session: Session, drafter: Drafter, settings: Sequence[TreeSetting], options: EngineOptions
 ) -> dict[str, Engine]:
-    """What a search measures: plain decoding, and the drafter with every tree."""
+    """Engines for a search: plain decoding, and the drafter with every tree."""
     engines = {PLAIN: session.engine(None, options)}
     return engines | {one.name: session.engine(drafter, replace(options, tree=one.name)) for one in settings}
 
@@ -100,7 +100,7 @@ def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Ru
 
 @dataclass(frozen=True)
 class Pass:
-    """A rung that was measured, and the scores of its settings."""
+    """A measured rung and the scores of its settings."""
 
     rung: Rung
     candidates: tuple[Candidate, ...]
@@ -108,7 +108,7 @@ class Pass:
 
 @dataclass
 class TreeSweep:
-    """The search over trees for one drafter and target; `engines` by setting name, and plain decoding's."""
+    """The search over trees for one drafter and target. `engines`: by name, plain decoding's included."""
 
     engines: Mapping[str, Engine]
     settings: Sequence[TreeSetting]
@@ -117,7 +117,7 @@ class TreeSweep:
     plan: Plan
     by: Criterion = "tokens_per_second"
     coarse: int = 2
-    """Groups of prompts of a task in the first pass, each run once."""
+    """Prompt groups per task in the first pass, each run once."""
     finalists: int = 4
     """Settings in the last pass, which runs every group with all repeats."""
     measure: Measure | None = None
@@ -132,7 +132,7 @@ class TreeSweep:
 
     @property
     def work(self) -> int:
-        """How many runs of groups that takes, those of plain decoding included."""
+        """Number of group runs needed, plain decoding's included."""
         total = 0
         for number, rung in enumerate(self.rungs, start=1):
             groups = sum(min(rung.groups, len(task.groups)) for task in self.tasks)
@@ -152,7 +152,7 @@ class TreeSweep:
         return choose(self.passes[-1].candidates, self.by)
 
     def _rung_score(self, candidate: Candidate) -> float:
-        """What decides which settings stay: few runs are easily disturbed, so speed is judged by the pace."""
+        """The score that decides which settings stay. Few runs are easily disturbed, so speed is judged by the pace."""
         return candidate.mean(self.by) if self.by == "accept_length" else candidate.pace
 
     def _measure(self, names: Sequence[str], groups: int, plan: Plan, advance: Advance) -> list[Candidate]:
@@ -169,7 +169,7 @@ class TreeSweep:
 
 @dataclass(frozen=True)
 class TreeReport:
-    """The result of a search over draft trees: the choice, and every figure that was taken."""
+    """The result of a search over draft trees: the choice and every measured figure."""
 
     drafter: str
     settings_tried: Sequence[TreeSetting]
@@ -191,7 +191,7 @@ class TreeReport:
         return rows
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form; `passes` holds every figure that was taken."""
+        """The JSON form; `passes` has every measured figure."""
         numbers = {setting.name: setting._asdict() for setting in self.settings_tried}
         return {
             "drafter": self.drafter,
@@ -231,7 +231,7 @@ class TreeReport:
 
 
 def tree_to_keep(choice: Selection, tree: str) -> str:
-    """What a drafter may do unasked: draft the `tree` of a choice, or, if that is in doubt, only where it pays."""
+    """The default tree to store for a drafter: a choice's `tree`, or `auto` if it is in doubt."""
     return tree if choice.doubt is None else "auto"
 
 
@@ -255,14 +255,14 @@ def write_default_tree(drafter: Path, tree: str) -> None:
 
 
 METRICS = ("loss", "validation_loss", "validation_accept_length", "decoded_accept_length")
-"""What a run's log says of a step: training and validation loss; accept length, simulated and decoded."""
+"""A run's logged metrics: training and validation loss; accept length, simulated and decoded."""
 Record = dict[str, Any]
 """A line of a run's metrics.jsonl."""
 
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """The choice of a checkpoint: every candidate on real tasks, beside what training said of it at the time."""
+    """The choice of a checkpoint: every candidate on real tasks, next to its training metrics at that step."""
 
     run: TrainingRun
     choice: Selection
@@ -295,7 +295,7 @@ class CheckpointReport:
         }
 
     def table(self) -> Table:
-        """The table for a terminal, by step; the choice and what ties with it are marked."""
+        """The table for a terminal, by step; the choice and its ties are marked."""
         rows = self.in_order
         tasks = list(self.choice.best.tasks)
         shown = [metric for metric in METRICS if any(metric in training for *_, training in rows)]
@@ -341,7 +341,7 @@ class TrainingRun:
 
     @cached_property
     def checkpoints(self) -> list[RunCheckpoint]:
-        """Checkpoints by step. A directory without config.json, which is written last, is unfinished and left out."""
+        """Checkpoints by step. Directories without config.json, which is written last, are unfinished and left out."""
         found = [
             RunCheckpoint(path.name, path, int(path.name.removeprefix("step-")))
             for path in (self.path / "checkpoints").glob("step-*")
@@ -356,7 +356,7 @@ class TrainingRun:
 
     @cached_property
     def records(self) -> list[Record]:
-        """The lines of metrics.jsonl, without a last one that a kill cut short; empty if there is no such file."""
+        """The lines of metrics.jsonl, except a last line that a kill cut short; empty if there is no such file."""
         path = self.path / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         records = []
@@ -383,21 +383,21 @@ class TrainingRun:
         return section if isinstance(section, dict) else {}
 
     def curve(self, metric: str) -> tuple[list[float], list[float]]:
-        """Training seconds (steps, if records carry no seconds) and values of all records that have `metric`."""
+        """Training seconds (or steps, if records have no seconds) and values of all records that have `metric`."""
         found = [(self.moment(record), record[metric]) for record in self.records if metric in record]
         return [moment for moment, _ in found], [value for _, value in found]
 
     @property
     def timed(self) -> bool:
-        """Whether records carry seconds of training."""
+        """Whether all records have training seconds."""
         return bool(self.records) and all("seconds" in record for record in self.records)
 
     def moment(self, record: Record) -> float:
-        """Where a record lies on the run's axis: its seconds, or its step."""
+        """A record's position on the time axis: its seconds, or its step."""
         return float(record["seconds"] if self.timed else record["step"])
 
     def at(self, step: int, metrics: Sequence[str]) -> dict[str, float]:
-        """The latest values of `metrics` not after `step`, and the run's `moment` there."""
+        """The latest values of `metrics` at or before `step`, and the run's `moment` there."""
         found: dict[str, float] = {}
         for record in self.records:
             if record["step"] <= step:

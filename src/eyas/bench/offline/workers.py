@@ -1,7 +1,7 @@
 """Measurements on many machines: a worker answers a group of prompts with every method in turn.
 
-So each group is a whole interleaved comparison on one machine, and a ratio of times is never one of two machines.
-Tokens/s are pooled over the groups, that is, over the machines; all methods have the same share of each of them.
+Each group is a complete interleaved comparison on one machine, so no ratio mixes times of two machines. Tokens/s are
+pooled over groups, and so over machines; every machine contributes equally to all methods.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MakeEngine = Callable[[str], Engine]
 
 
 class GroupWork(NamedTuple):
-    """A group of prompts to be answered by some methods, and the task's first group, with which they are warmed up."""
+    """A group of prompts for some methods to answer, and the task's first group, which warms them up."""
 
     task: str
     names: tuple[str, ...]
@@ -54,17 +54,17 @@ class GroupWork(NamedTuple):
 
 
 class GroupWorker:
-    """Answers groups of prompts with engines of its own, which it makes when a method is first asked for."""
+    """Answers groups of prompts with engines of its own, made when a method is first needed."""
 
     def __init__(self, identity: dict[str, Any], make: MakeEngine) -> None:
-        """`identity` is what answers depend on: the target's fingerprint, its dtype."""
+        """`identity` is what answers depend on: the target's fingerprint, dtype and device."""
         self.identity = identity
         self._make = make
         self._engines: dict[str, Engine] = {}
         self._warm: tuple[str, tuple[str, ...]] | None = None
 
     def work(self, take: Take) -> Iterator[UnitReport]:
-        """Answer groups; the report on one has the runs by method, and the machine as it was then."""
+        """Answer groups; a group's report has its runs by method, and the state of the machine at that time."""
         while units := take(1):
             given: GroupWork = units[0].content
             self._engines = {name: self._engines.get(name) or self._make(name) for name in given.names}
@@ -89,13 +89,13 @@ class MeasuringMaker:
     methods: Mapping[str, tuple[DrafterOptions, str | None]]
     """Method -> its drafter and its tree; None: the drafter's own tree."""
     options: EngineOptions
-    """Of all engines, but for the tree."""
+    """Options of all engines, except the tree."""
 
     def __call__(self) -> GroupWorker:
         """Load the target; drafters are loaded when they are first needed."""
         session = Session.open(self.target)
 
-        @lru_cache(maxsize=1)  # trees share a drafter; of several drafters each is loaded once by its engine
+        @lru_cache(maxsize=1)  # trees share a drafter; each of several drafters is loaded once, by its engine
         def drafter(options: DrafterOptions) -> Drafter:
             return session.drafter(options)
 
@@ -111,10 +111,10 @@ class MeasuringMaker:
 
 
 class CrewMeasure:
-    """Measures as `runner.measure` does, with the workers of a crew; the engines given to it only name the methods."""
+    """Measures as `runner.measure` does, on a crew's workers; the engines given to it only name the methods."""
 
     def __init__(self, crew: Crew, settings: Mapping[str, Any]) -> None:
-        """`settings` are those that belong into a report: where the workers are, and what they compute with."""
+        """`settings` go into reports: where the workers are, and what they compute with."""
         self.settings = dict(settings)
         self._crew = crew
         self._groups: Counter[str] = Counter()
@@ -128,7 +128,7 @@ class CrewMeasure:
         plan: Plan,
         advance: Advance = lambda: None,
     ) -> dict[str, MethodResult]:
-        """The results of all groups, in the task's order, whichever worker answered them."""
+        """Results of all groups in the task's order, whichever worker answered them."""
         names, waiting = tuple(engines), deque(enumerate(task.groups))
         found: dict[Key, dict[str, list[GroupRun]]] = {}
         others = 0.0
@@ -160,17 +160,17 @@ class CrewMeasure:
 
     @property
     def described(self) -> str:
-        """Who measured, and what that means for the figures: a line for the end of a report."""
+        """What measured, and what that means for the figures: the last line of a report."""
         count = len(self._groups)
         if not count:
             return "Nothing was measured: the scores of an earlier run on a cluster were kept."
         if count == 1:
             return (
-                "All was measured on one machine of the cluster; workers that share it disturb each other's times, but "
+                "All was measured on one machine of the cluster; workers that share it affect each other's times, but "
                 "not accept lengths."
             )
         return (
             f"Measured on {count} machines, each group of prompts with all methods in turn on one of them: speedups "
             "are ratios of one machine's times, tokens/s are means over the machines. Workers that share a machine "
-            "disturb each other's times, but not accept lengths."
+            "affect each other's times, but not accept lengths."
         )

@@ -1,7 +1,7 @@
-"""The figures of reports: a training run, its checkpoints on real tasks, a tree sweep, servers under load.
+"""Figures for reports: a training run, its checkpoints on real tasks, a tree sweep, servers under load.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; text and lines are a mid grey on a transparent
-ground, legible on light and dark pages. matplotlib is imported when a plot is made, without a display.
+The palette is Okabe and Ito's, which color-blind readers can tell apart. Text and lines are mid-gray on a transparent
+background, legible on light and dark pages. matplotlib is imported only to draw, and needs no display.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.errors import UsageError
 
 if TYPE_CHECKING:
-    from eyas.bench.offline.trees import TrainingRun  # it imports torch, and a plot is checked before anything runs
+    from eyas.bench.offline.trees import TrainingRun  # imports torch, which check_plot shouldn't wait for
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY)
@@ -38,13 +38,13 @@ _STYLE: dict[str, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
     "svg.fonttype": "path",
-    "svg.hashsalt": "eyas",  # the same figure is the same file
+    "svg.hashsalt": "eyas",  # equal figures give equal files
 }
 
 
 @contextmanager
 def canvas(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure in the style, its size in inches, and its axes [rows][columns]; `options` go to `Figure.subplots`."""
+    """A styled figure of the given size in inches and its axes [rows][columns]; `options` go to `Figure.subplots`."""
     try:
         import matplotlib as mpl
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -67,7 +67,7 @@ def label(axes: Any, x: str, y: str, title: str = "") -> None:
 
 
 def svg(figure: Any) -> bytes:
-    """The figure as an SVG document, the same bytes every time."""
+    """Render a figure as an SVG document, byte for byte reproducible."""
     import matplotlib as mpl
 
     out = io.BytesIO()
@@ -85,7 +85,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def seconds_axis(values: Sequence[float]) -> tuple[float, str]:
-    """The unit that suits a span of seconds: the seconds in it, and its name."""
+    """Pick a unit for a time axis in seconds: its length in seconds, and its name."""
     longest = max(values, default=0.0)
     for seconds, name in ((3600.0, "hours"), (60.0, "minutes")):
         if longest >= 2 * seconds:
@@ -95,12 +95,12 @@ def seconds_axis(values: Sequence[float]) -> tuple[float, str]:
 
 ROWS = (("speedup", "speedup (x plain decoding)"), ("accept_length", "accept length (tokens a pass)"))
 """The rows of a tree sweep's figure: name in the report, label."""
-_AXIS = {"closed": "clients at once", "open": "requests a second"}
+_AXIS = {"closed": "concurrent clients", "open": "requests per second"}
 """Kind of load -> label of its axis."""
 
 
 def training_figure(run: TrainingRun) -> bytes:
-    """An SVG of a run's log: loss, accuracy of every draft step, accept length."""
+    """An SVG of a run's log: loss, accuracy at every draft step, accept length."""
     moments = [run.moment(record) for record in run.records]
     unit, name = seconds_axis(moments) if run.timed else (1.0, "")
     across = f"training time ({name})" if run.timed else "step"
@@ -115,7 +115,7 @@ def training_figure(run: TrainingRun) -> bytes:
         curve(length, run, "validation_accept_length", unit, ORANGE, "simulated")
         curve(length, run, "decoded_accept_length", unit, GREEN, "decoded")
         label(loss, across, "loss")
-        label(accuracy, across, "best guess right (share, validation)")
+        label(accuracy, across, "top-1 accuracy (validation)")
         label(length, across, "accept length (tokens a pass)")
         for axes in grid[0]:
             if axes.get_legend_handles_labels()[0]:
@@ -124,16 +124,16 @@ def training_figure(run: TrainingRun) -> bytes:
 
 
 def curve(axes: Any, run: TrainingRun, metric: str, unit: float, colour: str, name: str, marker: str = ".") -> None:
-    """Plot a metric over the run's axis, if the log has it; seconds are divided by `unit`."""
+    """Plot a metric against time (in `unit` seconds) or steps, if the log has it."""
     moments, values = run.curve(metric)
     if values:
         axes.plot([moment / unit for moment in moments], values, color=colour, marker=marker, label=name)
 
 
 def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
-    """An SVG of training and real decoding on one time axis: where only the first still improves, it over-fits.
+    """An SVG of training and real decoding on one time axis: where only training still improves, the run overfits.
 
-    `report` is `CheckpointReport.as_dict()`: loss, accept length and speedup are drawn.
+    Draws loss, accept length and speedup. `report` is `CheckpointReport.as_dict()`.
     """
     measured = {candidate["name"]: candidate for candidate in report["ranked"]}
     rows = [(row, measured[row["name"]]) for row in report["checkpoints"]]
@@ -166,7 +166,7 @@ def checkpoint_figure(run: TrainingRun, report: Mapping[str, Any]) -> bytes:
 
 
 def learning_figure(runs: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> bytes:
-    """An SVG of accept length by tokens read. `runs`: (a name, its points in order)."""
+    """An SVG of accept length by tokens read. `runs`: (name, its points in order)."""
     with canvas(1, 1, 6.0, 3.2) as (figure, grid):
         axes = grid[0][0]
         for (name, points), colour in zip(runs, _colours(len(runs)), strict=True):
@@ -180,7 +180,7 @@ def learning_figure(runs: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -
 def tree_figure(report: Mapping[str, Any]) -> bytes:
     """An SVG heat map of a tree sweep: depth against nodes, a panel for each beam, speedup above accept length.
 
-    Shown is the last pass of every setting, as in the table; finalists are framed, the pick is starred. `report` is
+    It shows the last pass of every setting, as the table does; finalists are framed, the pick is starred. `report` is
     `TreeReport.as_dict()`.
     """
     measured = list({one["name"]: one for done in report["passes"] for one in done["candidates"]}.values())
@@ -212,7 +212,7 @@ def _panel(
     for candidate in candidates:
         y, x = depths.index(candidate["depth"]), nodes.index(_column(candidate))
         value = table[y][x] = candidate["mean"][figure]
-        # cividis runs from dark to light, so the text has to change sides
+        # cividis runs from dark to light, so the text does the opposite
         light = value < (scale[0] + scale[1]) / 2
         star = "*" if candidate["name"] == pick else ""
         axes.text(x, y, f"{value:.2f}{star}", ha="center", va="center", color="white" if light else "black", fontsize=8)
@@ -227,7 +227,7 @@ def _panel(
 
 
 def _column(candidate: Mapping[str, Any]) -> int:
-    """The column of a candidate: its nodes, or 0 for chains, which share one column."""
+    """The column of a candidate: its node count, or 0 for chains, which share one column."""
     return 0 if candidate["top_k"] == 1 else int(candidate["nodes"])
 
 
@@ -273,7 +273,7 @@ def methods_figure(content: Mapping[str, Any]) -> bytes:
 
 
 def _bars(axes: Any, lines: Sequence[Mapping[str, Any]], name: str, number: int, tasks: Sequence[str]) -> None:
-    """The bars of one file, the `number`-th of `tasks`, a method below the other; speedups with their quartiles."""
+    """Draw one file's bars (`tasks[number]`), one for each method; speedups get their quartiles as whiskers."""
     height = 0.8 / len(tasks)
     y = [index - 0.4 + height * (number + 0.5) for index in range(len(lines))]
     values = [line[name] or 0.0 for line in lines]
@@ -294,7 +294,7 @@ def _bars(axes: Any, lines: Sequence[Mapping[str, Any]], name: str, number: int,
 def serve_figure(content: Mapping[str, Any]) -> bytes:
     """An SVG of a serving benchmark: throughput, ratios, latencies and accept length by load.
 
-    `content` is `ServeReport.as_dict()`, whose loads are all of one kind.
+    `content` is `ServeReport.as_dict()`; its loads are all of one kind.
     """
     lines = content["lines"]
     sides = list(dict.fromkeys(line["side"] for line in lines))
@@ -326,9 +326,9 @@ def serve_figure(content: Mapping[str, Any]) -> bytes:
                 axes[0][1].annotate(f"{side}: crossover", (level, 1.0), **below)
         titles = (
             ("output tokens/s", "throughput"),
-            (f"ratio to {baseline}", "ratio, least to most"),
+            (f"ratio to {baseline}", "ratio, minimum to maximum"),
             ("ms", "TTFT, p50 and p99 (dotted)"),
-            ("ms a token", "TPOT, p50 and p99 (dotted)"),
+            ("ms per token", "TPOT, p50 and p99 (dotted)"),
             ("ms", "whole answer, p50 and p99 (dotted)"),
             ("tokens per target pass", "accept length"),
         )

@@ -1,4 +1,4 @@
-"""A report as one HTML file that holds its texts, tables and plots, has no script and loads nothing."""
+"""Self-contained HTML reports: text, tables and plots in one file, with no scripts and nothing to load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from eyas.runtime import busy
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `faint` ones are set in grey."""
+    """A paragraph; `faint` ones are set in gray."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -39,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True)
 class DataTable:
-    """A table; columns of numbers are aligned to the right, `marked` rows are highlighted."""
+    """A table; numeric columns are right-aligned, `marked` rows are highlighted."""
 
     kind: ClassVar[str] = "table"
     headers: Sequence[str]
@@ -49,7 +49,7 @@ class DataTable:
 
     @property
     def numeric(self) -> list[int]:
-        """Indices of the columns whose every cell looks like a number."""
+        """Indices of the columns in which every cell looks like a number."""
         width = max((len(row) for row in self.rows), default=0)
         return [i for i in range(width) if self.headers and all(_number(row[i]) for row in self.rows)]
 
@@ -70,7 +70,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Json:
-    """A JSON document under a title, folded until it is clicked."""
+    """A JSON document with a title, collapsed until it is clicked."""
 
     kind: ClassVar[str] = "json"
     title: str
@@ -84,7 +84,7 @@ class Json:
 
 @dataclass(frozen=True)
 class Tiles:
-    """Figures to see first. `values`: (what it is, the figure, what it is measured against or by)."""
+    """Headline figures. `values`: (label, figure, what it refers to)."""
 
     kind: ClassVar[str] = "tiles"
     values: Sequence[tuple[str, str, str]]
@@ -110,7 +110,7 @@ class Section:
 
 
 def render(title: str, lead: Sequence[Block], sections: Sequence[Section]) -> str:
-    """The HTML of a report: title, the blocks that sum it up, sections."""
+    """Render a report as HTML: title, summary blocks, sections."""
     loader = PackageLoader("eyas.bench.report", package_path=".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.get_template("page.html.j2")
@@ -124,7 +124,7 @@ def pairs(values: dict[str, Any]) -> DataTable:
 
 
 def cell(value: Any) -> str:
-    """A value as the text of a table's cell."""
+    """Format a value as a table cell."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -155,7 +155,7 @@ class Learnt(NamedTuple):
 
     @staticmethod
     def of(made: Report, accept_length: float) -> Learnt:
-        """By the provenance in its config.json."""
+        """Read the counts from the provenance in a drafter's config.json."""
         step = made["steps"]
         return Learnt(made["rows"], step, step * made["loop"]["accumulate"] * made["batch_tokens"], accept_length)
 
@@ -163,16 +163,15 @@ class Learnt(NamedTuple):
 def headline(
     checkpoints: Report | None, trees: Report | None, methods: Report | None, target: str, drafter: Path
 ) -> list[Block]:
-    """What the report comes to: one verdict, its figures, and the command that serves what was measured.
+    """The conclusion of the report: one verdict, its figures, and the command that serves what was measured.
 
-    All of it speaks of one measurement: the comparison of methods, else the best draft tree's, or the best checkpoint's
-    where no trees were compared.
+    All three describe one measurement: the comparison of methods, else the best draft tree, else the best checkpoint.
     """
     if methods is not None:
         return _fastest(methods, target)
     report = checkpoints if trees is None else trees
     if report is None:
-        return [Text("Nothing was measured on real tasks yet: run `eyas bench checkpoints`.")]
+        return [Text("Nothing was measured on real tasks so far: run `eyas bench checkpoints`.")]
     best = Candidate.from_dict(report["ranked"][0])
     doubted = doubt(best)
     name = checkpoints["pick"] if checkpoints is not None else Path(report["drafter"]).name
@@ -196,7 +195,7 @@ def headline(
 
 
 def _tiles(speedup: float, length: float, speed: float, tasks: str, counts: Sequence[int], answers: str) -> Tiles:
-    """The figures to see first; `counts`: answers that are plain decoding's, and all."""
+    """The headline figures; `counts`: answers equal to plain decoding's, and all answers."""
     return Tiles(
         (
             ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
@@ -208,7 +207,7 @@ def _tiles(speedup: float, length: float, speed: float, tasks: str, counts: Sequ
 
 
 def _fastest(methods: Report, target: str) -> list[Block]:
-    """The verdict of a comparison of methods, the figures of the fastest, and how to serve it."""
+    """The verdict of a comparison of methods, the fastest method's figures, and the command that serves it."""
     answers = [line for line in methods["lines"] if line["task"] != MEAN]
     lines = [line for line in answers if line["method"] == methods["fastest"]]
     names = ("speedup", "accept_length", "tokens_per_second")
@@ -221,7 +220,7 @@ def _fastest(methods: Report, target: str) -> list[Block]:
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:
-    """What was trained on what, by the recipe and the drafter's config.json."""
+    """What was trained on which data, from the recipe and the drafter's config.json."""
     made = drafter.get("eyas", {})
     sizes = {
         "layers": drafter.get("num_hidden_layers"),
@@ -306,7 +305,7 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
             ),
             Text(
                 "classic: bf16 states of three taps and the final one, ids and mask as int64. Planned figures are "
-                "those of `eyas plan` for so many chats of their mean length.",
+                "what `eyas plan` gives for the same number of chats of the same mean length.",
                 faint=True,
             ),
         ],
@@ -315,12 +314,12 @@ def store_section(manifest: Report, planned: Sequence[tuple[str, int]], actual: 
 
 def training_section(run: TrainingRun) -> Section:
     """The curves of the run's log over training time."""
-    words = "Loss, share of right best guesses at every draft step, and accept length, over the time spent training."
+    words = "Loss, top-1 accuracy at every draft step, and accept length, over the time spent training."
     return Section("Training", [Image(training_figure(run), words), Text(words, faint=True)])
 
 
 def checkpoint_section(run: TrainingRun, report: Report) -> Section:
-    """Every checkpoint on real tasks, and the one that was chosen."""
+    """Every checkpoint on real tasks, and which one was chosen."""
     ranked = {candidate["name"]: candidate for candidate in report["ranked"]}
     tasks = list(report["ranked"][0]["tasks"])
     shown = [metric for metric in METRICS if any(metric in row["training"] for row in report["checkpoints"])]
@@ -348,13 +347,13 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
 
 
 def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
-    """Accept length on real tasks by the data that drafters have read. `runs`: (a name, its checkpoints by step)."""
+    """Accept length on real tasks by tokens trained on. `runs`: (name, its checkpoints in order of steps)."""
     rows = [
         (name, cell(one.chats), cell(one.step), cell(one.tokens), f"{one.accept_length:.3f}")
         for name, checkpoints in runs
         for one in checkpoints
     ]
-    words = "Accept length on real tasks by the tokens that a drafter was trained on so far, a line for each run."
+    words = "Accept length on real tasks by the number of tokens trained on, one line for each run."
     points = [(name, [(one.tokens, one.accept_length) for one in found]) for name, found in runs]
     return Section(
         "Accept length by data",
@@ -362,8 +361,8 @@ def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
             Image(learning_figure(points), words),
             DataTable(("run", "chats", "step", "tokens read", "accept length"), rows),
             Text(
-                "Tokens read are those of full micro-batches, with every epoch counted. Where a line still rises, more "
-                "epochs help; where a run of more chats lies above, more data does.",
+                "Tokens read assume full micro-batches and count every epoch. Where a line still rises, more epochs "
+                "help; where a run on more chats lies above the others, more data helps.",
                 faint=True,
             ),
         ],
@@ -387,8 +386,8 @@ def tree_section(report: Report) -> Section:
             Text(f"Pick: {report['reason']}"),
             Image(tree_figure(report), "Heat map of speedup and accept length by depth, beam and nodes."),
             Text(
-                "The map shows every tree's last pass; framed trees reached the last of all (prompts a file: "
-                f"{report['passes'][-1]['prompts']}), only their figures compare. The star is the pick.",
+                "The map shows the last pass of every tree. Framed trees reached the final pass (prompts per file: "
+                f"{report['passes'][-1]['prompts']}); only their figures can be compared. The star marks the pick.",
                 faint=True,
             ),
             *_warning(report),
@@ -398,7 +397,7 @@ def tree_section(report: Report) -> Section:
 
 
 def methods_section(report: Report) -> Section:
-    """The methods compared: speedup, accept length, and how often each position of a draft was accepted."""
+    """The comparison of methods: speedup, accept length, and acceptance rate by draft position."""
     rows = [
         (
             line["method"], line["task"], f"{line['temperature']:g}", f"{line['speedup']:.2f}x",
@@ -421,7 +420,7 @@ def methods_section(report: Report) -> Section:
 
 
 def _costs(report: Report) -> DataTable:
-    """What each method costs apart from the time of a pass."""
+    """What each method costs besides the time of a target pass."""
     shares = {
         method["method"]: [line["draft_share"] for line in report["lines"] if line["method"] == method["method"]]
         for method in report["methods"]
@@ -439,7 +438,7 @@ def _costs(report: Report) -> DataTable:
 
 
 def sample_section(samples: Sequence[Report]) -> Section:
-    """A prompt of each file and the target's answer, which is the same whatever drafts."""
+    """One prompt from each file and the target's answer, which is the same with any drafter."""
     blocks: list[Block] = []
     for sample in samples:
         blocks.append(Text(f"{sample['task']}: {sample['prompt'] or '(token ids)'}", faint=True))
@@ -448,7 +447,7 @@ def sample_section(samples: Sequence[Report]) -> Section:
 
 
 def concurrency_section(report: Report) -> Section:
-    """The served drafter under load: throughput and waiting by the number of clients."""
+    """The served drafter under load: throughput and latency by load level."""
     rows = [
         (
             f"{line['load']['level']:g}", line["side"], f"{line['tokens_per_second_median']:.1f}",
@@ -458,7 +457,7 @@ def concurrency_section(report: Report) -> Section:
         )
         for line in report["lines"]
     ]  # fmt: skip
-    load = "clients at once" if report["lines"][0]["load"]["kind"] == "closed" else "requests a second"
+    load = "concurrent clients" if report["lines"][0]["load"]["kind"] == "closed" else "requests per second"
     headers = (load, "side", "tokens/s", f"ratio to {report['baseline']}", "first token p50 (ms)", "accept length")
     return Section(
         "Concurrency",
@@ -486,8 +485,8 @@ def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Sect
 WORDS = Section(
     "Words",
     [
-        Text("accept length: tokens a pass of the target, the target's own token counted."),
-        Text("speedup: tokens/s over those of plain decoding by the same code, interleaved with it in one run."),
-        Text("simulated: from teacher-forced validation; decoded: from really answering prompts."),
+        Text("accept length: tokens per target pass, including the target's own token."),
+        Text("speedup: tokens/s divided by plain decoding's; the same code runs both, interleaved."),
+        Text("simulated: from teacher-forced validation; decoded: from generating answers to prompts."),
     ],
 )

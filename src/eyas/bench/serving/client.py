@@ -1,7 +1,7 @@
-"""The client of a benchmark: makes requests of prompt files, sends them, and parses the streams that come back.
+"""The benchmark client: makes requests from prompt files, sends them, and parses the streamed answers.
 
-A load sends requests from clients that wait for their answers, or at random moments. A streamed answer is bytes with
-the times they came, parsed after the load is over so that parsing doesn't slow it.
+A load comes from clients that wait for their answers (closed loop), or from random arrivals (open loop). Streams are
+stored as bytes with arrival times and parsed after the load has ended, so that parsing doesn't slow it.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ AnswerT = TypeVar("AnswerT")
 Send = Callable[[int], Awaitable[AnswerT]]
 """Sends request number `i` of the load and waits for its answer."""
 CHAT, TEXT = "/chat/completions", "/completions"
-"""The routes of chats and of texts or token ids."""
+"""Routes for chats, and for text or token ids."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """A level of load: clients at once (closed loop) or requests per second (open loop)."""
+    """A level of load: concurrent clients (closed loop) or requests per second (open loop)."""
 
     kind: Literal["closed", "open"]
     level: float
-    """Clients at once, or requests a second."""
+    """Concurrent clients, or requests per second."""
 
     def __str__(self) -> str:
         return f"{self.level:g} at once" if self.kind == "closed" else f"{self.level:g} requests/s"
 
     @property
     def clients(self) -> int:
-        """Clients at once; 1 for an open loop."""
+        """Concurrent clients; 1 for an open loop."""
         return int(self.level) if self.kind == "closed" else 1
 
     def requests(self, least: int, per_client: float) -> int:
-        """Requests of a run: at least `least`, and in a closed loop `per_client` for each client."""
+        """Number of requests in a run: at least `least`, and in a closed loop at least `per_client` per client."""
         return max(least, math.ceil(per_client * self.clients)) if self.kind == "closed" else least
 
 
 async def run_load(load: Load, send: Send[AnswerT], count: int, seed: int) -> list[AnswerT]:
-    """Send `count` requests under a load; returns the answers in the order of the requests."""
+    """Send `count` requests under a load and return the answers in the order of the requests."""
     if load.kind == "closed":
         return await _closed(send, count, load.clients)
     return await _open(send, arrivals(load.level, count, seed))
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Arrival times in seconds: a Poisson process that begins with a request at 0; a seed always gives the same."""
+    """Arrival times in seconds: a Poisson process with its first request at 0, reproducible by `seed`."""
     chance = random.Random(seed)
     moments = [0.0]
     while len(moments) < count:
@@ -71,7 +71,7 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 
 async def _closed(send: Send[AnswerT], count: int, clients: int) -> list[AnswerT]:
-    """Each client sends its next request when it has its answer."""
+    """Each client sends its next request as soon as it has its answer."""
     answers: dict[int, AnswerT] = {}
     waiting = iter(range(count))
 
@@ -84,7 +84,7 @@ async def _closed(send: Send[AnswerT], count: int, clients: int) -> list[AnswerT
 
 
 async def _open(send: Send[AnswerT], moments: Sequence[float]) -> list[AnswerT]:
-    """Requests are sent at their times, whether or not earlier ones are answered."""
+    """Send requests at their times, whether or not earlier ones have been answered."""
     began = asyncio.get_running_loop().time()
 
     async def arriving(number: int, moment: float) -> AnswerT:
@@ -102,21 +102,21 @@ class Item:
     path: str
     """`/chat/completions` or `/completions`."""
     prompt: dict[str, Any]
-    """The body's `messages` or `prompt`, and what else belongs to it."""
+    """The body's `messages` or `prompt`, and fields that go with it."""
     tokens: int | None = None
-    """Most tokens of the answer; None = what the sampling parameters say."""
+    """Maximum tokens of the answer; None = the sampling parameters' own."""
 
     def body(self, model: str, params: SamplingParams, number: int) -> dict[str, Any]:
-        """The JSON body of the request, streamed; its seed is that of the parameters plus `number`."""
+        """The JSON body of the request, with streaming; its seed is `params.seed + number`."""
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         most = {} if self.tokens is None else {"max_tokens": self.tokens}
         return {"model": model, **self.prompt, **sampling_fields(params, params.seed + number), **most, **streamed}
 
 
 def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: Any = None) -> list[Item]:
-    """All rows of all files in one shuffled order; of a row with `turns` the first one.
+    """Read all rows of all files in one shuffled order; of a row with `turns`, only the first turn.
 
-    With a tokenizer its chat template is applied here and every prompt is sent as token ids, so that servers which
+    With a tokenizer, its chat template is applied here and every prompt is sent as token ids, so that servers that
     render chats differently still get the same prompt. Raises DataError for a row that can't be read.
     """
     items = []
@@ -130,7 +130,7 @@ def read_items(paths: Sequence[Path], limit: int | None, seed: int, tokenizer: A
 
 
 def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = ()) -> Item:
-    """The request of a row's next turn, given the answers to earlier ones. RequestError if the template refuses it."""
+    """The request for a row's next turn, given earlier answers. Raises RequestError if the template refuses it."""
     if row.token_ids is not None:
         return Item(name, TEXT, {"prompt": list(row.token_ids)})
     if row.prompt is not None and (row.raw or (tokenizer is not None and not has_chat_template(tokenizer))):
@@ -143,9 +143,9 @@ def item_of(row: PromptRow, name: str, tokenizer: Any, answers: Sequence[str] = 
         messages.append(Message(role="user", content=turn))
     if tokenizer is not None:
         prompt: dict[str, Any] = {"prompt": list(encode_chat(tokenizer, messages))}
-        from eyas.targets.tokenizers import turn_end_ids  # with torch: wrong loads are refused without it
+        from eyas.targets.tokenizers import turn_end_ids  # imports torch; bad options are refused without it
 
-        eos_ids = turn_end_ids(tokenizer)  # that it is a chat can't be seen from its ids
+        eos_ids = turn_end_ids(tokenizer)  # the server can't tell from token ids that it's a chat
         return Item(name, TEXT, prompt | {"stop_token_ids": list(eos_ids)} if eos_ids else prompt)
     return Item(name, CHAT, {"messages": [as_sent(message) for message in messages]})
 
@@ -160,7 +160,7 @@ class TimedAnswer:
     """When it was sent, in seconds since the load began."""
     seconds: float
     first_seconds: float | None = None
-    """Until the first text; None if there was no text."""
+    """Time to the first text; None if there was no text."""
     tokens: int = 0
     """Output tokens as the server's `usage` counts them."""
     prompt_tokens: int = 0
@@ -181,7 +181,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True)
 class RawStream:
-    """The bytes of a streamed answer, with the times they came."""
+    """The bytes of a streamed answer, with their arrival times."""
 
     item: int
     started: float
@@ -191,7 +191,7 @@ class RawStream:
     error: str | None = None
 
     def read(self) -> TimedAnswer:
-        """Parse the server-sent events into an answer, whose `error` says what is wrong with them."""
+        """Parse the server-sent events into an answer; its `error` says what is wrong with them."""
         if self.error is not None:
             return TimedAnswer(self.item, self.started, self.seconds, error=self.error)
         texts: list[str] = []
@@ -232,7 +232,7 @@ class RawStream:
 
 
 def _events(pieces: Sequence[tuple[float, bytes]]) -> list[tuple[float, str]]:
-    """The time and the data of every event; the time is when its last byte came."""
+    """Time and data of every event; the time is when its last byte arrived."""
     found, rest = [], b""
     for seconds, piece in pieces:
         *lines, rest = (rest + piece).split(b"\n")
@@ -250,9 +250,9 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 def _speculation(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) -> tuple[float, float]:
-    """Target passes and accepted draft tokens, by eyas's `usage` or llama.cpp's `timings`; (0, 0) if neither is there.
+    """Target passes and accepted draft tokens, from eyas's `usage` or llama.cpp's `timings`; (0, 0) without either.
 
-    With llama.cpp every token that wasn't drafted took a pass.
+    For llama.cpp, every token that isn't an accepted draft token counts as one pass.
     """
     statistics = usage.get("eyas")
     if isinstance(statistics, dict):
@@ -265,7 +265,7 @@ def _speculation(tokens: int, usage: dict[str, Any], timings: dict[str, Any]) ->
 
 
 _NO_IDS = frozenset({400, 404, 405, 415, 422, 501})
-"""Status codes with which servers refuse a prompt of token ids."""
+"""Status codes by which servers refuse a prompt of token ids."""
 
 
 @dataclass(frozen=True)
@@ -284,12 +284,12 @@ class LoadRun:
 
 
 class Client:
-    """Sends requests to one side. Use it as an async context manager; raises EndpointError if the side isn't there."""
+    """Sends requests to one side. Use it as an async context manager; raises EndpointError if it can't be reached."""
 
     def __init__(
         self, side: Side, params: SamplingParams, timeout: float, api_key: str | None = None, *, own_seeds: bool = True
     ) -> None:
-        """`own_seeds`: request number i has the seed plus i; else all have the same seed."""
+        """`own_seeds`: request number i gets `params.seed + i`; else all get the same seed."""
         self.side, self.params, self._timeout, self._own_seeds = side, params, timeout, own_seeds
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -317,7 +317,7 @@ class Client:
         return LoadRun(seconds, [stream.read() for stream in streams], after - before)
 
     async def takes_ids(self, prompt: Sequence[int]) -> bool:
-        """Whether the server completes a prompt of token ids. Raises EndpointError if it answers nothing at all."""
+        """Whether the server completes a prompt of token ids. Raises EndpointError for any other failure."""
         body = {"model": self._model, "prompt": list(prompt), "max_tokens": 1}
         url = self.side.url + TEXT
         try:

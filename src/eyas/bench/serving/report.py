@@ -1,4 +1,4 @@
-"""Figures of a serving benchmark, as a table, as Markdown and as JSON. Every figure is defined here."""
+"""Figures of a serving benchmark as a table, Markdown and JSON. Every figure is defined here."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ QUANTILES = {"p50": 50, "p90": 90, "p99": 99}
 ACCEPT_LENGTH = (
     "accept length: tokens per target pass, 1 + accepted / passes (from `usage.eyas` or llama.cpp's `timings`; else "
     "1 + accepted / drafts of the server's counters, or SGLang's own latest mean). Where the first token comes from "
-    "reading the prompt, it is no pass."
+    "prefill, that isn't counted as a pass."
 )
 DEFINITIONS = (
     "tokens/s: output tokens of all answers (as the server's `usage` counts them) / wall time from the first request "
     "to the end of the last answer, prefill included; median over repeats.",
-    "ratio: tokens/s of the side / tokens/s of the baseline in the same repeat (open loop: the baseline's mean time of "
-    "an answer / the side's); median, and the least of all repeats.",
+    "ratio: tokens/s of the side / tokens/s of the baseline in the same repeat (open loop: the baseline's mean time "
+    "per answer / the side's); median over repeats. least: the smallest of all repeats.",
     "TTFT: request sent to first text. TPOT: (end - first text) / (tokens - 1) of an answer. e2e: request sent to end "
     "of stream. Quantiles over the answers of all repeats, milliseconds.",
     ACCEPT_LENGTH,
-    "same: answers whose text is the baseline's, of those that both gave.",
+    "same: answers whose text equals the baseline's, of those that both gave.",
 )
 
 
@@ -114,7 +114,7 @@ class ServeReport:
         return [line for line in self.lines if line.side == side]
 
     def crossover(self, side: str) -> Load | None:
-        """The lowest load from which on a side is slower than the baseline; None if it isn't at the highest load."""
+        """The lowest load from which a side stays slower than the baseline; None if it isn't slower at the highest."""
         crossed = None
         for line in reversed(self.of(side)):
             if median(line.ratios) >= 1.0:
@@ -204,7 +204,7 @@ def quantiles(seconds: Sequence[float | None]) -> dict[str, float]:
 
 
 def accept_length(runs: Sequence[LoadRun]) -> float | None:
-    """1 + accepted / target passes: by the answers, else by the server's counters; None without either."""
+    """1 + accepted / target passes, from the answers or else the server's counters; None without either."""
     counted = [answer for run in runs for answer in run.answers if answer.passes]
     if counted:
         return 1.0 + sum(answer.accepted for answer in counted) / sum(answer.passes for answer in counted)
@@ -225,7 +225,7 @@ def _mean_seconds(answers: Sequence[TimedAnswer]) -> float:
 
 
 def row_of(line: LoadLine, baseline: str) -> tuple[str, ...]:
-    """The cells of a line, by `COLUMNS`; empty where a figure means nothing."""
+    """The cells of a line, by `COLUMNS`; empty where a figure has no meaning."""
     other = line.side != baseline
     return (
         str(line.load),

@@ -1,7 +1,7 @@
-"""A serving benchmark: under each load every side in turn, in an order that rotates, several times.
+"""A serving benchmark: under each load, every side in turn, several times in rotating order.
 
 Only one side is under load at a time; all get the same requests in the same order. Ratios are taken within a repeat,
-between runs next to each other, so that what slows the machine for a while slows both.
+between runs next to each other, so that a passing slowdown of the machine affects both.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ServePlan:
     requests: int = 16
     """The fewest requests of a run."""
     per_client: float = 2.0
-    """In a closed loop, the fewest of each client."""
+    """In a closed loop, the fewest requests per client."""
     warmup: int = 1
     """Uncounted requests by each client, once for each load and side; 0 = none."""
     seed: int = 0
-    """Of the prompts' order and the arrivals."""
+    """Seed of the prompts' order and of the arrivals."""
 
     def count(self, load: Load) -> int:
         """How many requests one run under a load has."""
@@ -52,7 +52,7 @@ async def measure_sides(
     around: Callable[[str], AbstractContextManager[object]] = nullcontext,
     advance: Callable[[], None] = lambda: None,
 ) -> Results:
-    """Measure every side under every load, `plan.repeats` times. Raises EndpointError for a side that isn't there.
+    """Measure every side under every load, `plan.repeats` times. Raises EndpointError for a side that can't be reached.
 
     `connect(side)` is a client of the side's server; `around(side)`, such as an `IdleMeter`, is entered around each
     measured run.
@@ -60,7 +60,7 @@ async def measure_sides(
     results: Results = {}
     async with AsyncExitStack() as stack:
         clients = {side.name: await stack.enter_async_context(connect(side)) for side in sides}
-        at = 0  # the number of the next request, on which alone its prompt and its seed depend
+        at = 0  # number of the next request, which alone determines its prompt and seed
         for load in loads:
             warm = _taken(items, at, plan.warmup * load.clients)
             if warm:
@@ -80,5 +80,5 @@ async def measure_sides(
 
 
 def _taken(items: Sequence[Item], first: int, count: int) -> list[Item]:
-    """`count` items from the `first` on, wrapping around."""
+    """`count` items starting at `first`, wrapping around."""
     return [items[number % len(items)] for number in range(first, first + count)]

@@ -1,8 +1,8 @@
-"""The servers of a benchmark: processes started for it, their counters, and sides with the settings of their requests.
+"""The servers of a benchmark: processes started for it, their counters, and sides with their request settings.
 
-A process is up before anything is measured and gone afterwards; the processor time that it uses while idle is measured.
+A process is ready before anything is measured and gone afterwards; the processor time it uses while idle is measured.
 
-Counters of its speculation are a server's own, read from the pages on which engines publish them.
+Speculation counters are the server's own, read from the pages on which engines publish them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SpeculationCounts:
     by_position: tuple[float, ...] = ()
     """`[i]` = drafts accepted at depth i + 1."""
     length: float | None = None
-    """SGLang publishes a mean accept length in place of counts: its latest one, not that of the run."""
+    """SGLang publishes a mean accept length instead of counts: the latest one, not the run's."""
 
     def __add__(self, other: SpeculationCounts) -> SpeculationCounts:
         return self._with(other, 1.0)
@@ -72,9 +72,9 @@ class SpeculationCounts:
 
 
 def read_metrics(page: str) -> SpeculationCounts | None:
-    """The counts on a Prometheus page; None if the page holds none or is not in Prometheus' format.
+    """The counts on a Prometheus page; None if the page has none or isn't in Prometheus' format.
 
-    The counters of eyas, vLLM and llama.cpp are summed over their labels; of SGLang's gauge the mean is taken.
+    The counters of eyas, vLLM and llama.cpp are summed over their labels; SGLang's gauge is averaged.
     """
     sums = dict.fromkeys(("drafts", "draft_tokens", "accepted_tokens"), 0.0)
     positions: dict[int, float] = {}
@@ -88,7 +88,7 @@ def read_metrics(page: str) -> SpeculationCounts | None:
     for sample in samples:
         engine, _, rest = sample.name.partition(":")
         name = rest.removeprefix(_PREFIX).removesuffix("_total")
-        if sample.name == _SGLANG_LENGTH and sample.value > 0:  # 0: of a rank without work
+        if sample.name == _SGLANG_LENGTH and sample.value > 0:  # 0: a rank without work
             lengths.append(sample.value)
         elif engine not in _ENGINES or not rest.startswith(_PREFIX):
             continue
@@ -110,7 +110,7 @@ def read_metrics(page: str) -> SpeculationCounts | None:
 
 
 def _parser() -> Callable[[str], Iterable[Any]]:
-    """Prometheus' own parser of its text format; UsageError where the client library isn't installed."""
+    """Prometheus' own parser of its text format; raises UsageError if the client library isn't installed."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError:
@@ -121,7 +121,7 @@ def _parser() -> Callable[[str], Iterable[Any]]:
 
 
 def read_server_info(info: Any) -> SpeculationCounts | None:
-    """SGLang's `/get_server_info`, for servers started without metrics; None if it holds no accept length."""
+    """SGLang's `/get_server_info`, for servers started without metrics; None if it has no accept length."""
     states = info.get("internal_states") if isinstance(info, dict) else None
     lengths = [state.get("avg_spec_accept_length") for state in states or () if isinstance(state, dict)]
     known = [float(length) for length in lengths if isinstance(length, int | float) and length > 0]
@@ -145,7 +145,7 @@ class ServerProcess:
     ) -> None:
         """`command(port)` is what to run; `environment` is added to this process's.
 
-        `bound`: it is killed when this process ends, even by kill -9, with all that it started.
+        `bound`: the server and all it started are killed when this process ends, even by kill -9.
         """
         self._bound = bound
         self.name, self.port, self._ready_seconds = name, _free_port(), ready_seconds
@@ -184,7 +184,7 @@ class ServerProcess:
         self._log.close()
 
     def start(self) -> float:
-        """Start it; returns the seconds until it was ready. EndpointError if it ends or isn't ready in time."""
+        """Start it; returns the seconds until it was ready. Raises EndpointError if it exits or isn't ready in time."""
         began = time.monotonic()
         self._process = subprocess.Popen(
             self.command,
@@ -194,7 +194,7 @@ class ServerProcess:
             env=self._environment,
             start_new_session=True,  # so that all it starts can be found and ended
         )
-        if self._bound:  # engines' processes don't all notice that the one that started them is gone
+        if self._bound:  # not every engine's processes notice that their parent is gone
             self._guard = subprocess.Popen(
                 ["sh", "-c", f"read -r _; kill -s KILL -- -{self.pid}"],
                 stdin=subprocess.PIPE,  # closed by the system when this process ends
@@ -256,7 +256,7 @@ def eyas_server(
 
 
 class IdleMeter:
-    """Measures what servers use of the processor while another one is under load, which that takes from it."""
+    """Measures the processor time that idle servers take from the one under load."""
 
     def __init__(self, servers: Mapping[str, ServerProcess]) -> None:
         """`servers`: side -> its server; two sides may share one."""
@@ -321,7 +321,7 @@ def parse_side(text: str, default_name: str = "") -> Side:
         name, url = default_name, address
     if not name or not url.startswith(("http://", "https://")):
         raise UsageError(
-            f"{text!r} is no server: write http://HOST:PORT/v1 (with --side NAME=http://...), perhaps with "
+            f"{text!r} isn't a server: write http://HOST:PORT/v1 (with --side NAME=http://...), optionally followed by "
             ",speculate=false or ,model=NAME"
         )
     values: dict[str, Any] = {}
@@ -338,8 +338,8 @@ def parse_side(text: str, default_name: str = "") -> Side:
 
 
 def check_names(names: Sequence[str], baseline: str) -> None:
-    """Raise UsageError for two sides of one name, and for a baseline that is no side."""
+    """Raise UsageError if two sides have the same name or the baseline isn't a side."""
     if len(set(names)) < len(names):
         raise UsageError(f"two sides have the same name: {', '.join(names)}")
     if baseline not in names:
-        raise UsageError(f"--baseline {baseline!r} is none of the sides: {', '.join(names)}")
+        raise UsageError(f"--baseline {baseline!r} isn't one of the sides: {', '.join(names)}")

@@ -62,7 +62,7 @@ def accuracy(
     ] = [],  # noqa: B006  # typer copies defaults
     tree: Trees = [],  # noqa: B006
     coupled: Coupled = None,
-    shots: Annotated[int, Option(min=0, help="Examples ahead of every question of gsm8k.")] = 0,
+    shots: Annotated[int, Option(min=0, help="Examples before every question of gsm8k.")] = 0,
     shots_file: Annotated[
         Path | None,
         Option(exists=True, dir_okay=False, help="A file whose first rows are the examples: GSM8K's train split."),
@@ -76,10 +76,11 @@ def accuracy(
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
-    """Score tasks with right answers, with and without speculation.
+    """Score tasks that have correct answers, with and without speculation.
 
-    Every problem is answered plainly and by every method, with the same seed: scores, equal answers, and where answers
-    differ the target's verdict on whether rounding explains it. With --endpoint servers are compared by their texts.
+    Every problem is answered by plain decoding and by every method, with the same seed. Reported are scores, equal
+    answers and, where answers differ, the target's verdict on whether rounding explains it. With --endpoint, servers
+    are compared by their texts.
     """
     drafters = _drafters(draft_model, method, files)
     if not drafters and (tree or coupled is not None):
@@ -142,7 +143,7 @@ def accuracy(
 
 
 def _show(content: Mapping[str, Any], results: Sequence[MethodAccuracy], title: str) -> None:
-    """Print the table, every answer that differs, what the figures are, and the verdict."""
+    """Print the table, every answer that differs, the definitions of the figures, and the verdict."""
     from eyas.bench.accuracy.compare import DEFINITIONS, accuracy_table, describe_difference, verdict
 
     console = output()
@@ -157,7 +158,7 @@ def _show(content: Mapping[str, Any], results: Sequence[MethodAccuracy], title: 
 def _drafters(
     draft_model: str | None, methods: Sequence[str], files: LoadedDrafterOptions
 ) -> dict[str, DrafterOptions]:
-    """Name -> what drafts. Raises UsageError for methods that don't go with the drafter."""
+    """Name -> the options of what drafts. Raises UsageError for methods that don't go with the drafter."""
     if "none" in methods:
         raise UsageError("--method none: plain decoding is what all methods are compared with; leave it out")
     if draft_model is None and files != LoadedDrafterOptions():
@@ -215,7 +216,7 @@ def _tasks(
 def _engines(
     session: Session, drafters: Mapping[str, DrafterOptions], trees: Sequence[str], options: EngineOptions
 ) -> dict[str, Engine]:
-    """Plain decoding, and what drafts by its name; by its tree as well where there are several."""
+    """Plain decoding, and every drafter by its name; with several trees, by its tree as well."""
     from eyas.bench.offline.methods import engines_for
     from eyas.bench.offline.runner import PLAIN
 

@@ -59,7 +59,7 @@ def bench(
     """Measure drafters and trees, or a server, and plain decoding.
 
     Every prompt of every prompt file is decoded plain and by every drafter with every tree, in turns; with --endpoint,
-    by a server. See also: `eyas bench methods` compares methods of drafting, `eyas bench accuracy` scores answers and
+    by a server. See also: `eyas bench methods` compares drafting methods, `eyas bench accuracy` scores answers and
     compares them with plain decoding's, `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees`
     the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page
     about a run.
@@ -108,13 +108,13 @@ def bench(
 
 
 _HOW = ("draft_window", "draft_quantize")
-"""Options about how a drafter runs, which a report names where they are given."""
+"""Options for how a drafter runs; a report names those that are given."""
 
 
 def _engines(
     session: Session, drafters: Mapping[str, DrafterOptions], trees: Sequence[str], options: EngineOptions
 ) -> dict[str, Engine]:
-    """Plain decoding, and every drafter with every tree; of several drafters a name has both."""
+    """Plain decoding, and every drafter with every tree; with several drafters, a name has both."""
     from eyas.bench.offline.methods import engines_for
     from eyas.bench.offline.runner import PLAIN
 
@@ -172,13 +172,13 @@ class MeasuredEndpointOptions:
     ] = None
     baseline_endpoint: Annotated[
         str | None,
-        Option(help="The server it is compared with, written alike (default: our plain engine, with --model)."),
+        Option(help="The server to compare it with, in the same form (default: eyas's plain engine, with --model)."),
     ] = None
     tokenizer: Annotated[
         str | None,
-        Option(help="Render prompts here and send token ids to servers that take them (default: --model's)."),
+        Option(help="Render prompts with it here and send token ids to servers that take them (default: --model's)."),
     ] = None
-    api_key: Annotated[str | None, Option(envvar=_KEY, show_envvar=True, help="Sent to servers as their key.")] = None
+    api_key: Annotated[str | None, Option(envvar=_KEY, show_envvar=True, help="API key to send to servers.")] = None
     timeout: Annotated[float, Option(min=1, help="Seconds for a server's whole answer.")] = 600.0
 
 
@@ -217,7 +217,7 @@ def endpoint_sides(options: MeasuredEndpointOptions) -> dict[str, Side]:
 def open_endpoints(
     options: MeasuredEndpointOptions, sides: Mapping[str, Side], params: SamplingParams, tokenizer: Any
 ) -> Iterator[dict[str, Endpoint]]:
-    """The servers, connected; with a tokenizer they are sent token ids if they take them. Raises EndpointError."""
+    """Connect to the servers; with a tokenizer, those that take token ids are sent them. Raises EndpointError."""
     from eyas.bench.offline.external import Endpoint
 
     with ExitStack() as stack:
@@ -238,7 +238,7 @@ def measure_endpoints(
     settings: Mapping[str, Any],
     what: str,
 ) -> tuple[dict[str, Any], Table]:
-    """Measure the server beside its baseline and the engines here: the report and its table. Raises EndpointError."""
+    """Measure the server, its baseline and the engines here: the report and its table. Raises EndpointError."""
     from eyas.bench.machine import describe_machine
     from eyas.bench.offline.external import (
         DEFINITIONS,

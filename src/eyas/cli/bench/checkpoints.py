@@ -54,23 +54,23 @@ def checkpoints(
     coupled: Coupled = None,
     by: Annotated[
         Literal["accept_length", "speedup"],
-        Option(help="What decides. Accept length is counted, so it has no timing noise."),
+        Option(help="The deciding metric. Accept length is counted, so it has no timing noise."),
     ] = "accept_length",
-    together: Annotated[int, Option(min=1, help="Checkpoints held in memory and interleaved at a time.")] = 6,
+    together: Annotated[int, Option(min=1, help="Checkpoints held in memory and measured in turns.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick, with its tree, to RUN/pick.")] = False,
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
     """Measure every checkpoint of a training run; pick the best, and a draft tree for it.
 
-    That is the one with the best mean over the prompt files, each measured in turns with plain decoding. Results are
-    kept in RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. There, too, are
-    checkpoints.json and checkpoints.svg: training metrics, accept length and speedup on one time axis. With --on ray
-    each group of prompts is answered with all methods in turn by one worker.
+    The best has the highest mean over the prompt files, each measured in turns with plain decoding. Results are kept in
+    RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. checkpoints.json and
+    checkpoints.svg there show training metrics, accept length and speedup on one time axis. With --on ray, one worker
+    answers each group of prompts with all methods in turn.
 
     The pick is then decoded with a few trees, unless one is given: short chains, and a small tree. The fastest becomes
-    its own if it is certain to be faster than plain decoding, else `auto`, which drafts only where that pays.
-    RUN/bench/trees.json says why; `eyas bench trees` tries many more.
+    its default if it is certain to be faster than plain decoding, else `auto` does, which drafts only where that pays
+    off. RUN/bench/trees.json says why; `eyas bench trees` tries many more.
     """
     params = sampling_params(sampling)
     if tree is not None:
@@ -129,7 +129,7 @@ def checkpoints(
 
 
 def _key(settings: Mapping[str, Any], session: Session, workers: CrewMeasure | None) -> dict[str, Any]:
-    """What a score depends on besides the drafter and the prompts."""
+    """What a score depends on apart from the drafter and the prompts."""
     from eyas.bench.machine import describe_machine
     from eyas.targets.fingerprint import fingerprint
 
@@ -139,7 +139,7 @@ def _key(settings: Mapping[str, Any], session: Session, workers: CrewMeasure | N
 
 
 def _write(report: CheckpointReport, trees: TreeReport | None, json: bool, path: Path | None) -> None:
-    """Write the reports beside the run, and that on checkpoints wherever it was asked for."""
+    """Write the reports into the run's folder, and the one on checkpoints wherever it was requested."""
     from eyas.bench.report.figures import checkpoint_figure
     from eyas.files import write_bytes, write_json
 
@@ -152,7 +152,7 @@ def _write(report: CheckpointReport, trees: TreeReport | None, json: bool, path:
 
 
 def _show(report: CheckpointReport, trees: TreeReport | None, workers: CrewMeasure | None) -> None:
-    """Print the tables, the picks and why they are."""
+    """Print the tables, the picks and the reasons for them."""
     console = output()
     show_table(console, report.table())
     console.print(f"Pick: {report.choice.reason}")
@@ -164,7 +164,7 @@ def _show(report: CheckpointReport, trees: TreeReport | None, workers: CrewMeasu
 
 
 def _write_pick(best: Path, folder: Path, decided: Selection, tree: str | None) -> None:
-    """Copy the checkpoint that was picked, with the tree that was decided on unless one was given."""
+    """Copy the picked checkpoint, with the given tree, or else the one that was decided on."""
     from eyas.bench.offline.trees import tree_to_keep, write_default_tree
     from eyas.files import copy_folder
 
@@ -178,7 +178,7 @@ def _write_pick(best: Path, folder: Path, decided: Selection, tree: str | None) 
 def _trees(
     bench: DrafterBench, picked: Path, settings: Mapping[str, Any], cluster: ClusterOptions | None, make: MeasuringMaker
 ) -> TreeReport:
-    """A few trees for the checkpoint that was picked, measured on the same prompts; with a cluster, by its workers."""
+    """Measure a few trees for the picked checkpoint on the same prompts; with a cluster, its workers measure."""
     from eyas.bench.offline.trees import FEW, TreeReport, TreeSweep, grid, tree_engines
 
     tried, drafter = grid(*FEW), DrafterOptions(picked)

@@ -58,11 +58,11 @@ def methods(
         Option(help="seeds: each method of EAGLE's own comparisons, with the tree that its paper uses."),
     ] = None,
     tree: Annotated[
-        list[str], Option(help="The trees of all, or NAME=TREE of one method; may be repeated (default: their own).")
+        list[str], Option(help="A tree for all, or NAME=TREE for one method; may be repeated (default: their own).")
     ] = [],  # noqa: B006
-    temperature: Annotated[str, Option(help="Comma-separated; every method at each.")] = "0",
+    temperature: Annotated[str, Option(help="Comma-separated; every method runs at each.")] = "0",
     max_new_tokens: MaxNewTokens = 256,
-    seed: Annotated[int, Option(help="The same seed gives the same output, whatever drafts.")] = 0,
+    seed: Annotated[int, Option(help="The same seed gives the same output with every method.")] = 0,
     frequency_penalty: Annotated[
         float, Option(help="Keeps small models from repeating one phrase, which is easy to draft.")
     ] = 0.0,
@@ -70,14 +70,14 @@ def methods(
     transformers: Annotated[
         bool, Option("--transformers", help="Measure transformers.generate as well, at temperature 0.")
     ] = False,
-    plot: Annotated[Path | None, Option(dir_okay=False, help="The figures as a plot, an .svg file.")] = None,
+    plot: Annotated[Path | None, Option(dir_okay=False, help="Plot of the figures, an .svg file.")] = None,
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
-    """Compare methods of drafting on one target.
+    """Compare drafting methods on one target.
 
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
-    every temperature, in turns, under one counter; every answer is compared with plain decoding's.
+    every temperature, in turns, with the same counter; every answer is compared with plain decoding's.
     """
     from eyas.bench.report.figures import check_plot, methods_figure
     from eyas.files import write_bytes
@@ -141,7 +141,7 @@ def methods(
 def _choices(
     methods: Sequence[str], preset: str | None, drafters: Mapping[str, str], trees: Mapping[str | None, str]
 ) -> tuple[list[MethodChoice], list[Skipped]]:
-    """The methods that were asked for, with their trees, and those of a preset for which there is no drafter."""
+    """The requested methods with their trees, and the methods of a preset that lack a drafter."""
     from eyas.bench.offline.methods import all_choices, named_choices, preset_choices, with_trees
 
     skipped: list[Skipped] = []
@@ -153,7 +153,7 @@ def _choices(
 
 
 def _say_what_is_missing(opened: Sequence[OpenedMethod], skipped: Sequence[Skipped], everything: bool) -> None:
-    """Name the methods that can't run, and, if `everything` was asked for, those without a drafter.
+    """Name the methods that can't run and, if `everything` was requested, those without a drafter.
 
     Raises UsageError if none is left.
     """
@@ -175,7 +175,7 @@ def _measure(
     plan: Plan,
     transformers: bool,
 ) -> dict[tuple[float, str], dict[str, MethodResult]]:
-    """What every method took for every task at every temperature, in turns with plain decoding."""
+    """Measure every method on every task at every temperature, in turns with plain decoding."""
     from eyas.bench.offline.external import TransformersBaseline
     from eyas.bench.offline.runner import PLAIN, answerer, measure_answerers
 
@@ -214,7 +214,7 @@ def _samples(
 
 
 def _show(comparison: MethodComparison, title: str) -> None:
-    """Print the tables, what their figures are, and the verdict."""
+    """Print the tables, the definitions of their figures, and the verdict."""
     from eyas.bench.offline.report import COMPARISON
 
     console = output()
@@ -225,7 +225,7 @@ def _show(comparison: MethodComparison, title: str) -> None:
 
 
 def _named_path(text: str) -> tuple[str, str]:
-    """The name and the files of a drafter, from `NAME=PATH` or `PATH`, whose folder's name it then is."""
+    """A drafter's name and path, from `NAME=PATH`, or from `PATH`, whose folder then gives the name."""
     name, equals, path = text.partition("=")
     if not equals:
         return Path(text).name, text

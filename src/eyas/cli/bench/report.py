@@ -44,9 +44,9 @@ def report(
     """Write an HTML report of a training run.
 
     One file that loads nothing: data, store, training, checkpoints, accept length by data, trees, methods, sample
-    answers, concurrency, provenance. It holds what is there: run `eyas bench checkpoints RUN` and `eyas bench trees`
-    first to have their parts in it, and write the JSON of `bench methods` and `bench serve` to RUN/bench/methods.json
-    and RUN/bench/serve.json.
+    answers, concurrency, provenance. It contains what is available: run `eyas bench checkpoints RUN` and `eyas bench
+    trees` first to include their parts, and write the JSON of `bench methods` and `bench serve` to
+    RUN/bench/methods.json and RUN/bench/serve.json.
     """
     check_output(output)
     folder = _drafter(run)
@@ -79,7 +79,7 @@ def report(
     methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
     if methods is not None:
         sections.append(page.methods_section(methods))
-        if samples := methods.get("samples"):  # not in those of earlier versions
+        if samples := methods.get("samples"):  # missing in reports of earlier versions
             sections.append(page.sample_section(samples))
     if served is not None:
         sections.append(page.concurrency_section(served))
@@ -89,7 +89,7 @@ def report(
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
     sections += [page.provenance_section(drafter, machine, trained.recipe), page.WORDS]
-    # the recipe says where the target is, a drafter only what it is called
+    # the recipe has the target's path, a drafter only its name
     target = trained.recipe.get("target") or drafter.get("eyas", {}).get("target") or "TARGET"
     lead = page.headline(checkpoints, grown, methods, target, folder)
     write_text(output, page.render(_title(trained, drafter), lead, sections))
@@ -97,7 +97,7 @@ def report(
 
 
 def _learnt(run: Path) -> list[page.Learnt]:
-    """The checkpoints of a run that were measured on real tasks and say what they were trained on, by step."""
+    """The checkpoints of a run that were measured on real tasks and record what they were trained on, by step."""
     from eyas.bench.report import page
 
     measured = _optional(run / "bench" / "checkpoints.json")

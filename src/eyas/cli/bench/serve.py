@@ -38,14 +38,14 @@ class SideOptions:
         field(default_factory=list)
     )
     off: Annotated[
-        bool, Option("--off", help="A side `off`, too: the first server with a drafter, asked not to speculate.")
+        bool, Option("--off", help="Add a side `off`: the first server with a drafter, told not to speculate.")
     ] = False
     serve_option: Annotated[
-        list[str], Option(help="Added to the command line of every server started, e.g. --dtype=bfloat16.")
+        list[str], Option(help="An option for the command line of every server started, e.g. --dtype=bfloat16.")
     ] = field(default_factory=list)
     baseline: Annotated[str | None, Option(help="The side that others are compared with (default: the first).")] = None
     api_key: Annotated[
-        str | None, Option(envvar="EYAS_API_KEY", show_envvar=True, help="Sent to every side as its key.")
+        str | None, Option(envvar="EYAS_API_KEY", show_envvar=True, help="API key to send to every side.")
     ] = None
 
 
@@ -54,10 +54,10 @@ class LoadOptions:
     """How many requests are sent, and how they arrive."""
 
     PANEL: ClassVar = "Load"
-    concurrency: Annotated[str, Option(help="Clients at once, e.g. 1,4,16; each waits for its answer.")] = ""
+    concurrency: Annotated[str, Option(help="Concurrent clients, e.g. 1,4,16; each waits for its answer.")] = ""
     rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
-    requests: Annotated[int, Option(min=1, help="Fewest requests of a run.")] = 16
-    per_client: Annotated[float, Option(min=1, help="Fewest requests of each client, in a closed loop.")] = 2.0
+    requests: Annotated[int, Option(min=1, help="Minimum requests per run.")] = 16
+    per_client: Annotated[float, Option(min=1, help="Minimum requests per client, in a closed loop.")] = 2.0
     repeats: Annotated[int, Option(min=1, help="Runs of every load with every side; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted requests by each client, for each load and side.")] = 1
     order_seed: Annotated[int, Option(min=0, help="Seed of the order of prompts and of arrivals.")] = 0
@@ -135,7 +135,7 @@ def serve(
     if again:
         note(
             f"warning: {again} of {again + len(items)} requests to a side repeat a prompt that it has answered: prefix "
-            "caches and methods that learn from finished answers (suffix) gain by that; give more prompts, or less load"
+            "caches and methods that learn from finished answers (suffix) gain from that; use more prompts or less load"
         )
     for name, share in report.idle.items():
         if share > 0.02:
@@ -144,7 +144,7 @@ def serve(
 
 
 def _show(report: ServeReport, title: str, markdown: bool) -> None:
-    """Print the table, as Markdown if asked, and what it says."""
+    """Print the table, as Markdown if requested, and the conclusions from it."""
     from eyas.bench.serving.report import DEFINITIONS, markdown_of, table_of
 
     console = output()
@@ -168,7 +168,7 @@ def _levels(options: LoadOptions) -> list[Load]:
 
 
 def _running(options: SideOptions) -> list[Side]:
-    """The sides whose servers run already."""
+    """The sides whose servers are already running."""
     from eyas.bench.serving.servers import parse_side
 
     running = [parse_side(text) for text in options.side]
@@ -202,7 +202,7 @@ def _servers(options: SideOptions) -> dict[str, ServerProcess]:
 
 
 def _starting(name: str, server: ServerProcess) -> ServerProcess:
-    """Say that a server is about to be started: loading a model and measuring costs takes its time."""
+    """Report that a server is about to be started: loading a model and measuring costs takes a while."""
     note(f"starting the server {name!r}")
     return server
 

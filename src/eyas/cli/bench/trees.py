@@ -51,10 +51,10 @@ def trees(
     tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
     tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "4,8,15,24,32,60",
     chain: Annotated[str, Option(help="Chains to try; '' for none.")] = "1,2,3,5",
-    coarse: Annotated[int, Option(min=1, help="Prompts a file in the first pass, each run once.")] = 2,
+    coarse: Annotated[int, Option(min=1, help="Prompts per file in the first pass, each run once.")] = 2,
     finalists: Annotated[int, Option(min=1, help="Trees in the last pass, which runs every prompt.")] = 4,
     by: Annotated[
-        Literal["tokens_per_second", "speedup", "accept_length"], Option(help="What decides.")
+        Literal["tokens_per_second", "speedup", "accept_length"], Option(help="The deciding metric.")
     ] = "tokens_per_second",
     coupled: Coupled = None,
     write: Annotated[bool, Option("--write", help="Set default_tree in the drafter's config.json.")] = False,
@@ -64,9 +64,9 @@ def trees(
 ) -> int:
     """Find the best draft tree for a drafter on this machine.
 
-    All are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats; everything
-    is interleaved with plain decoding. Figures of the finalists come from the last pass alone. With --on ray each group
-    of prompts is answered with all trees in turn by one worker.
+    All trees are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats;
+    everything is interleaved with plain decoding. The finalists' figures come from the last pass alone. With --on ray,
+    one worker answers each group of prompts with all trees in turn.
     """
     from eyas.bench.report.figures import check_plot, tree_figure
     from eyas.files import write_bytes
@@ -81,7 +81,7 @@ def trees(
     here = target_here(named, shared)
     here.check()
     if write and not Path(draft_model).is_dir():
-        raise UsageError(f"--write changes config.json of a local directory, and {draft_model} is none")
+        raise UsageError(f"--write changes config.json of a local directory, and {draft_model} isn't one")
     drafter.check()
     from eyas.drafters.small_lm.drafter import holds_language_model
 
@@ -123,13 +123,13 @@ def trees(
 
 
 def _show(report: TreeReport, workers: CrewMeasure | None) -> None:
-    """Print the table, the pick and why it is the pick."""
+    """Print the table, the pick and the reason for it."""
     console = output()
     show_table(console, report.table())
     if len(report.passes) > 1:
         console.print(
-            "Rows with fewer prompts a file were dropped by an earlier pass and measured then: only rows with the "
-            "same number compare."
+            "Rows with fewer prompts per file were measured in an earlier pass, which dropped them: only rows with the "
+            "same number are comparable."
         )
     console.print(f"Pick: {report.choice.reason}")
     if workers is not None:

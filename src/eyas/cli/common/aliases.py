@@ -1,6 +1,6 @@
-"""Options in the words of vLLM and SGLang: what they mean here, and which have no counterpart.
+"""Options of vLLM and SGLang: what they mean here, and which have no counterpart.
 
-The reverse, our options in the words of other engines, is `eyas.interop.serving.engines`. `docs/options.md` lists both.
+The reverse, our options translated for other engines, is `eyas.interop.serving.engines`. `docs/options.md` lists both.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..
 
 
 def option_name(name: str) -> str:
-    """The option of a parameter, as it is typed: `--max-running` for `max_running`."""
+    """The option of a parameter, as typed: `--max-running` for `max_running`."""
     return "--" + name.replace("_", "-")
 
 
 class Aliases(Protocol):
-    """A dataclass of options that stand for others; `required` says what to do where one of those is missing."""
+    """A dataclass of options that stand for others; `required` maps those others to a message if they are missing."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     required: ClassVar[Mapping[str, str]]
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What was given, as it was spelled, and the values of the options it stands for. Raises UsageError."""
+        """Each given alias, as spelled, and the values of the options it stands for. Raises UsageError."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ModelArgument:
 
 @dataclass(frozen=True)
 class SpeculationAliases:
-    """How vLLM (one JSON object) and SGLang (several numbers) take the settings of speculation."""
+    """Speculation settings in the form of vLLM (one JSON object) and SGLang (several numbers)."""
 
     required: ClassVar[Mapping[str, str]] = {}
 
@@ -73,7 +73,7 @@ class SpeculationAliases:
 
 
 def vllm_config(text: str) -> dict[str, Any]:
-    """Our options for vLLM's `--speculative-config`; UsageError names every key that can't be honoured."""
+    """Our options for vLLM's `--speculative-config`; UsageError names every key that isn't supported."""
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -93,14 +93,14 @@ def vllm_config(text: str) -> dict[str, Any]:
     if config.get("parallel_drafting"):
         method = found.get("method", "eagle3")
         if method not in _PARALLEL:
-            raise UsageError(f"--speculative-config, parallel_drafting: no drafter of method {method} drafts so here")
+            raise UsageError(f"--speculative-config, parallel_drafting: no drafter of method {method} does that here")
         found["method"] = _PARALLEL[method]
     return found
 
 
 def _vllm_method(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        raise UsageError(f'--speculative-config, method: {value!r} is none; write "eagle", "eagle3" or "draft_model"')
+        raise UsageError(f'--speculative-config, method: {value!r} is wrong; write "eagle", "eagle3" or "draft_model"')
     if value in _OTHER_METHODS:
         raise UsageError(f"--speculative-config, method {value}: eyas has no such method: leave it out, {_ELSEWHERE}")
     return {"method": _VLLM_METHODS.get(value, value)}
@@ -140,18 +140,18 @@ VLLM_KEYS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "draft_tensor_parallel_size": _one_device,
     "parallel_drafting": _yes_or_no,
 }
-"""Keys of vLLM's speculative config that are honoured -> our options for a value. Raises UsageError for bad values."""
+"""Supported keys of vLLM's speculative config -> our options for a value. Raises UsageError for bad values."""
 _ADVICE = {
     "disable_by_batch_size": "use --tree auto, which drafts less the more requests run",
     "speculative_token_tree": "use --tree static:NAME or --tree dynamic:DEPTH,TOPK,NODES",
-    "quantization": "drafters are run in the target's dtype, leave it out",
+    "quantization": "drafters run in the target's dtype, leave it out",
     "max_model_len": "a drafter's context is the target's, leave it out",
     "rejection_sample_method": "the output is the target's own unless --acceptance is given",
 }
 _VLLM_METHODS = {"eagle": "eagle1", "deepseek_mtp": "mtp", "ngram_gpu": "ngram"}
 """vLLM's methods that have another name here."""
 _PARALLEL = {"eagle3": "peagle", "peagle": "peagle", "dflash": "dflash", "dspark": "dspark"}
-"""vLLM's methods that can draft in parallel -> the kind that does so."""
+"""vLLM's methods that can draft in parallel -> the kind of drafter that does."""
 _OTHER_METHODS = frozenset({"mlp_speculator", "extract_hidden_states"})
 
 
@@ -163,7 +163,7 @@ def _algorithm(name: str) -> str:
 
 
 def sglang_tree(steps: int | None, topk: int | None, draft_tokens: int | None) -> str:
-    """The tree of SGLang's three numbers; its draft tokens include the root, those of `--tree` don't."""
+    """The tree that SGLang's three numbers describe; its draft tokens include the root, unlike `--tree`'s."""
     if steps is None:
         raise UsageError("--speculative-num-steps says how deep to draft: give it as well")
     if topk in (None, 1):
@@ -187,12 +187,12 @@ _DEVICES = (
     "a model runs on one device here; over several, another engine serves it: eyas serve --engine vllm "
     "--engine-option=--tensor-parallel-size=N"
 )
-_MEMORY = "the cache grows as it is needed; --max-cached-tokens limits it"
-_PREFIXES = "--prefix-tokens limits what is kept of prompts that begin alike, 0 switches it off"
-_QUANTISED = f"weights are used as --dtype says, quantised ones can't be run; leave it out, {_ELSEWHERE}"
+_MEMORY = "the cache grows as needed; --max-cached-tokens limits it"
+_PREFIXES = "--prefix-tokens limits the tokens kept for prompts with a common prefix, 0 turns this off"
+_QUANTISED = f"quantized checkpoints load as they are, others in the --dtype given; leave it out, {_ELSEWHERE}"
 _TOOLS = (
-    "tools may be called wherever the chat template shows them, in the style that it shows; leave it out, or give "
-    "another template with --chat-template"
+    "tools can be called if the chat template presents them, in the template's style; leave it out, or give another "
+    "template with --chat-template"
 )
 _CODE = "no code of a checkpoint is run, only models that transformers knows; leave it out"
 REFUSED: dict[str, str] = {
@@ -203,15 +203,15 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("--enable-prefix-caching", "--no-enable-prefix-caching", "--disable-radix-cache"), _PREFIXES),
     **dict.fromkeys(("--quantization", "--load-format"), _QUANTISED),
     "--trust-remote-code": _CODE,
-    "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens that are read between two rounds",
-    "--ctx-size": "--max-model-len limits a sequence, --max-cached-tokens all of them together",
+    "--max-num-batched-tokens": "--prefill-chunk limits the prompt tokens read between two rounds",
+    "--ctx-size": "--max-model-len limits a single sequence, --max-cached-tokens all of them together",
     **dict.fromkeys(("--enable-auto-tool-choice", "--tool-call-parser", "--jinja"), _TOOLS),
     **dict.fromkeys(
         ("--reasoning-parser", "--enable-reasoning"), "reasoning stays in the text of the answer; leave it out"
     ),
     "--guided-decoding-backend": "grammars are enforced by llguidance; leave it out",
     "--disable-log-requests": "the texts of requests are never logged; leave it out",
-    "--disable-log-stats": "--log-interval 0 switches the lines of statistics off",
-    "--n-gpu-layers": "a model runs on one device as a whole: --device cuda",
+    "--disable-log-stats": "--log-interval 0 turns off the lines of statistics",
+    "--n-gpu-layers": "a whole model runs on one device: --device cuda",
 }
 """Options of other engines that have no counterpart -> what to do."""

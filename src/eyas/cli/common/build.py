@@ -52,8 +52,8 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
 def tree_text(options: DraftOptions) -> str | None:
     """The spec of the tree to draft; None = the drafter's own, or none for plain decoding.
 
-    Decoding is plain with `--method none` and where no option about drafting is given. Raises UsageError for unknown
-    methods, and where an option would be ignored.
+    Decoding is plain with `--method none` and if no drafting option is given. Raises UsageError for unknown methods,
+    and for options that would be ignored.
     """
     if options.method == "none" or options == DraftOptions():
         _refuse_draft_options(options)
@@ -77,19 +77,19 @@ def tree_text(options: DraftOptions) -> str | None:
 
 
 def check_tree(text: str | None) -> None:
-    """Raise UsageError for a text that names no tree; None = the drafter's own."""
+    """Raise UsageError for text that isn't a tree's spec; None = the drafter's own."""
     if text is not None and not is_auto(text):
         read_tree(text)
 
 
 def note_plain(options: DraftOptions) -> None:
-    """Tell somebody who gave no option about drafting that nothing is drafted."""
+    """Tell a user who gave no drafting option that decoding is plain."""
     if options == DraftOptions():
         note("note: plain decoding, as no drafter is given (--draft-model, or --method ngram, which needs none)")
 
 
 def check_engine(target: TargetPanel, draft: DraftOptions) -> str | None:
-    """Refuse what is wrong with the options of an engine before anything heavy is imported; returns the tree's spec."""
+    """Check the options of an engine before anything heavy is imported; returns the tree's spec."""
     tree = tree_text(draft)
     check_acceptance(draft, tree)
     draft.engine(tree).check(draft.drafter is not None)
@@ -108,7 +108,7 @@ def open_engine(
     logged: bool = False,
     around: Callable[[Target, Drafter], Drafter] | None = None,
 ) -> Engine:
-    """Load target, drafter and tokenizer into an engine, and say so unless it is `logged` elsewhere.
+    """Load target, drafter and tokenizer into an engine, and report it unless it is `logged` elsewhere.
 
     `around` as in `eyas.options.EngineOptions`.
     """
@@ -125,7 +125,7 @@ def open_engine(
 
 
 def open_session(target: options.TargetOptions, *, modules: bool = False) -> Session:
-    """Load a target without a drafter, and say so; as it is served, unless its own `modules` are to be run as well."""
+    """Load a target without a drafter, and report it; `modules` as in `eyas.session.Session.open`."""
     with loading(str(target.model)):
         with importing():
             quiet()
@@ -139,7 +139,7 @@ REJECTION = "rejection"
 
 
 def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
-    """Refuse a rule that doesn't exist, or doesn't go with what is drafted: `tree`. Raises UsageError."""
+    """Raise UsageError for a rule that doesn't exist, or that doesn't go with the drafter or the `tree`."""
     typical(draft.acceptance)
     if draft.acceptance != REJECTION:
         return
@@ -150,7 +150,7 @@ def check_acceptance(draft: DraftOptions, tree: str | None) -> None:
 
 
 def walk_rule(acceptance: str | None) -> WalkRule | None:
-    """The rule of a name; None for the lossless walk. Raises UsageError for names that there aren't."""
+    """The rule that `acceptance` names; None = the lossless walk. Raises UsageError for unknown names."""
     numbers = typical(acceptance)
     if acceptance is None:
         return None
@@ -162,7 +162,7 @@ def walk_rule(acceptance: str | None) -> WalkRule | None:
 
 
 def typical(acceptance: str | None) -> TypicalAcceptance | None:
-    """The numbers in `typical[:EPSILON,DELTA]`; None for other rules. Raises UsageError for names that there aren't."""
+    """The numbers in `typical[:EPSILON,DELTA]`; None for other rules. Raises UsageError for unknown names."""
     if acceptance is None or acceptance == REJECTION:
         return None
     from eyas.types import TypicalAcceptance
@@ -178,7 +178,7 @@ def typical(acceptance: str | None) -> TypicalAcceptance | None:
 
 
 def quiet() -> None:
-    """Keep progress bars of transformers out of the terminal."""
+    """Turn off transformers' progress bars."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -191,5 +191,5 @@ def _refuse_draft_options(options: DraftOptions) -> None:
 
 
 def _given_flags(options: DraftOptions) -> str:
-    """The options that aren't at their defaults, as they are typed, with commas between them."""
+    """The options that aren't at their defaults, as typed, separated by commas."""
     return ", ".join(option_name(name) for name, value in vars(options).items() if value is not None and value != [])

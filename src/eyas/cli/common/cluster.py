@@ -1,4 +1,4 @@
-"""Options of verbs whose work can be done by many machines, and the executor that they describe."""
+"""Options of verbs that can share their work among machines, and the executor that they describe."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Where the work is done, and what each of the workers gets."""
+    """Where the work is done, and the resources of each worker."""
 
     PANEL: ClassVar = "Several machines (experimental)"
     on: Annotated[
         str | None,
         Option(
             metavar="ray[:ADDRESS]",
-            help="Share the work among the machines of a Ray cluster; without an address the one that Ray finds, "
-            "else one on this machine.",
+            help="Share the work among the machines of a Ray cluster: the one at ADDRESS, else the one that Ray finds, "
+            "else a temporary one on this machine.",
         ),
     ] = None
     workers: Annotated[int | None, Option(min=1, help="With --on: number of workers (default: as many as fit).")] = None
-    cpus_per_worker: Annotated[int | None, Option(min=1, help="With --on: CPU cores of a worker (default: 1).")] = None
+    cpus_per_worker: Annotated[int | None, Option(min=1, help="With --on: CPU cores per worker (default: 1).")] = None
     gpus_per_worker: Annotated[
-        float | None, Option(min=0, help="With --on: GPUs of a worker, or a share of one (default: 1 if there is any).")
+        float | None, Option(min=0, help="With --on: GPUs per worker, or a share of one (default: 1 if there is any).")
     ] = None
 
     def check(self, *folders: Path) -> bool:
-        """Whether the work is shared; UsageError for options that are wrong, or would be ignored.
+        """Whether the work is shared. Raises UsageError for options that are wrong or would be ignored.
 
-        `folders` are those that all machines read and write.
+        `folders` are read and written by all machines.
         """
         from eyas.cluster.crew import parse_on
 

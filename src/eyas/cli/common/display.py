@@ -1,4 +1,4 @@
-"""What the terminal shows: streamed text with draft tokens marked, the line of figures, tables, progress."""
+"""What the terminal shows: streamed text with draft tokens marked, the statistics line, tables, progress."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StreamedText:
 
 
 def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
-    """One line of figures; `docs/metrics.md` defines them."""
+    """One line of statistics; `docs/metrics.md` defines them."""
     parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
     if stats.drafted_depth:
         by_position = " ".join(f"{rate:.2f}" for rate in stats.accepted_by_position)
@@ -65,18 +65,18 @@ def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
 
 
 def note_stats(stats: Stats, answers: Sequence[Completion]) -> None:
-    """Write the line of figures of these answers, which `stats` pools."""
+    """Write the statistics line of these answers, whose counts `stats` pools."""
     note(stats_line(stats, any(one.lossy for one in answers), all(one.seeded for one in answers)))
 
 
 def note(message: str) -> None:
-    """Write a line to standard error, where everything goes that is not output."""
+    """Write a line to standard error, where everything but output goes."""
     typer.echo(message, err=True)
 
 
 @contextmanager
 def loading(name: str) -> Iterator[None]:
-    """Say that `name` is being loaded, and how long it took: of a large model nothing else is seen for a while."""
+    """Report that `name` is being loaded, and how long it took: a large model shows nothing else for a while."""
     note(f"loading {name} ...")
     began = time.monotonic()
     yield
@@ -84,7 +84,7 @@ def loading(name: str) -> Iterator[None]:
 
 
 def output() -> Console:
-    """A console on standard output for tables: as wide as a terminal, else 200 columns, so that nothing is cut."""
+    """A console on standard output for tables: as wide as the terminal, else 200 columns, so that nothing is cut."""
     from rich.console import Console
 
     screen = sys.stdout.isatty()
@@ -92,8 +92,8 @@ def output() -> Console:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table so that nothing of it is cut: on a narrow screen without lines, or as several tables below it."""
-    endless = console.options.update(width=100_000)  # what a table needs is cut to what there is
+    """Print a table without cutting anything: on a narrow screen without rules, or split into several tables."""
+    endless = console.options.update(width=100_000)  # a table's measured width is capped at the available width
     if console.measure(table, options=endless).maximum <= console.width:
         console.print(table)
         return
@@ -120,7 +120,7 @@ class _Column(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The width at which no word of the header and no figure is broken; names may be."""
+        """The least width that breaks no word of the header and no number; names may break."""
         header = max(map(len, str(self.header).split()), default=1)
         cells = max((len(line) for cell in self.cells for line in str(cell).splitlines()), default=1)
         return max(header, cells if self.justify == "right" else min(cells, 24))
@@ -133,12 +133,12 @@ class _Column(NamedTuple):
 
 
 def _least(columns: Sequence[_Column]) -> int:
-    """The width of a compact table of these columns at least."""
+    """The least width of a compact table of these columns."""
     return sum(column.least + 1 for column in columns)
 
 
 def _compact(columns: Sequence[_Column], title: Any, width: int) -> Table:
-    """The columns as a table without lines, each between its least and its full width."""
+    """The columns as a table without rules, each between its least and its full width."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -154,16 +154,16 @@ def _compact(columns: Sequence[_Column], title: Any, width: int) -> Table:
 
 
 def next_step(*words: object) -> None:
-    """Say which command comes next, on standard error."""
+    """Suggest the next command, on standard error."""
     note(f"next: {shlex.join(['eyas', *map(str, words)])}")
 
 
 SILENCE = 60.0
-"""Most seconds that long work says nothing where there is no terminal to draw a bar on, as far as it moves at all."""
+"""Seconds between progress lines of long work, where there is no terminal to draw a bar on."""
 
 
 class ProgressLines:
-    """Lines on standard error about how far long work is, one in `SILENCE` seconds; none where a bar is drawn."""
+    """Progress lines of long work on standard error, at most one per `SILENCE` seconds; none where a bar is drawn."""
 
     def __init__(self, what: str) -> None:
         self._what, self._hidden = what, sys.stderr.isatty()
@@ -171,7 +171,7 @@ class ProgressLines:
         self._first: int | None = None
 
     def show(self, done: int, total: int | None, more: str = "") -> None:
-        """Say that `done` of `total` are done, unless that was said a moment ago; the end is not worth a line."""
+        """Report that `done` of `total` are done, unless the last line is recent or everything is done."""
         now = time.monotonic()
         first = self._first = done if self._first is None else self._first
         if self._hidden or now - self._said < SILENCE or done == total:
@@ -197,7 +197,7 @@ def row_bar(total: int, *, hidden: bool = False) -> Iterator[Callable[[], None]]
 def counting(*, hidden: bool = False) -> Iterator[Callable[..., None]]:
     """Progress of one stage or several on standard error: a bar on a terminal, else a line now and then.
 
-    Yields a function of (stage, items done, items in all or None, further words).
+    Yields a function of (stage, items done, total items or None, further text).
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -220,7 +220,7 @@ def counting(*, hidden: bool = False) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def quietly_refreshing(view: Callable[[], Any], show: bool) -> Iterator[Callable[[], None]]:
-    """Draw `view()` on the terminal while the block runs; yields a function that redraws it if it is time to."""
+    """Draw `view()` on the terminal while the block runs; yields a function that redraws it, at most every 50 ms."""
     if not show:
         yield lambda: None
         return

@@ -36,7 +36,7 @@ def check_output(path: Path | None) -> None:
 def settings_of(
     options: TargetOptions, loaded: Target, measuring: MeasureOptions, params: SamplingParams
 ) -> dict[str, Any]:
-    """What a measurement was taken with, apart from drafters and trees."""
+    """The settings of a measurement, apart from drafters and trees."""
     return {
         "model": options.model,
         **loaded.precision,
@@ -52,7 +52,7 @@ def settings_of(
 
 @contextmanager
 def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -> Iterator[CrewMeasure]:
-    """What measures with the workers of a cluster. ClusterError if these have another model than `target`."""
+    """Yield the measuring function of a cluster's workers. Raises ClusterError if their model isn't `target`."""
     from eyas.bench.offline.workers import CrewMeasure
     from eyas.cluster.crew import Crew
     from eyas.targets.fingerprint import fingerprint
@@ -67,7 +67,7 @@ def measured_on(cluster: ClusterOptions, make: MeasuringMaker, target: Target) -
 
 
 def target_here(target: TargetOptions, shared: bool) -> TargetOptions:
-    """How this process loads a target: on its CPU if workers compute, since it only looks at it then."""
+    """How this process loads a target: on its CPU if workers compute, since it then only inspects the target."""
     return (
         replace(target, device="cpu", quantize=None, compiled=False, eager=False, kv_cache_dtype="auto")
         if shared
@@ -76,7 +76,7 @@ def target_here(target: TargetOptions, shared: bool) -> TargetOptions:
 
 
 def machine_of(workers: CrewMeasure | None) -> dict[str, Any]:
-    """The machine that measured: this one, or those of the workers."""
+    """The description of this machine, and of the workers' machines if they measured."""
     from eyas.bench.machine import describe_machine
 
     return describe_machine() | ({} if workers is None else {"workers": workers.machines})
@@ -101,7 +101,7 @@ def prompt_options(measuring: MeasureOptions) -> list[str]:
 
 
 def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None:
-    """Write the report to standard output, to a file, or both, as asked."""
+    """Write the report to standard output, to a file, or both, as requested."""
     from eyas.files import write_json
 
     if path is not None:
@@ -111,7 +111,7 @@ def write_report(content: dict[str, Any], json: bool, path: Path | None) -> None
 
 
 def note_impossible(lines: Iterable[MethodLine]) -> None:
-    """Warn of every speedup that can't be true."""
+    """Warn about every speedup that can't be true."""
     for line in lines:
         if line.impossible is not None:
             note(f"warning: {line.impossible}")
@@ -129,16 +129,16 @@ def finish(machine: Mapping[str, Any], errors: Sequence[str]) -> int:
 
 
 def warn_of(choice: Selection) -> None:
-    """Warn of a pick that isn't certain to be faster than plain decoding, and say what to do with it."""
+    """Warn about a pick that isn't certain to be faster than plain decoding, and say how to use it anyway."""
     if choice.doubt is not None:
         note(
-            f"warning: {choice.doubt}. It can be used all the same with --tree auto, which drafts only where that pays "
-            "(`eyas serve` does so anyway). `eyas bench methods` tells whether a method without training is faster"
+            f"warning: {choice.doubt}. It can still be used with --tree auto, which drafts only where that pays off "
+            "(the default of `eyas serve`). `eyas bench methods` shows whether a method without training is faster"
         )
 
 
 def plain_numbers(text: str, option: str) -> list[float]:
-    """A comma-separated list of at least one number, whatever they are."""
+    """A comma-separated list of at least one number of any value."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -162,7 +162,7 @@ def numbers(text: str, option: str) -> list[float]:
 
 
 def whole_numbers(text: str, option: str) -> list[int]:
-    """A comma-separated list of numbers of at least 1; an empty text is an empty list."""
+    """A comma-separated list of whole numbers of at least 1; an empty text is an empty list."""
     try:
         found = [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:

@@ -1,6 +1,6 @@
-"""Every option that more than one verb takes, declared once: single ones and, as dataclasses, groups of them.
+"""Every option that more than one verb takes, declared once: single options and, as dataclasses, groups of them.
 
-Second names of an option are those of vLLM, SGLang or llama.cpp for the same thing; `docs/options.md` lists all.
+Alternative names of an option come from vLLM, SGLang or llama.cpp; `docs/options.md` lists all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PromptFiles = Annotated[
 ]
 Limit = Annotated[int | None, Option(min=1, help="Take only the first N rows of a file.")]
 BatchSize = Annotated[int, Option(min=1, help="Sequences decoded together.")]
-MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens of one answer.")]
+MaxNewTokens = Annotated[int, Option(min=1, help="Maximum tokens per answer.")]
 Trees = Annotated[
     list[str],
     Option(
@@ -48,15 +48,15 @@ Coupled = Annotated[
     bool | None, Option("--coupled/--no-coupled", help="Rank draft tokens with the sampler's own noise (default: yes).")
 ]
 EngineCommand = Annotated[
-    str | None, Option(help="The program, such as ENV/bin/vllm serve (default: what is installed).")
+    str | None, Option(help="The engine's program, such as ENV/bin/vllm serve (default: the installed one).")
 ]
 EngineArguments = Annotated[
-    list[str], Option(help="Added to the end of its command, such as --enforce-eager; may be repeated.")
+    list[str], Option(help="An option to append to its command, such as --enforce-eager; may be repeated.")
 ]
 
 
 def recipe_names(folder: str = "") -> Callable[[str], list[str]]:
-    """What a shell offers to complete a recipe's name with; where no name begins so, it offers files."""
+    """Shell completion for the names of recipes; if no name matches, the shell offers files."""
 
     def names(incomplete: str) -> list[str]:
         from eyas.recipes import known_recipes
@@ -70,7 +70,7 @@ Json = Annotated[bool, Option("--json", help="Write JSON to standard output.", r
 
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if there is one).")]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda if available).")]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RuntimeOptions:
     """Precision, device and kernels of the target."""
 
     PANEL: ClassVar = "Target"
-    dtype: Annotated[Dtype, Option(help="auto: what the checkpoint is stored in.")] = "auto"
+    dtype: Annotated[Dtype, Option(help="auto: the checkpoint's own.")] = "auto"
     device: Device = None
     attention: Annotated[
         Literal["sdpa", "eager"] | None, Option(help="Attention kernels; flash kernels can't mask a tree.")
@@ -88,10 +88,10 @@ class RuntimeOptions:
         bool, Option("--enforce-eager", "--disable-cuda-graph", help="Run a GPU's passes without CUDA graphs.")
     ] = False
     quantize: Annotated[
-        Literal["int8", "int4"] | None, Option(help="Keep the target's weights in 8 or 4 bits, on a CPU.")
+        Literal["int8", "int4"] | None, Option(help="Quantize the target's weights to 8 or 4 bits, on a CPU.")
     ] = None
     kv_cache_dtype: Annotated[
-        Literal["auto", "int8"], Option(help="int8: keys and values in 8 bits, on a CPU; auto: in the model's dtype.")
+        Literal["auto", "int8"], Option(help="int8: a KV cache in 8 bits, on a CPU; auto: in the model's dtype.")
     ] = "auto"
 
     def of(self, model: str) -> options.TargetOptions:
@@ -120,7 +120,7 @@ class ChatTargetOptions(TargetPanel):
         Path | None,
         Option(
             "--chat-template", "--chat-template-file",
-            exists=True, dir_okay=False, help="A Jinja file in place of the model's own chat template.",
+            exists=True, dir_okay=False, help="A Jinja file to use instead of the model's own chat template.",
         ),
     ] = None  # fmt: skip
 
@@ -136,7 +136,7 @@ class MaybeTargetOptions(RuntimeOptions):
     ALIASES: ClassVar = ModelArgument
     model: Annotated[
         str | None,
-        Option("--model", "--model-path", help="The target: a directory or Hub id; needed unless there is --endpoint."),
+        Option("--model", "--model-path", help="The target: a directory or Hub id; needed unless --endpoint is given."),
     ] = None
 
 
@@ -165,17 +165,17 @@ class LoadedDrafterOptions(DrafterFileOptions):
         str | None,
         Option(
             metavar="W|auto|off",
-            help="A drafter attends to its first 4 pairs and the last W; auto: as many as it was trained on (default: "
-            "what its config.json says).",
+            help="Limit a drafter's attention to the first 4 pairs and the last W; auto: to its trained length "
+            "(default: what its config.json says).",
         ),
     ] = None
     draft_quantize: Annotated[
         Literal["int8", "int4", "off"] | None,
-        Option(help="The drafter's weights in 8 or 4 bits, on a CPU (default: 8 where eyas's kernels are fastest)."),
+        Option(help="Quantize the drafter's weights, on a CPU (default: int8 where eyas's kernels are fastest)."),
     ] = None
 
     def of(self, source: str | None, method: str | None = None) -> DrafterOptions:
-        """The options of a drafter, and of how it runs."""
+        """These options for the drafter at `source`, including how it runs."""
         return replace(super().of(source, method), window=self.draft_window, quantize=self.draft_quantize)
 
 
@@ -191,9 +191,9 @@ class DraftOptions(LoadedDrafterOptions):
     method: Annotated[
         str | None,
         Option(
-            help="ngram, suffix and lookahead draft without a drafter's files, mtp with a module in the target's own; "
-            "else the kind that the drafter must be, such as eagle3, or draft_model (default: any); eagle3+suffix or "
-            "+suffix: both in one tree; none: plain decoding."
+            help="ngram, suffix, lookahead: draft without a drafter; mtp: with the target's own module; else the kind "
+            "that the drafter must be, such as eagle3 or draft_model (default: any); eagle3+suffix or +suffix: both in "
+            "one tree; none: plain decoding."
         ),
     ] = None
     num_speculative_tokens: Annotated[
@@ -204,27 +204,28 @@ class DraftOptions(LoadedDrafterOptions):
         str | None,
         Option(
             help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES or shared:DEPTH,WIDTH,BUDGET (default: the drafter's "
-            "own; lookahead:W,N,G for that method); auto or auto:chain: as large as pays, by measured costs."
+            "own; lookahead:W,N,G for that method); auto or auto:chain: as large as pays off, by measured costs."
         ),
     ] = None
     costs: Annotated[
         Path | None,
         Option(
             dir_okay=False,
-            help="For auto: where measured costs are kept (default: in the user's cache, for each pair).",
+            help="For auto: the file of measured costs (default: one for each pair, in the user's cache).",
         ),
     ] = None
     coupled: Coupled = None
     acceptance: Annotated[
         str | None,
         Option(
-            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: p/q, other draws."
+            help="typical[:EPSILON,DELTA]: LOSSY, accepts what the target finds plausible; rejection: by p/q, same "
+            "distribution, other draws."
         ),
     ] = None
 
     @property
     def drafter(self) -> DrafterOptions | None:
-        """The options of the drafter, or of a method without one; None for plain decoding."""
+        """The options of the drafter, or of a method that needs none; None for plain decoding."""
         drafts = self.method != "none" and (self.draft_model is not None or self.method is not None)
         return self.of(self.draft_model, self.method) if drafts else None
 
@@ -250,12 +251,12 @@ class SamplingOptions:
     top_p: Annotated[float, Option(help="1 = off.")] = 1.0
     top_k: Annotated[int, Option(help="0 = off.")] = 0
     min_p: Annotated[float, Option(help="0 = off.")] = 0.0
-    seed: Annotated[int, Option(help="The same seed gives the same output, speculation or not.")] = 0
+    seed: Annotated[int, Option(help="The same seed gives the same output, with or without speculation.")] = 0
     repetition_penalty: Annotated[float, Option(help="1 = off.")] = 1.0
     presence_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
     frequency_penalty: Annotated[float, Option(help="0 = off.")] = 0.0
     min_tokens: Annotated[int, Option(help="No stop token before this many tokens.")] = 0
-    stop_token_id: Annotated[list[int], Option(help="Another id that ends an answer; may be repeated.")] = field(
+    stop_token_id: Annotated[list[int], Option(help="Another token id that ends an answer; may be repeated.")] = field(
         default_factory=list
     )
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Don't stop at the model's own end tokens.")] = False
@@ -272,23 +273,23 @@ class MeasureOptions:
     batch_size: BatchSize = 1
     limit: Limit = None
     by_category: Annotated[
-        bool, Option("--by-category", help="Report the rows of each `category` apart; --limit counts them apart, too.")
+        bool, Option("--by-category", help="Report each `category` separately; --limit then applies to each.")
     ] = False
 
 
 ReportFile = Annotated[
     Path | None,
-    Option("--output", "-o", dir_okay=False, help="Write everything to this file, as JSON.", rich_help_panel="Output"),
+    Option("--output", "-o", dir_okay=False, help="Write the report to this file, as JSON.", rich_help_panel="Output"),
 ]
-Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: by the target's architecture.")]
+Taps = Annotated[str, Option(help="Boundaries such as 2,16,29; auto: chosen by the target's architecture.")]
 States = Annotated[Literal["fp8", "bf16", "float32"], Option(help="How states are stored.")]
 Final = Annotated[
-    str, Option(help="Final states to store: answers, all, or top:K (the teacher's K best tokens in their place).")
+    str, Option(help="Final states to store: answers, all, or top:K (the target's K best tokens instead).")
 ]
 
 
 def readable(path: Path) -> Path:
-    """A file or folder to read; one behind a URL is copied first. Raises UsageError, or DataError, if there is none."""
+    """A file or folder to read; a URL is downloaded first. Raises UsageError or DataError if there is none."""
     found = fetch(path)
     if not found.exists():
         raise UsageError(f"--chats {path} does not exist: give a chat folder or a .jsonl file, or the URL of one")
@@ -296,7 +297,7 @@ def readable(path: Path) -> Path:
 
 
 def parse_taps(text: str) -> tuple[int, ...] | None:
-    """Boundaries with commas between them; None for `auto`. Raises UsageError."""
+    """Comma-separated boundaries; None for `auto`. Raises UsageError."""
     if text == "auto":
         return None
     try:

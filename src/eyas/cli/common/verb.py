@@ -1,12 +1,12 @@
-"""What makes a function a verb: its options are parsed, gathered into groups, its errors become exit codes.
+"""Turns a function into a verb: options are parsed and gathered into groups, errors become exit codes.
 
 A group is a dataclass of `Annotated` fields that stands for its options, so that verbs share them without copies:
 
     def generate(target: TargetPanel, json: bool = False) -> None: ...
 
-becomes a command with every option of `TargetPanel`, and is called with the group put together again. `--help` shows
-a group under its `PANEL`, after the options that most people need: those in `COMMON`. Exit codes:
-0 = success, 1 = failure, 2 = usage, 130 = interrupted (143: terminated); a verb may return one.
+becomes a command with every option of `TargetPanel`, and is called with the reassembled group. `--help` shows a group
+under its `PANEL`, after the options that most people need, those in `COMMON`. Exit codes: 0 = success, 1 = failure,
+2 = usage, 130 = interrupted (143: terminated); a verb may return one.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from eyas.errors import EyasError, StoppedError, UsageError
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 _ARGUMENTS = "eyas.arguments"
-"""The key of a context's meta data for the arguments as they were given."""
+"""The key of a context's metadata for the arguments as given."""
 
 _CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 COMMON = (
     "prompt", "prompt_file", "raw", "system", "max_new_tokens", "temperature", "seed", "draft_model", "method", "tree",
     "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
 )  # fmt: skip
-"""Options that `--help` lists first, in this order, where a verb has groups and more than `UNGROUPED`."""
+"""Options that `--help` lists first, in this order, if a verb has groups and more than `UNGROUPED` options."""
 UNGROUPED = 12
 TITLES = ("Arguments", "Common", "Options", "Sampling", "Speculation", "", "Target", "Another engine", "Output")
-"""The order of titles in `--help`; those that aren't here come where the empty one is."""
-_ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer has it from
+"""The order of titles in `--help`; all other titles come where the empty one is."""
+_ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer gets it from
 
 
 class Given(frozenset[str]):
-    """Names of the options that were given, not left at their defaults: a parameter of this type receives them."""
+    """Names of the options that were given rather than left at their defaults; a parameter of this type gets them."""
 
 
 def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -> None:
@@ -76,7 +76,7 @@ def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
 
 
 class VerbCommand(TyperCommand):
-    """A command that says what to do in place of an option that only other engines have, or of a bare prompt."""
+    """A command that says what to do instead of giving another engine's option, or a prompt without --prompt."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -84,14 +84,14 @@ class VerbCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except _ParseError as error:
             name = getattr(error, "option_name", "")
-            if name in REFUSED:  # its message, with advice in place of options that look alike
+            if name in REFUSED:  # its message, with advice instead of similar options
                 vars(error).update(message=f"No such option: {name}; {REFUSED[name]}", possibilities=None)
             elif "unexpected extra argument" in str(error) and any(each.name == "prompt" for each in self.params):
-                vars(error).update(message=f"{error}; the text to answer is given with --prompt, in quotes")
+                vars(error).update(message=f"{error}; give the text to answer with --prompt, in quotes")
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of all options; of many, those that most people need first, then group by group."""
+        """Write the help of all options; if there are many, the common ones first, then group by group."""
         shown = [(each, record) for each in self.get_params(ctx) if (record := each.get_help_record(ctx)) is not None]
         grouped = len(shown) > UNGROUPED and any(getattr(each, "rich_help_panel", None) for each, _ in shown)
         sections: dict[str, list[Any]] = {}
@@ -112,15 +112,15 @@ class VerbCommand(TyperCommand):
 
 
 class DefaultGroup(TyperGroup):
-    """A group of verbs whose first verb is meant where none is named: `eyas bench ...` is `eyas bench measure ...`.
+    """A group of verbs that runs its first verb if none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or names a folder and no verb; a
-    mistyped verb is reported as one.
+    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or a folder that isn't named like a
+    verb; a mistyped verb is reported as one.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         verbs = self.list_commands(ctx)
-        if not args and ctx.resilient_parsing:  # a shell asks what may follow
+        if not args and ctx.resilient_parsing:  # shell completion
             return super().parse_args(ctx, args)
         if not args or args[0].startswith("-") or "/" in args[0] or args[0] == SMOLLM2 or _is_folder(args[0], verbs):
             args = [verbs[0], *args]
@@ -132,9 +132,9 @@ def _is_folder(argument: str, verbs: Sequence[str]) -> bool:
 
 
 class Spread:
-    """A function's signature with its option groups taken apart; `gather` puts them together again.
+    """A function's signature with its option groups expanded; `gather` reassembles them.
 
-    A group may name `Aliases` as its `ALIASES`: further options that stand for options of the group.
+    A group may set `ALIASES` to an `Aliases` class: further options that stand for options of the group.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -159,9 +159,9 @@ class Spread:
         return any(_aliases(group) is not None for group in self._groups.values())
 
     def gather(self, values: Mapping[str, Any], given: Given | None = None) -> dict[str, Any]:
-        """The function's arguments from the options' values, `given` naming those that were given.
+        """The function's arguments from the options' values; `given` names the options that were given.
 
-        Raises UsageError where an alias contradicts the option it stands for, or a required option is missing.
+        Raises UsageError if an alias contradicts the option it stands for, or if a required option is missing.
         """
         rest, named = dict(values), set(given or ())
         for group in self._groups.values():
@@ -177,19 +177,19 @@ class Spread:
 
 
 def _resolve(aliases: Aliases, values: dict[str, Any], given: set[str]) -> None:
-    """Give options the values that aliases say they have."""
+    """Give options the values that their aliases stand for."""
     for spelled, options in aliases.meaning():
         for name, value in options.items():
             if name in given and values[name] != value:
                 raise UsageError(
-                    f"{spelled} means {option_name(name)} {value}, and {values[name]} was given as well: leave out one"
+                    f"{spelled} means {option_name(name)} {value}, and {values[name]} was given as well: leave one out"
                 )
             values[name] = value
             given.add(name)
 
 
 def _check_required(group: type[Any], aliases: type[Aliases], values: Mapping[str, Any]) -> None:
-    """Refuse what the parser let pass because an alias might have given it."""
+    """Reject missing options that the parser let pass because an alias might have set them."""
     for field in fields(group):
         if _default(field) is Parameter.empty and values[field.name] is None:
             raise UsageError(aliases.required[field.name])
@@ -211,7 +211,7 @@ def _options(group: type[Any]) -> list[Parameter]:
 
 
 def _titled(hint: Any, panel: str | None) -> Any:
-    """The annotation with `panel` as the title its option has in `--help`, unless it names one itself."""
+    """The annotation with `panel` as its option's title in `--help`, unless it has one already."""
     if panel is None or hint.__metadata__[0].rich_help_panel:
         return hint
     option = copy(hint.__metadata__[0])
@@ -254,7 +254,7 @@ def keeping(what: str) -> Iterator[None]:
 def guarded(debug: bool, command: str = "") -> Iterator[None]:
     """Turn errors into messages and exit codes; a traceback is shown only with `debug`.
 
-    `command` is what was called: after a stop by a signal, the message says that it goes on where it was.
+    `command` is the command line that was run; after a signal, the message says to run it again to resume.
     """
     log, warnings = logging.getLogger("eyas"), _Warnings(logging.WARNING)
     log.addHandler(warnings)

@@ -51,27 +51,25 @@ def capture(
     final: Final = "answers",
     max_length: Annotated[
         int | None,
-        Option(
-            min=3, help="Cut rows to this many tokens (default: whole chats, as far as the target's context holds)."
-        ),
+        Option(min=3, help="Cut rows to this many tokens (default: whole chats, up to the target's context)."),
     ] = None,
     batch_tokens: Annotated[
         int | None,
-        Option(min=1, help="Tokens of a pass of the target, padding counted (default: 8192; 1024 on this CPU)."),
+        Option(min=1, help="Tokens per target pass, padding included (default: 8192; 1024 on a CPU)."),
     ] = None,
     shard_mib: Annotated[
-        float | None, Option(min=0.001, help="Most MiB of a shard (default: a sixteenth of the data, at most 512).")
+        float | None, Option(min=0.001, help="Maximum MiB per shard (default: a sixteenth of the data, at most 512).")
     ] = None,
-    held_out_share: Annotated[float, Option(min=0, max=1, help="Validation's share of a .jsonl file.")] = 0.02,
+    held_out_share: Annotated[float, Option(min=0, max=1, help="Share of a .jsonl file for validation.")] = 0.02,
     dtype: Annotated[Dtype, Option(help="The target's dtype; auto: the checkpoint's.")] = "auto",
     device: Device = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Report bytes and duration, and stop.")] = False,
 ) -> None:
     """Run the target over all chats and store its hidden states.
 
-    Interrupted, the same command goes on. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes share
-    the work, with --on ray the machines of a cluster. With --engine vllm its servers run the target; --device is then
-    where eyas norms and stores what they write (default: cpu).
+    If interrupted, the same command resumes. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes
+    share the work; with --on ray, the machines of a cluster do. With --engine vllm, vLLM servers run the target;
+    --device is then where eyas normalizes and encodes the states they write (default: cpu).
     """
     store = located(output)
     shared = cluster.check()
@@ -90,7 +88,7 @@ def capture(
     from eyas.data.capture.capture import CaptureConfig
 
     if batch_tokens is None and (shared or elsewhere):
-        batch_tokens = 8192  # not this process's device computes
+        batch_tokens = 8192  # this process's device doesn't compute
     shard_bytes = None if shard_mib is None else int(shard_mib * 2**20)
     config = CaptureConfig(
         taps=boundaries, states=states, final=kind, top=top,
@@ -137,7 +135,7 @@ def _run_on(executor: Executor, workers: int | None, model: str, prepared: Captu
 
 
 def _run(model: str, prepared: Capture, shown: bool, make: Callable[[Callable[[int], None]], Manifest | None]) -> None:
-    """Have `make`, which gets a function that counts tokens, make the missing shards."""
+    """Call `make` for the missing shards, with a function that counts their tokens, and report progress."""
     total, done, began = sum(plan.size.tokens for plan in prepared.own()), 0, time.monotonic()
     with counting(hidden=not shown) as show:
 
@@ -201,7 +199,7 @@ def _prepare(
     quiet()
     rank, world, local = _process()
     on = f"cuda:{local}" if device is None and world > 1 and torch.cuda.is_available() else device
-    # another engine's device isn't this process's, which may compute in another dtype than the checkpoint's
+    # this process's device, which may be slow in the checkpoint's dtype, isn't the other engine's
     given = dtype if config.engine == "eyas" else resolve_dtype(dtype, model, torch.device("cuda"))
     target = load_target(model, dtype=given, device=on)
     found = read_rows(load_tokenizer(model), chats, share, longest, target.vocab_size, target.max_length)
@@ -217,12 +215,12 @@ def _process() -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class StateEngineOptions:
-    """Who runs the target, and how another engine is started."""
+    """Which engine runs the target, and how another one is started."""
 
     PANEL: ClassVar = "Another engine"
     engine: Annotated[
         Literal["eyas", "vllm"],
-        Option(help="vllm: a server of vLLM's that writes its hidden states; with --on, one for each worker."),
+        Option(help="vllm: a vLLM server that writes its hidden states; with --on, one per worker."),
     ] = "eyas"
     engine_command: EngineCommand = None
     engine_option: EngineArguments = field(default_factory=list)
@@ -237,7 +235,7 @@ class StateEngineOptions:
         if self.engine == "eyas":
             given = [name for name in ("engine_command", "engine_option") if getattr(self, name)]
             if given:
-                raise UsageError(f"{', '.join(map(option_name, given))} would be ignored: say whose with --engine vllm")
+                raise UsageError(f"{', '.join(map(option_name, given))} would be ignored: give --engine vllm, too")
             return
         if "WORLD_SIZE" in os.environ:
             raise UsageError("--engine vllm takes the GPUs for one server: leave out torchrun, or use --on ray")
@@ -255,7 +253,7 @@ class StateEngineOptions:
         adapter = find_adapter(model)
         if adapter is not None:
             raise UsageError(
-                f"--engine vllm runs whole models, and there is a {adapter}: merge it, and give the result"
+                f"--engine vllm runs whole models, but there is a {adapter}: merge it, and give the result"
             )
 
     @property
@@ -264,7 +262,7 @@ class StateEngineOptions:
         return EngineProgram(self.engine, self.engine_command, tuple(self.engine_option))
 
     def server(self, model: str, device: str | None, prepared: Capture) -> StateServer:
-        """The server for a capture. Raises UsageError for rows that it can't run."""
+        """The server for a capture. Raises UsageError for rows that don't fit its context."""
         longest = max(len(row.tokens) for rows in prepared.rows.values() for row in rows)
         context = prepared.context
         if context is not None and longest >= context:

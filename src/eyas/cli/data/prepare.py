@@ -29,14 +29,14 @@ def prepare(
             "layout=openai|sharegpt|alpaca, name=... (hf:NAME is always a data set).",
         ),
     ],
-    output_: Annotated[Path, Option("--output", "-o", help="The chat folder to make.")],
+    output_: Annotated[Path, Option("--output", "-o", help="The chat folder to create.")],
     model: Annotated[
         str | None, Option(help="The target: its chat template renders the chats. A directory or Hub id.")
     ] = None,
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None,
     seed: Annotated[int, Option(help="Decides which chats are drawn, and their order.")] = 0,
     held_out_share: Annotated[
-        float | None, Option(min=0, max=0.99, help="Share of the questions for validation (default: about 32 or 2%).")
+        float | None, Option(min=0, max=0.99, help="Validation's share of questions (default: 2%, more for few chats).")
     ] = None,
     exclude: Annotated[
         list[Path] | None, Option(help="A prompt file of an evaluation: chats that ask its questions are dropped.")
@@ -44,7 +44,7 @@ def prepare(
     drop_unanswered: Annotated[
         bool, Option("--drop-unanswered", help="Drop chats that end with a question (default: keep, to be answered).")
     ] = False,
-    max_length: Annotated[int | None, Option(min=2, help="Most tokens of a chat.")] = None,
+    max_length: Annotated[int | None, Option(min=2, help="Maximum tokens per chat.")] = None,
     too_long: Annotated[
         Literal["drop", "cut"], Option(help="Longer chats: drop them, or cut them after an answer.")
     ] = "drop",
@@ -52,7 +52,7 @@ def prepare(
     near_duplicates: Annotated[
         str,
         Option(
-            help="Drop chats whose question shares at least this part of its word 5-grams (Jaccard, 0.1 to 1) with "
+            help="Drop chats whose question shares at least this much of its word 5-grams (Jaccard, 0.1 to 1) with "
             "another chat's or an excluded question; off; auto: 0.8 if datasketch is installed (eyas[data])."
         ),
     ] = "auto",
@@ -63,8 +63,8 @@ def prepare(
     With --model they are rendered by its chat template. A report says what was read, dropped and written.
 
     Chats are copies if everything before the last answer is equal, apart from case, whitespace and Unicode form.
-    Near-duplicates are compared in the same form, by all that the user says before the last answer; of several, the one
-    that the blend takes first stays. Chats that begin with the same question land on the same side of the split.
+    Near-duplicates are compared in the same form, by all that the user says before the last answer; the one that the
+    blend takes first stays. Chats that begin with the same question land on the same side of the split.
     """
     from eyas.config import validated
     from eyas.data.chats.config import PrepareConfig
@@ -118,7 +118,7 @@ def _threshold(text: str) -> str | float | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     screen = output()
-    for line in report["notes"]:  # first: what was asked for and isn't so
+    for line in report["notes"]:  # first, where the result differs from the request
         screen.print(f"note: {line}")
     show_table(screen, _sources_table(report))
     show_table(screen, _splits_table(report))

@@ -69,9 +69,9 @@ def regenerate(
 ) -> int:
     """Replace the answers of chats with the target's own.
 
-    It answers in this process, on the machines of a cluster (--on ray), through --endpoint, or in batch files.
-    Interrupted at any moment, the same command goes on where it was. With --endpoint and batch files --model is the
-    name of the model to ask for.
+    It answers in this process, on the machines of a cluster (--on ray), through --endpoint, or in batch files. If
+    interrupted at any moment, the same command resumes there. With --endpoint and batch files, --model is the model's
+    name in the requests.
     """
     from eyas.data.regenerate import BatchAnswerer, RewriteRule
     from eyas.data.regenerate import regenerate as run
@@ -86,7 +86,7 @@ def regenerate(
     if files.batch_write is not None:
         return _write(answering, files.batch_write, chats, local, rule, json)
     where = "the output" if local == output else str(local)
-    kept = f"every answer given so far is kept in the journal beside {where}"
+    kept = f"every answer so far is kept in the journal next to {where}"
     with ExitStack() as stack:
         answerer = _on_cluster(answering, cluster, stack) if shared else answering.answerer()
         progress = RegenerateProgress(stack.enter_context(counting()))
@@ -107,12 +107,12 @@ def regenerate(
         store = output.parent / "store"
         next_step("data", "capture", "--model", target.model, "--chats", output, "--output", store)
     if isinstance(answerer, BatchAnswerer) and answerer.unreadable:
-        note(f"{answerer.unreadable} lines of the result files are no results; they were passed over")
+        note(f"{answerer.unreadable} lines of the result files aren't results; they were skipped")
     return FAILURE if summary.unanswered or summary.unreadable or summary.unasked else 0
 
 
 def _on_cluster(answering: AnswererOptions, cluster: ClusterOptions, stack: ExitStack) -> Answerer:
-    """An answerer whose workers have engines, or servers, of their own, until the stack is closed."""
+    """An answerer whose workers have their own engines or servers, until the stack is closed."""
     from eyas.cluster.crew import Crew
     from eyas.data.regenerate.workers import CrewAnswerer
 
@@ -137,7 +137,7 @@ def _write(answering: AnswererOptions, path: Path, chats: Path, output: Path, ru
 
 
 SHOWN = 5
-"""Most errors of a kind that are shown."""
+"""Maximum number of errors of a kind to show."""
 ROWS = {
     "chats": "chats written",
     "answers": "answers in them",
@@ -146,12 +146,12 @@ ROWS = {
     "calls": "answers that call tools",
     "refusals": "answers marked as refusals",
     "cut": "chats that end early: other tool calls than the original's",
-    "rerendered": "answers that a later turn's template rendered otherwise (no exact tokens)",
+    "rerendered": "answers that a later turn's template rendered differently (no exact tokens)",
     "dropped": "chats left out: unfinished",
     "nothing_to_answer": "chats left out: nothing to answer",
     "unasked": "chats still to be asked",
 }
-"""Count of a summary -> what the table calls it."""
+"""Count of a summary -> its label in the table."""
 ALWAYS = ("chats", "answers", "tokens")
 """Counts that are shown even if they are 0."""
 
@@ -188,7 +188,7 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
 
 
 def report_errors(summary: RegenerationSummary) -> None:
-    """Report chats without an answer and rows that are no chats on standard error: how many, and the first few."""
+    """Report chats without an answer and rows that aren't chats on standard error: how many, and the first few."""
     for reason in summary.unreadable[:SHOWN]:
         note(f"error: {reason}")
     for name, reason in summary.unanswered[:SHOWN]:
@@ -223,40 +223,40 @@ def _speed(tally: RegenerationProgress | None) -> dict[str, Any]:
 
 
 MAX_LENGTH = 2048
-"""Most tokens of an answered chat where no option says otherwise: what `eyas data capture` reads of one."""
+"""Maximum tokens of an answered chat if no option sets it."""
 
 
 @dataclass(frozen=True)
 class AnswerSamplingOptions(SamplingOptions):
-    """How tokens of answers are chosen: as long as there is room, unless a limit is given."""
+    """How answers are sampled: they may use all the room there is, unless a limit is given."""
 
     max_new_tokens: Annotated[
-        int | None, Option(min=1, help="Most tokens of one answer (default: what --max-length or the endpoint allows).")
+        int | None, Option(min=1, help="Maximum tokens per answer (default: what --max-length or the endpoint allows).")
     ] = None  # type: ignore[assignment]  # only here may there be no limit
 
 
 @dataclass(frozen=True)
 class SlotOptions:
-    """How many sequences the engine in this process decodes at once, and how long they get."""
+    """How many sequences the engine in this process decodes together, and how long they may get."""
 
     PANEL: ClassVar = "Answering here"
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
     max_length: Annotated[
         int | None,
-        Option(min=2, help=f"Most tokens of a chat, answers included (default: {MAX_LENGTH}, or --max-new-tokens)."),
+        Option(min=2, help=f"Maximum tokens per chat, with answers (default: {MAX_LENGTH}, or --max-new-tokens)."),
     ] = None
 
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """The endpoint that answers, and how it is asked."""
+    """The endpoint that answers, and how requests are sent to it."""
 
     PANEL: ClassVar = "Answers of a server"
     endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
     api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
-    concurrency: Annotated[int, Option(min=1, help="Requests sent at once.")] = 16
+    concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
     timeout: Annotated[float, Option(min=0.001, help="Seconds that an answer may take.")] = 600.0
-    max_attempts: Annotated[int, Option(min=1, help="Attempts at a chat before it is given up.")] = 6
+    max_attempts: Annotated[int, Option(min=1, help="Attempts per chat before giving up on it.")] = 6
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class BatchFileOptions:
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """What requests to an endpoint, or of a batch, say."""
+    """The contents of requests to an endpoint or in a batch."""
 
     PANEL: ClassVar = "Answers of a server"
     tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
@@ -286,7 +286,7 @@ class WorkerEngineOptions:
 
     PANEL: ClassVar = "Another engine"
     engine: Annotated[
-        Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start a server of vLLM's for itself.")
+        Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start its own vLLM server.")
     ] = "eyas"
     engine_command: EngineCommand = None
     engine_option: EngineArguments = field(default_factory=list)
@@ -294,7 +294,7 @@ class WorkerEngineOptions:
 
 @dataclass(frozen=True)
 class AnswererOptions:
-    """All options about who answers, and the answerer that they describe."""
+    """All options that say who answers, and the answerer that they describe."""
 
     target: TargetPanel
     draft: DraftOptions
@@ -319,7 +319,7 @@ class AnswererOptions:
                 raise UsageError("--api-key-env would be ignored: a worker's own server has no key")
             _refuse("servers on the workers", [self.target, self.draft, self.slots])
             return
-        _refuse("eyas itself: --engine says who else", [self.workers])
+        _refuse("eyas itself: --engine names another", [self.workers])
         ways = {
             "--endpoint": self.endpoint.endpoint is not None,
             "--batch-write": self.files.batch_write is not None,
@@ -369,12 +369,12 @@ class AnswererOptions:
 
     @property
     def ahead(self) -> int:
-        """Questions that are with a worker at once: a slot that gets free finds the next one there."""
+        """Questions queued at a worker: enough that a slot that becomes free finds the next one there."""
         together = self.slots.batch_size if self.workers.engine == "eyas" else self.endpoint.concurrency
         return together * 5 // 4 + 1
 
     def worker(self) -> Callable[[], AnswererWorker]:
-        """What makes a worker of a cluster, which answers with an engine, or an engine's server, of its own."""
+        """A factory of cluster workers, each of which answers with its own engine, or its own engine's server."""
         options = self.workers
         if options.engine == "eyas":
             return self._engine()

@@ -1,4 +1,4 @@
-"""`eyas data synthesize`: the target makes up chats, for who has no traffic to train on."""
+"""`eyas data synthesize`: the target makes up chats, for users without traffic to train on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SynthesisSamplingOptions(SamplingOptions):
-    """How messages are sampled: what is greedy makes up the same chat again and again."""
+    """How messages are sampled: greedy decoding would make up the same chat again and again."""
 
     max_new_tokens: MaxNewTokens = 512
     temperature: Annotated[float, Option(help="1 = as the target would.")] = 1.0
@@ -32,16 +32,16 @@ class SynthesisSamplingOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class SynthesisFilterOptions:
-    """Which of the chats that were made up are good enough to keep."""
+    """Which of the generated chats are good enough to keep."""
 
     PANEL: ClassVar = "Filters"
-    min_words: Annotated[int, Option(min=1, help="Words in the first message.")] = 4
-    max_words: Annotated[int, Option(min=1, help="Words in any message of the user's.")] = 400
+    min_words: Annotated[int, Option(min=1, help="Minimum words in the first message.")] = 4
+    max_words: Annotated[int, Option(min=1, help="Maximum words in any user message.")] = 400
     language: Annotated[
-        str, Option(help="Languages to keep, as ISO 639-1 codes such as en or en,de; any: all (else needs py3langid).")
+        str, Option(help="Languages to keep: any, or ISO 639-1 codes such as en or en,de (which need py3langid).")
     ] = "any"
     near_duplicates: Annotated[
-        str, Option(help="Similarity from which a question repeats an earlier one (needs datasketch); off: only equal.")
+        str, Option(help="Similarity at which a question counts as a repeat (needs datasketch); off: only equal ones.")
     ] = "0.8"
 
 
@@ -52,20 +52,18 @@ def synthesize(
     filters: SynthesisFilterOptions,
     chats: Annotated[int, Option(min=1, help="Chats to write.")],
     output: Annotated[Path, Option("--output", "-o", dir_okay=False, help="The .jsonl file to write.")],
-    turns: Annotated[
-        int, Option(min=1, help="The user's messages in a chat; the target answers all but the last.")
-    ] = 1,
+    turns: Annotated[int, Option(min=1, help="User messages per chat; the target answers all but the last.")] = 1,
     topics: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="A file with a topic a line; an empty file steers towards none."),
+        Option(exists=True, dir_okay=False, help="A file with one topic per line; an empty file: no topics."),
     ] = None,
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8,
     json: Json = False,
 ) -> int:
     """Have the target make up chats as its users would write them.
 
-    The target reads its chat template up to the user's turn and goes on from there (Magpie). Interrupted at any moment,
-    the same command goes on where it was and writes the same file. `eyas data regenerate` then answers the chats.
+    The target reads its chat template up to the user's turn and continues from there (Magpie). If interrupted at any
+    moment, the same command resumes there and writes the same file. `eyas data regenerate` then answers the chats.
     """
     from eyas.data.synthesize import TOPICS, SynthesisRule
     from eyas.data.synthesize import synthesize as run
@@ -84,9 +82,9 @@ def synthesize(
     from eyas.data.regenerate.workers import EngineAnswerer
     from eyas.types import Request
 
-    engine.check(Request((0,), params))  # what is wrong with every message is wrong with the options
+    engine.check(Request((0,), params))  # an error in every message is an error in the options
     answerer = EngineAnswerer(engine, params)
-    with counting() as shown, keeping("every message so far is kept in the journal beside the output"):
+    with counting() as shown, keeping("every message so far is kept in the journal next to the output"):
         summary = run(output, answerer, rule, RegenerateProgress(shown).watch)
     if json:
         typer.echo(jsonlib.dumps(summary.as_dict(), ensure_ascii=False))
@@ -101,7 +99,7 @@ def _topics(path: Path) -> tuple[str, ...]:
     try:
         return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except UnicodeDecodeError:
-        raise DataError(f"{path} isn't UTF-8 text: write a topic a line") from None
+        raise DataError(f"{path} isn't UTF-8 text: write one topic per line") from None
 
 
 def _share(text: str) -> float:

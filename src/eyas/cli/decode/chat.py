@@ -29,9 +29,9 @@ HELP = """\
 /reset         start over; the system message stays (also /clear)
 /system TEXT   set the system message; without TEXT, show it
 /save FILE     append the conversation to FILE as a line of JSON
-/stats         figures of all answers since the start
+/stats         statistics of all answers since the start
 /exit          leave (also /quit, /bye, Ctrl-D)
-Ctrl-C stops an answer; what is written of it stays in the conversation.
+Ctrl-C stops an answer; the text so far stays in the conversation.
 \"""text\""" may have several lines. A space before a slash makes it text."""
 _SAME = {"/?": "/help", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 
@@ -73,7 +73,7 @@ class Talk:
         self._code = 0
 
     def run(self) -> int:
-        """Answer and obey until the end of the input; returns the exit code, which says whether any line failed."""
+        """Answer lines and run commands until the input ends; returns the exit code: whether any line failed."""
         for line in _lines():
             try:
                 if not line.startswith("/"):
@@ -87,7 +87,7 @@ class Talk:
         return self._code
 
     def _answer(self, text: str, stop: Callable[[], bool]) -> None:
-        """Write the answer as it is decoded, until `stop()`; then it stays as far as it came."""
+        """Write the answer as it is decoded, until `stop()` is true; a stopped answer is kept."""
         from eyas.errors import RequestError
         from eyas.text.chats import Message
         from eyas.text.template import encode_chat
@@ -119,7 +119,7 @@ class Talk:
         return [*([] if self._system is None else [Message(role="system", content=self._system)]), *said]
 
     def _obey(self, command: str, argument: str = "") -> bool:
-        """Run a command; returns whether the conversation goes on. Raises UsageError for one that there isn't."""
+        """Run a command; returns whether the conversation goes on. Raises UsageError for an unknown command."""
         argument = argument.strip()
         match _SAME.get(command, command):
             case "/help":
@@ -170,9 +170,9 @@ def _note_stats(answers: Sequence[Completion]) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """While the block runs, Ctrl-C only adds to the list; the third one raises, should a pass never end.
+    """While the block runs, Ctrl-C only adds to the list; the third one raises, in case a pass never ends.
 
-    Where no person sits at the input, Ctrl-C ends the program as it does elsewhere.
+    If the input isn't a terminal, Ctrl-C ends the program as usual.
     """
     seen: list[int] = []
     if not sys.stdin.isatty():
@@ -194,7 +194,7 @@ def _interruptible() -> Iterator[list[int]]:
 def _lines() -> Iterator[str]:
     """Lines of standard input that aren't empty, or texts between triple quotes.
 
-    At a terminal a prompt sign is shown and lines can be edited; there, two Ctrl-C in a row are the end of the input.
+    At a terminal a prompt sign is shown and lines can be edited; there, two Ctrl-C in a row end the input.
     """
     interrupted = False
     while True:
@@ -222,7 +222,7 @@ def _lines() -> Iterator[str]:
 def _read(sign: str) -> str:
     """A line without its end; EOFError if there is none."""
     if sys.stdin.isatty() and sys.stdout.isatty():
-        with suppress(ImportError):  # it makes `input` edit lines and remember them
+        with suppress(ImportError):  # gives `input` line editing and history
             import readline  # noqa: F401
         return input(sign)
     if sys.stdin.isatty():

@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 def demo(
     max_new_tokens: MaxNewTokens = 128,
-    dtype: Annotated[Dtype, Option(help="auto: as the GGUF file has them, in 4 bits.")] = "auto",
+    dtype: Annotated[Dtype, Option(help="auto: the GGUF file's own 4-bit weights.")] = "auto",
     tree: Annotated[
         str | None,
         Option(
-            help="The draft tree; auto (the default, without --methods): as large as pays on this machine, measured "
-            "at first."
+            help="The draft tree; auto (the default, without --methods): as large as pays off on this machine, "
+            "measured first."
         ),
     ] = None,
     methods: Annotated[
-        bool, Option("--methods", help="Race all methods of drafting that the pair can run, each with its own trees.")
+        bool, Option("--methods", help="Race all drafting methods that the pair can run, each with its own trees.")
     ] = False,
     svg: Annotated[
-        Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this file.")
+        Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this SVG file.")
     ] = None,
     json: Json = False,
 ) -> int:
-    """Watch a small language model answer plain and speculative."""
+    """Watch a small model answer with and without speculation."""
     from eyas.assets import PROMPTS
     from eyas.text.chats import Message
     from eyas.text.template import encode_chat
@@ -94,7 +94,7 @@ def demo(
 def _engines(dtype: str, tree: str | None, methods: bool) -> dict[str, Engine]:
     """The plain engine, and on the same model the drafter with suffix decoding, or every method that it can run.
 
-    The two share a tree, `auto` unless another one is given; each of the methods has its own.
+    The tree is `auto` unless one is given; each of the methods has its own default.
     """
     from eyas.assets import SMOLLM2
     from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
@@ -118,7 +118,7 @@ def _engines(dtype: str, tree: str | None, methods: bool) -> dict[str, Engine]:
 
 
 def _pooled(results: list[Any], kind: str, lane: int) -> tuple[Stats, bool]:
-    """What a lane's own counter says of a kind of text (or `all`), and whether its tokens are the first lane's."""
+    """A lane's own counts for a kind of text (or `all`), and whether its tokens equal the first lane's."""
     pooled, same = Stats(), True
     for name, completions in results:
         if kind in (name, "all"):
@@ -139,9 +139,9 @@ def _figures(base: Stats, fast: Stats, same: bool) -> dict[str, Any]:
 
 
 def _report(results: list[Any], names: list[str], settings: dict[str, Any], methods: bool) -> dict[str, Any]:
-    """Figures of every lane but the first, which decodes plainly, by kind of text and over all; of all `methods`, too.
+    """Figures of every lane by kind of text and over all; without `methods`, of all but the first, the plain one.
 
-    Each engine's come from its own counter.
+    Each engine's figures come from its own counter.
     """
     from eyas.bench.machine import describe_machine
 
@@ -185,7 +185,7 @@ def _title(report: dict[str, Any]) -> str:
 
 
 def _methods_table(report: dict[str, Any]) -> Any:
-    """A line a method: its speedup by kind of text, and the figures over all."""
+    """One row per method: its speedup by kind of text, and its overall figures."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -233,7 +233,7 @@ def _table(report: dict[str, Any]) -> Any:
 
 
 def _explain(report: dict[str, Any]) -> None:
-    """Say what the figures of a report mean, and what they were taken with."""
+    """Explain what the figures of a report mean."""
     console = output()
     console.print(
         "accept length: tokens per pass of the model. efficiency: speedup / accept length. Prefill is not counted."
@@ -249,7 +249,7 @@ def _explain(report: dict[str, Any]) -> None:
 
 
 def _warn(report: dict[str, Any]) -> None:
-    """Say which figures not to trust."""
+    """Warn about figures that can't be trusted."""
     from eyas.bench.offline.report import impossible
     from eyas.runtime import busy
 
@@ -263,14 +263,14 @@ def _warn(report: dict[str, Any]) -> None:
 
 LEGEND = (
     "Underlined: drafted, and accepted because the model itself writes exactly that. All take turns on this "
-    "machine; each clock counts its own side only, reading the prompt included (the table below leaves that out)."
+    "machine; each clock counts its own side only, prefill included (the table below leaves that out)."
 )
 DRAWN = (100, 24)
-"""Columns and lines of what is drawn into a file."""
+"""Columns and lines of the SVG file."""
 _WIDEST, _LINES = 72, 14
 """Most columns and lines of a panel."""
 _NARROWEST = 36
-"""Columns of a panel below which more than two go into another row."""
+"""Least columns of a panel before lanes beyond the second go into another row."""
 
 
 def side_by_side(lanes: Sequence[Lane], size: tuple[int, int]) -> Any:
@@ -334,7 +334,7 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
     """Run `request` in every lane to the end; `moved` is called after each round, on no lane's time.
 
     The lanes take turns, round by round, and each is charged its own time only. The lane whose clock is behind moves
-    next, so that at any moment both show what they would have written in the same time, alone on the machine.
+    next, so that at any moment all show what they would have written in the same time, alone on the machine.
     """
     from eyas.text.detokenizer import Detokenizer
 

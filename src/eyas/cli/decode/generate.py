@@ -28,11 +28,11 @@ def generate(
     draft: DraftOptions,
     sampling: SamplingOptions,
     prompt: Annotated[
-        str | None, Option(help="What the user says; the chat template is applied if there is one.")
+        str | None, Option(help="The user's message; the chat template is applied if there is one.")
     ] = None,
     prompt_file: MaybePromptFile = None,
     raw: Annotated[
-        bool, Option("--raw", help="Take --prompt, or every `prompt` of the file, as it is: no chat template.")
+        bool, Option("--raw", help="Use --prompt, or every `prompt` of the file, as it is: no chat template.")
     ] = False,
     batch_size: BatchSize = 1,
     json: Json = False,
@@ -54,7 +54,7 @@ def generate(
         raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
     engine = open_engine(target, draft, batch_size)
     note_plain(draft)
-    engine.check(Request((0,), params))  # what is wrong with every row is wrong with the options
+    engine.check(Request((0,), params))  # an error in every row is an error in the options
     if engine.tokenizer is None and not json:
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
     if one is not None:
@@ -88,7 +88,7 @@ def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json
 
 
 def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParams, json: bool) -> int:
-    """Show rows in the order of the file; the bar is for a terminal that doesn't show the rows themselves."""
+    """Show rows in the order of the file; a bar is drawn only if the rows themselves don't go to the terminal."""
     with row_bar(len(dialogues), hidden=sys.stdout.isatty()) as advance:
         for dialogue in _in_order(engine, dialogues, params):
             if dialogue.error is not None:
@@ -105,7 +105,7 @@ def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParam
 
 
 def _in_order(engine: Engine, dialogues: list[Dialogue], params: SamplingParams) -> Iterator[Dialogue]:
-    """Answer all; yield each as soon as it and those before it are finished."""
+    """Answer all; yield each as soon as it and all before it are finished."""
     from eyas.text.dialogue import converse
 
     shown = 0

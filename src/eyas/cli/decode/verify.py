@@ -1,4 +1,4 @@
-"""`eyas verify`: a certificate that speculation changes no token."""
+"""`eyas verify`: certify that speculation changes no token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyTargetOptions(TargetPanel):
-    """The target, in the precision in which every token is promised unless another is named."""
+    """The target, by default in the precision in which every token is guaranteed."""
 
     dtype: Annotated[
         Dtype,
@@ -63,7 +63,7 @@ def verify(
     limit: Limit = None,
     coupled: Coupled = None,
     modules: Annotated[
-        bool, Option(help="Compare plain decoding with the model's own modules, for which it is loaded a second time.")
+        bool, Option(help="Compare plain decoding with the model's own PyTorch modules, loaded separately.")
     ] = True,
     transformers: Annotated[bool, Option(help="Compare greedy answers with transformers.generate as well.")] = False,
     json: Json = False,
@@ -71,7 +71,7 @@ def verify(
     """Check that speculation changes no token.
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
-    What is decoded without it is compared with what the model's own modules say.
+    Plain decoding itself is compared with the model's own PyTorch modules.
     """
     heats = read_temperatures(temperatures, "--temperatures")
     sizes = plain_numbers(batch_sizes, "--batch-sizes")
@@ -81,10 +81,10 @@ def verify(
         read_tree(text)
     if transformers and not modules:
         raise UsageError(
-            "--transformers needs the model's modules, which judge where two answers part: leave out --no-modules"
+            "--transformers needs the model's modules, which judge where two answers diverge: leave out --no-modules"
         )
     if transformers and target.kv_cache_dtype != "auto":
-        raise UsageError("--transformers keeps keys and values as they are: leave out --kv-cache-dtype")
+        raise UsageError("--transformers doesn't quantize keys and values: leave out --kv-cache-dtype")
     loading, drafts = target.of(target.model), files.of(draft_model, method)
     loading.check()
     drafts.check()
@@ -120,7 +120,7 @@ def verify(
 
 
 def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
-    """The given trees for this drafter; if there are none, its own, and a chain if it drafts other shapes at all."""
+    """The given trees for this drafter; if there are none, its own, and a chain if it can draft one."""
     from eyas.engine.default_tree import own_shape, tree_for
     from eyas.tree import parse_tree
 

@@ -1,1 +1,1 @@
-"""The verbs about a drafter on disk: inspect, doctor, export."""
+"""The verbs for a drafter on disk: inspect, doctor, export, push."""

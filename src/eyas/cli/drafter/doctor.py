@@ -24,10 +24,10 @@ def doctor(
     files: DrafterFileOptions,
     draft_model: Annotated[str, Option(help="The drafter: a directory, GGUF file or Hub id.")],
     num_speculative_tokens: Annotated[
-        int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the chains that are measured.")
+        int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the measured chains.")
     ] = 5,
     max_new_tokens: Annotated[
-        int, Option(min=16, help="Most tokens of one answer; more of them reveal smaller faults.")
+        int, Option(min=16, help="Maximum tokens per answer; more tokens reveal smaller faults.")
     ] = 192,
     fix: Annotated[
         Path | None, Option(help="Write a corrected copy of a misread drafter into this new folder.")
@@ -36,7 +36,7 @@ def doctor(
 ) -> int:
     """Check how a drafter was trained to be read (experimental).
 
-    Other readings of the same files (taps, input order, norms, positions, ...) are tried on answers of the target.
+    Other readings of the same files (taps, input order, norms, positions, ...) are tried on the target's answers.
     Exit code 1: the weights were trained for another reading, or fit none.
     """
     if fix is not None:
@@ -98,7 +98,7 @@ def _print(found: dict[str, Any]) -> None:
             f"decoded {decoded['accept_length']:.2f} (by position, %: {_rates(decoded)})"
         )
     for doubt in found["doubts"]:
-        console.print(f"open in the files, settled by what follows: {doubt}")
+        console.print(f"left open by the files, settled by the result below: {doubt}")
     console.print(found["says"])
     for finding in found["findings"]:
         console.print(

@@ -27,23 +27,23 @@ Consumer = Literal["safeailab", "sglang", "vllm", "speculators", "atom", "tensor
 
 def export(
     drafter: Annotated[str, Argument(help="A drafter directory, GGUF file or Hub id.", metavar="DRAFTER")],
-    to: Annotated[Consumer, Option(help="The engine that will read it; gguf is llama.cpp's.")],
+    to: Annotated[Consumer, Option(help="The engine that will read it; gguf is for llama.cpp.")],
     output: Annotated[Path, Option("--output", "-o", help="The folder to write.")],
     files: DrafterFileOptions,
     model: Annotated[
-        str | None, Option(help="The target it drafts for: checked, and copied from if the consumer needs it.")
+        str | None, Option(help="The target it drafts for: checked, and copied from if the engine needs it.")
     ] = None,
     taps: Annotated[
-        str | None, Option(help="Boundaries the drafter reads, such as 2,16,29, where its file leaves that open.")
+        str | None, Option(help="Boundaries the drafter reads, such as 2,16,29, if its files leave that open.")
     ] = None,
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None, Option(help="Write the weights so, if that rounds nothing.")
+        Literal["float32", "bfloat16", "float16"] | None, Option(help="Dtype of the weights, if that rounds nothing.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Write a drafter in another engine's format.
 
-    What was written is read back and must give the same logits; the command that serves it there is printed.
+    The export is read back and must give the same logits; the command that serves it there is printed.
     """
     boundaries = None if taps is None else _boundaries(taps)
     files.of(drafter).check()
@@ -72,7 +72,7 @@ def export(
         return
     for change in done.changes:
         note(f"note: {change}")
-    note(f"{done.path} reads back as the same drafter (largest difference of a logit: {done.difference:.2g})")
+    note(f"{done.path} reads back as the same drafter (largest difference in a logit: {done.difference:.2g})")
     typer.echo(done.command)
 
 

@@ -1,4 +1,4 @@
-"""`eyas inspect`: what a model's or drafter's directory holds."""
+"""`eyas inspect`: what a model's or drafter's directory contains."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
         headers = Headers() if found.path is None else read_headers(found.path)
         kind = detect(found.config, headers)
         if kind == "unknown":
-            raise UsageError(f"{source}: config.json names no architecture, and no tensors of a drafter are there")
+            raise UsageError(f"{source}: config.json names no architecture, and there are no tensors of a drafter")
         if kind == "target":
             return report_target(source, None if found.path is None else headers)
     assert found.path is not None  # a drafter's files are always fetched
@@ -90,7 +90,7 @@ def _print(report: dict[str, Any], verbose: bool) -> None:
 
 
 def _brief(value: Any) -> str:
-    """A mapping as one line of what is set: without what is off, and without mappings inside it."""
+    """A mapping's values on one line, without those that are unset or off, and without nested ones."""
     if not isinstance(value, dict):
         return _plain(value)
     shown = {key: each for key, each in value.items() if each is not None and each is not False}

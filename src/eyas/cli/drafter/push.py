@@ -20,21 +20,21 @@ def push(
         str | None, Option(help="The target's Hub id for the card (default: what the drafter was trained for).")
     ] = None,
     certificate: Annotated[
-        Path | None, Option(exists=True, dir_okay=False, help="What eyas verify --json wrote: pushed, and in the card.")
+        Path | None, Option(exists=True, dir_okay=False, help="Output of eyas verify --json: pushed, and in the card.")
     ] = None,
     bench: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="What eyas bench -o wrote: pushed, and tau per task in the card."),
+        Option(exists=True, dir_okay=False, help="The output of eyas bench -o: pushed, and tau per task in the card."),
     ] = None,
-    license_: Annotated[str | None, Option("--license", help="Its licence for the card, such as apache-2.0.")] = None,
+    license_: Annotated[str | None, Option("--license", help="Its license for the card, such as apache-2.0.")] = None,
     private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
-    message: Annotated[str, Option(help="Message of the commit.")] = "Drafter, pushed by eyas",
+    message: Annotated[str, Option(help="The commit message.")] = "Drafter, pushed by eyas",
     dry_run: Annotated[bool, Option("--dry-run", help="Print what would be pushed; nothing is sent.")] = False,
 ) -> None:
     """Push a drafter to the Hugging Face Hub, with a model card.
 
     The card says how to use it, what eyas verify found (losslessness), and tau per task by eyas bench. A README.md in
-    the folder is taken as the card instead.
+    the folder is used as the card instead.
     """
     if not fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"{repo} isn't a repository's id: write OWNER/NAME")

@@ -1,4 +1,4 @@
-"""`eyas learn`: the learner beside a server, and what its generations did; also the server's options for it."""
+"""`eyas learn`: the learner that runs next to a server, and its generations; also the server's options for it."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ Folder = Annotated[Path, Argument(metavar="DIR", file_okay=False, help="The fold
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """Whether a server's requests are learnt from, and which."""
+    """Whether to learn from a server's requests, and from which."""
 
     PANEL: ClassVar = "Learning"
     learn: Annotated[
         Path | None,
-        Option(metavar="DIR", file_okay=False, help="Collect requests in DIR and serve what `eyas learn` makes there."),
+        Option(metavar="DIR", file_okay=False, help="Collect requests in DIR and serve what `eyas learn` trains."),
     ] = None
     learn_exclude: Annotated[
-        list[str], Option(metavar="KEY", help="An API key that is never learnt from; may be repeated.")
+        list[str], Option(metavar="KEY", help="An API key to never learn from; may be repeated.")
     ] = field(default_factory=list)
     learn_only: Annotated[
         list[str], Option(metavar="KEY", help="Learn from this API key and no other; may be repeated.")
     ] = field(default_factory=list)
     learn_apart: Annotated[
         list[str],
-        Option(metavar="KEY", help="An API key with a drafter of its own, learnt from it alone; may be repeated."),
+        Option(metavar="KEY", help="An API key that gets its own drafter, trained on it alone; may be repeated."),
     ] = field(default_factory=list)
-    learn_share: Annotated[float, Option(min=0.0, max=1.0, help="The share of requests that is collected.")] = 1.0
-    learn_gib: Annotated[float, Option(min=0.001, help="Most GiB of requests kept in DIR.")] = 4.0
+    learn_share: Annotated[float, Option(min=0.0, max=1.0, help="The share of requests to collect.")] = 1.0
+    learn_gib: Annotated[float, Option(min=0.001, help="Maximum GiB of requests kept in DIR.")] = 4.0
     learn_canary: Annotated[
         float, Option(min=0.01, max=0.5, help="The share of rows that a new drafter serves on trial.")
     ] = 0.1
 
     def check(self, draft: DraftOptions) -> None:
-        """Refuse what would do nothing, or can't be, before anything heavy is imported. Raises UsageError."""
+        """Reject options that do nothing or contradict each other, before heavy imports. Raises UsageError."""
         if self.learn is None:
             if self != LearnOptions():
                 raise UsageError(
@@ -62,7 +62,7 @@ class LearnOptions:
         if refused := set(self.learn_apart) - set(self.learn_only or self.learn_apart) or (
             set(self.learn_apart) & set(self.learn_exclude)
         ):
-            raise UsageError(f"--learn-apart: {len(refused)} of these keys aren't learnt from at all")
+            raise UsageError(f"--learn-apart: {len(refused)} of these keys aren't learned from at all")
         if draft.drafter is None or draft.draft_model is None:
             raise UsageError("--learn is about a drafter: give --draft-model")
         if draft.acceptance is not None:
@@ -71,7 +71,7 @@ class LearnOptions:
             raise UsageError("--learn reads model.safetensors of every generation: leave out --draft-weights")
 
     def opened(self) -> Learning | None:
-        """What a server has beside its engine; None if it doesn't learn."""
+        """The part of a server that collects and swaps drafters; None if it doesn't learn."""
         if self.learn is None:
             return None
         from eyas.learn.collect import LearnRule
@@ -95,18 +95,18 @@ def run(
     once: Annotated[bool, Option("--once", help="Run one cycle now, in this process, and end.")] = False,
     always: Annotated[bool, Option("--always", help="Go on while the server works, at the lowest priority.")] = False,
     threads: Annotated[int | None, Option(min=1, help="Cores to train on (default: those that are idle).")] = None,
-    least_rows: Annotated[int, Option(min=1, help="New requests without which no cycle begins.")] = 200,
-    most_rows: Annotated[int, Option(min=1, help="Requests that a cycle learns from, the newest.")] = 2000,
-    epochs: Annotated[float, Option(min=0.01, help="Passes over them.")] = 2.0,
-    confidence: Annotated[float, Option(min=0.5, max=0.9999, help="That a new drafter is better.")] = 0.99,
-    tolerance: Annotated[float, Option(min=0.0, max=1.0, help="The loss that is put up with elsewhere.")] = 0.02,
+    least_rows: Annotated[int, Option(min=1, help="New requests needed to begin a cycle.")] = 200,
+    most_rows: Annotated[int, Option(min=1, help="Maximum requests per cycle, the newest ones.")] = 2000,
+    epochs: Annotated[float, Option(min=0.01, help="Passes over the requests.")] = 2.0,
+    confidence: Annotated[float, Option(min=0.5, max=0.9999, help="Confidence needed to promote a drafter.")] = 0.99,
+    tolerance: Annotated[float, Option(min=0.0, max=1.0, help="Loss of accept length tolerated elsewhere.")] = 0.02,
     device: Device = None,
 ) -> int:
     """Train the drafter on the requests it serves (experimental).
 
-    Each cycle copies the newest requests, trains on from the drafter in service, and compares the two on requests that
-    were held out. A winner is promoted: the server takes it up. Training stops while the server works, and a cycle that
-    was killed goes on where it was.
+    Each cycle copies the newest requests, continues training from the drafter in service, and compares the two on
+    held-out requests. A winner is promoted: the server starts using it. Training pauses while the server works, and a
+    cycle that was killed resumes where it was.
     """
     opened = _opened(folder)
     from eyas.learn.cycle import CycleConfig, due, run_cycle
@@ -125,7 +125,7 @@ def run(
 
 
 def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
-    """The command of a child that runs one cycle."""
+    """The command of a child process that runs one cycle."""
     options: dict[str, Any] = {
         "store": config.store, "threads": config.threads, "least-rows": config.least, "most-rows": config.most,
         "epochs": config.epochs, "confidence": config.gate.confidence, "tolerance": config.gate.tolerance,
@@ -184,7 +184,7 @@ def promote(
 ) -> int:
     """Have the server try a generation again.
 
-    Whatever it was refused for; it is taken back if it does worse.
+    Even one that was refused before; it is taken back if it does worse.
     """
     opened = _opened(folder)
     number = _known(opened, max(opened.numbers()) if generation is None else generation)
@@ -198,7 +198,7 @@ def promote(
 def revert(
     folder: Folder, generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None
 ) -> int:
-    """Have the server go back to an earlier generation at once."""
+    """Have the server go back to an earlier generation immediately."""
     opened = _opened(folder)
     state = opened.state
     before = state.settled if state.wanted != state.settled else opened.card(state.settled).parent or 0
@@ -214,7 +214,7 @@ def revert(
 def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learner promote again.")] = False) -> int:
     """Keep the generation in service.
 
-    The learner goes on, and promotes nothing.
+    The learner goes on training, but promotes nothing.
     """
     opened = _opened(folder)
     opened.change(lambda state: state.model_copy(update={"pinned": not off}), "unpinned" if off else "pinned")
@@ -223,9 +223,9 @@ def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learn
 
 
 def _opened(path: Path) -> LearnFolder:
-    """The folder; UsageError if no server has made it, before anything heavy is imported."""
+    """Open the folder; UsageError if no server has made it, before anything heavy is imported."""
     if not (path / "learn.json").is_file():
-        raise UsageError(f"{path} is no folder of `eyas serve --learn`: start the server with it first")
+        raise UsageError(f"{path} isn't a folder of `eyas serve --learn`: start the server with it first")
     from eyas.learn.folder import LearnFolder
 
     return LearnFolder(path)

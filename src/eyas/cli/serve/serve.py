@@ -48,20 +48,20 @@ class ServerOptions:
     """Where the server listens, which requests it accepts, and what it logs."""
 
     PANEL: ClassVar = "Server"
-    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = every one.")] = "127.0.0.1"
-    port: Annotated[int, Option(min=0, max=65535, help="0 = any free one.")] = 8000
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = all addresses.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 = any free one.")] = 8000
     api_key: Annotated[
-        list[str], Option(help=f"A key that opens the API; may be repeated (default: ${KEY_VARIABLE}, else no key).")
+        list[str], Option(help=f"A key that the API accepts; may be repeated (default: ${KEY_VARIABLE}, else no key).")
     ] = field(default_factory=list)
     served_model_name: Annotated[
         list[str], Option(help="The model's name in requests; may be repeated (default: --model, and its last part).")
     ] = field(default_factory=list)
-    root_path: Annotated[str, Option(help="The path under which a proxy shows the server, such as /eyas.")] = ""
+    root_path: Annotated[str, Option(help="The path under which a proxy exposes the server, such as /eyas.")] = ""
     ssl_certfile: Annotated[
         Path | None,
         Option(
             "--ssl-certfile", "--ssl-cert-file",
-            exists=True, dir_okay=False, help="Serve HTTPS with this certificate (PEM, its chain after it).",
+            exists=True, dir_okay=False, help="Serve HTTPS with this certificate (PEM, followed by its chain).",
         ),
     ] = None  # fmt: skip
     ssl_keyfile: Annotated[
@@ -73,39 +73,39 @@ class ServerOptions:
     ] = None  # fmt: skip
     seed: Annotated[
         int | None,
-        Option("--seed", "--random-seed", min=0, help="The seed of requests that have none (default: drawn for each)."),
+        Option("--seed", "--random-seed", min=0, help="Seed of requests that have none (default: random for each)."),
     ] = None
     allow_origin: Annotated[
         list[str], Option(help="A web origin that may call the API, * for any; may be repeated.")
     ] = field(default_factory=list)
     allow_host: Annotated[
         list[str],
-        Option(help="A name that clients may call the server by, *.DOMAIN for all in it, * for any; may be repeated."),
+        Option(help="A host name that clients may use, *.DOMAIN for all in a domain, * for any; may be repeated."),
     ] = field(default_factory=list)
     trusted_proxy: Annotated[
         list[str],
-        Option(help="An address or network whose X-Forwarded-For says who the client is, * for any; may be repeated."),
+        Option(help="An address or network whose X-Forwarded-For is trusted, * for any; may be repeated."),
     ] = field(default_factory=list)
     max_connections: Annotated[
-        int | None, Option(min=1, help="Most connections at once (default: what open files allow, at most 4096).")
+        int | None, Option(min=1, help="Maximum connections (default: what the open-file limit allows, at most 4096).")
     ] = None
-    idle_seconds: Annotated[float, Option(min=0.001, help="How long a connection is kept for the next request.")] = 5.0
+    idle_seconds: Annotated[float, Option(min=0.001, help="Seconds to keep an idle connection open.")] = 5.0
     parse_special_tokens: Annotated[
         bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
     ] = False
     per_request_spec_decode_metrics: Annotated[
-        Literal["none", "summary"], Option(help="summary: vLLM's metrics.speculative_decoding in responses.")
+        Literal["none", "summary"], Option(help="summary: add vLLM's metrics.speculative_decoding to responses.")
     ] = "none"
-    request_seconds: Annotated[float | None, Option(min=0.001, help="The longest a request may wait and run.")] = None
-    drain_seconds: Annotated[float, Option(min=0, help="How long requests may go on after SIGTERM.")] = 30.0
-    max_body_bytes: Annotated[int, Option(min=1, help="The largest body that is read.")] = 8 << 20
+    request_seconds: Annotated[float | None, Option(min=0.001, help="Seconds a request may wait and run.")] = None
+    drain_seconds: Annotated[float, Option(min=0, help="Seconds requests may keep running after SIGTERM.")] = 30.0
+    max_body_bytes: Annotated[int, Option(min=1, help="Maximum size of a request's body.")] = 8 << 20
     log_interval: Annotated[float, Option(min=0, help="Seconds between lines of statistics; 0 = none.")] = 10.0
-    log_format: Annotated[Literal["text", "json"], Option(help="json: an object a line.")] = "text"
+    log_format: Annotated[Literal["text", "json"], Option(help="json: one object per line.")] = "text"
 
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """How much runs, waits and is kept at once."""
+    """How much may run, wait and be cached at the same time."""
 
     PANEL: ClassVar = "Capacity"
     max_running: Annotated[
@@ -117,26 +117,26 @@ class CapacityOptions:
     ] = 64  # fmt: skip
     max_waiting: Annotated[
         int,
-        Option("--max-waiting", "--max-queued-requests", min=1, help="Sequences that may wait; more are answered 429."),
+        Option("--max-waiting", "--max-queued-requests", min=1, help="Sequences that may wait; more get 429."),
     ] = 512
     max_model_len: Annotated[
         int | None,
         Option(
             "--max-model-len", "--context-length",
-            min=2, help="Most tokens of prompt and answer (default: the model's context).",
+            min=2, help="Maximum tokens of prompt and answer together (default: the model's context).",
         ),
     ] = None  # fmt: skip
     max_cached_tokens: Annotated[
         int | None,
         Option(
             "--max-cached-tokens", "--max-total-tokens",
-            min=64, help="Most tokens in the cache of keys and values (default: what memory allows).",
+            min=64, help="Maximum tokens in the KV cache (default: what memory allows).",
         ),
     ] = None  # fmt: skip
-    prefix_tokens: Annotated[int, Option(min=0, help="Most tokens kept for prompts that begin alike.")] = 16384
+    prefix_tokens: Annotated[int, Option(min=0, help="Maximum tokens kept for shared prefixes.")] = 16384
     prefill_chunk: Annotated[
         int,
-        Option("--prefill-chunk", "--chunked-prefill-size", min=1, help="Most prompt tokens read between two rounds."),
+        Option("--prefill-chunk", "--chunked-prefill-size", min=1, help="Maximum prompt tokens read between rounds."),
     ] = 512
 
 
@@ -151,8 +151,8 @@ def serve(
 ) -> int:
     """Serve the OpenAI API, here or with another engine (--engine).
 
-    Open the server's address in a browser for a page to try it. SIGTERM or Ctrl-C ends it once running requests have
-    been answered; a second one ends it at once.
+    Open the server's address in a browser for a page to try it. SIGTERM or Ctrl-C stops it after the running requests
+    have been answered; a second one stops it immediately.
     """
     if other.engine != OWN:
         every = vars(server) | vars(capacity) | vars(target) | vars(draft) | vars(learns)
@@ -163,10 +163,10 @@ def serve(
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
     draft = _with_default_tree(draft)
     learns.check(draft)
-    tree = check_engine(target, draft)  # what is wrong with the options is said before anything is imported or opened
-    keep_freed_memory()  # before there are threads: the engine gets one of its own
+    tree = check_engine(target, draft)  # bad options are reported before anything is imported or opened
+    keep_freed_memory()  # before threads start: the engine gets its own
     keep_few_kernels()
-    sys.setswitchinterval(0.0001)  # the engine wants Python's lock after every kernel, also while answers are written
+    sys.setswitchinterval(0.0001)  # the engine needs the GIL after every kernel, even while answers are being sent
     try:
         from eyas.serve.app import ENDPOINTS, create_app
         from eyas.serve.observe.logs import Logs, log_listening, open_stderr
@@ -207,7 +207,7 @@ def serve(
         logs.close()
         if learning is not None:
             learning.close()
-    if thread.alive:  # to take the libraries down under it would abort the process
+    if thread.alive:  # shutting the libraries down under it would abort the process
         os._exit(code)
     return code
 
@@ -235,14 +235,14 @@ def _load(
         assert engine.speculation is not None
         learning.start(engine.speculation.drafter)
     log_loaded(engine, draft.draft_model or draft.method, tree_text(draft), time.monotonic() - began)
-    # what exists now stays: else a request of a million small lists makes the collector walk over all of it
+    # all that exists now stays: else a request of a million small lists makes the collector go through all of it
     gc.collect()
     gc.freeze()
     return engine
 
 
 def _check_context(model: str, max_model_len: int | None) -> None:
-    """Raise UsageError if more tokens are asked for than the model takes; its configuration is all that is read."""
+    """Raise UsageError if `max_model_len` exceeds the model's context; only its configuration is read."""
     if max_model_len is None:
         return
     from eyas.targets.architecture import context_limit
@@ -260,7 +260,7 @@ _AS_GIVEN = (
     "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
     "ssl_keyfile seed per_request_spec_decode_metrics".split()
 )
-"""Options that are the server's settings as they are."""
+"""Options that become settings of the server unchanged."""
 
 
 def _settings(target: TargetPanel, server: ServerOptions, capacity: CapacityOptions) -> ServeSettings:
@@ -297,7 +297,7 @@ def _checked_proxy(address: str) -> str:
 
 
 def _checked_root_path(path: str) -> str:
-    """The path without a slash at its end. Raises UsageError for what can't be the beginning of a URL's path."""
+    """The path without trailing slashes. Raises UsageError for text that can't be the beginning of a URL's path."""
     stripped = path.rstrip("/")
     if stripped and (not stripped.startswith("/") or set(stripped) & set(" ?#%")):
         raise UsageError(f"--root-path {path}: write the beginning of a URL's path, such as /eyas")
@@ -321,10 +321,10 @@ class EnginePanel:
     engine_command: EngineCommand = None
     engine_option: EngineArguments = field(default_factory=list)
     export_to: Annotated[
-        Path | None, Option(file_okay=False, help="Where the drafter is exported if the engine can't read it as it is.")
+        Path | None, Option(file_okay=False, help="Where to export the drafter if the engine can't read it as it is.")
     ] = None
     export_target: Annotated[
-        str | None, Option(help="With --export-to and llama.cpp: the target as transformers reads it.")
+        str | None, Option(help="With --export-to and llama.cpp: the target in transformers' format.")
     ] = None
 
 
@@ -343,11 +343,11 @@ def serve_elsewhere(
     requested: Mapping[str, Any],
     secret: tuple[str, str] | None,
 ) -> int:
-    """Become the engine's server; exit code 1 if it isn't installed, and its command is printed only.
+    """Become the engine's server; if it isn't installed, print its command and return exit code 1.
 
     `requested`: the options that were given; `secret`: an environment variable with an API key, and that key.
     """
-    environment = dict(os.environ)  # before libraries add to it: that is not the engine's business
+    environment = dict(os.environ)  # before libraries add variables that aren't meant for the engine
     quiet()
     from eyas.assets import target_as_file
     from eyas.interop.serving.engines import ENGINES, serve_command, translated
@@ -378,7 +378,7 @@ def serve_elsewhere(
 def _missing(engine: ServingEngine, program: Sequence[str] | None) -> str | None:
     """Why the engine can't be started; None if it can."""
     if program is None:
-        return f"{engine.title} isn't installed here (--engine-command says where else it is)"
+        return f"{engine.title} isn't installed here (if it is elsewhere, give --engine-command)"
     if not program or shutil.which(program[0]) is None:
         return f"there is no program {' '.join(program) or 'in --engine-command'!r}"
     return None
@@ -386,7 +386,7 @@ def _missing(engine: ServingEngine, program: Sequence[str] | None) -> str | None
 
 def replace_process(command: Command, environment: Mapping[str, str]) -> NoReturn:
     """Replace this process by the server, so that signals reach it and its exit code is this process's."""
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the server gets them as they were
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the server gets the defaults
         signal.signal(ignored, signal.SIG_DFL)
     sys.stdout.flush()
     sys.stderr.flush()

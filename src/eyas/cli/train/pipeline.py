@@ -33,30 +33,30 @@ class PipelineTarget:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What the steps are told beside their files."""
+    """Options of the steps, apart from their files."""
 
     synthesize: Annotated[
-        int | None, Option(min=1, help="Also have the model make up this number of chats, as one more source.")
+        int | None, Option(min=1, help="Also have the model make up this many chats, as one more source.")
     ] = None
     exclude: Annotated[
-        list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, left out of the chats.")
+        list[Path], Option(exists=True, dir_okay=False, help="Prompts of an evaluation, to be left out of the chats.")
     ] = field(default_factory=list)
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None
     held_out_share: Annotated[float | None, Option(min=0, max=0.99, help="As for eyas data prepare.")] = None
-    max_length: Annotated[int | None, Option(min=2, help="Leave out chats of more tokens.")] = None
+    max_length: Annotated[int | None, Option(min=2, help="Leave out chats with more tokens.")] = None
     temperature: Annotated[
-        float, Option(min=0, help="Sampling temperature of the answers: the one that you serve with.")
+        float, Option(min=0, help="Sampling temperature of the answers: use the one that you serve with.")
     ] = 0
-    max_new_tokens: Annotated[int | None, Option(min=1, help="Most tokens of an answer to train on.")] = None
-    draft_model: Annotated[str | None, Option(help="A drafter that you already have: the same answers, sooner.")] = None
+    max_new_tokens: Annotated[int | None, Option(min=1, help="Maximum tokens per answer to train on.")] = None
+    draft_model: Annotated[str | None, Option(help="A drafter that you already have: the same answers, faster.")] = None
     recipe: Annotated[str, Option(help="As for eyas train.")] = "eagle3"
-    set_: Annotated[list[str], Option("--set", metavar="KEY=VALUE", help="Replace values of the recipe.")] = field(
+    set_: Annotated[list[str], Option("--set", metavar="KEY=VALUE", help="Override a value of the recipe.")] = field(
         default_factory=list
     )
     prompts: Annotated[int, Option(min=1, max=32, help="Held-out prompts to measure on.")] = 12
-    measured_tokens: Annotated[int, Option(min=1, help="Most tokens of a measured answer.")] = 128
+    measured_tokens: Annotated[int, Option(min=1, help="Maximum tokens per measured answer.")] = 128
     repeats: Annotated[int, Option(min=1, help="Measured runs of every prompt; the median counts.")] = 3
-    on: Annotated[str | None, Option(help="ray, or ray:ADDRESS: share what can be shared among a cluster.")] = None
+    on: Annotated[str | None, Option(help="ray or ray:ADDRESS: share the work on a cluster where possible.")] = None
     workers: Annotated[int | None, Option(min=1, help="With --on: number of workers.")] = None
 
     @property
@@ -83,9 +83,9 @@ def pipeline(
 ) -> int:
     """Go from chats to the fastest way to serve a model.
 
-    Prepares the chats, has the model answer them, stores its states, trains, picks checkpoint and tree, compares the
-    drafter with plain decoding and with methods that need no training, and says how to serve the fastest. A step that
-    is done isn't done again, and one that was interrupted goes on. The end is OUTPUT/report.html.
+    Prepares the chats, has the model answer them, stores its hidden states, trains, picks checkpoint and tree, compares
+    the drafter with plain decoding and with methods that need no training, and says how to serve the fastest. Finished
+    steps aren't repeated, and an interrupted one resumes. The result is OUTPUT/report.html.
     """
     if options.workers is not None and options.on is None:
         raise UsageError("--workers has no effect without --on")
@@ -99,7 +99,7 @@ def pipeline(
             typer.echo(f"$ {shlex.join(['eyas', *step.words])}")
             code = _run(step.words, kept)
             if code:
-                note(f"error: that ended with exit code {code}; the same command goes on from here")
+                note(f"error: that ended with exit code {code}; the same command resumes from here")
                 return code
     compared = json.loads((output / "run" / "bench" / "methods.json").read_text(encoding="utf-8"))
     typer.echo(f"{output / 'report.html'} is ready. {compared['verdict']}")
@@ -108,7 +108,7 @@ def pipeline(
 
 
 def steps(model: str, sources: list[str], options: StepOptions, folder: Path) -> Iterator[Step]:
-    """All steps in order; each reads what the ones before have written."""
+    """All steps in order; each reads the files of the ones before."""
     made_up, chats, answers, store, run = (
         folder / name for name in ("made_up.jsonl", "chats", "answers", "store", "run")
     )
@@ -155,7 +155,7 @@ def _step(result: Path, *words: Any) -> Step:
 
 
 def _given(options: StepOptions, *names: str) -> list[str]:
-    """The options among `names` that have a value, as they are typed."""
+    """The options among `names` that have a value, as typed."""
     values = {name: getattr(options, name) for name in names}
     return [
         word for name, value in values.items() if value is not None for word in (f"--{name.replace('_', '-')}", value)
@@ -163,10 +163,10 @@ def _given(options: StepOptions, *names: str) -> list[str]:
 
 
 def _run(words: list[str], kept: str) -> int:
-    """Run `eyas WORDS` and return its exit code; a signal is passed on once, and the step ends as it does alone.
+    """Run `eyas WORDS` and return its exit code; a signal is passed on once, and the step ends as it would alone.
 
-    The step has a session of its own, since a terminal's Ctrl-C reaches every process of one, and a second signal would
-    keep training from saving what it has.
+    The step runs in its own session, because a terminal's Ctrl-C reaches every process of a session, and a second
+    signal would keep training from saving its state.
     """
     stopped = 0
     process = subprocess.Popen([sys.executable, "-m", "eyas", *words], start_new_session=True)

@@ -39,13 +39,13 @@ class PlannedDrafterOptions:
 
     kind: Annotated[
         Literal["eagle3", "peagle", "dflash", "jetspec", "dspark", "dflash2", "domino", "xpress", "lilicorr"],
-        Option(help="The drafter; all but eagle3 are experimental, all after peagle block drafters."),
+        Option(help="The kind of drafter; all but eagle3 are experimental, all after peagle are block drafters."),
     ] = "eagle3"
-    unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: steps of training (7, 8).")] = None
-    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: tokens the drafter knows (32000).")] = None
-    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (5, 4).")] = None
-    block_size: Annotated[int | None, Option(min=2, help="Block drafters: slots of a block (8; dspark 7).")] = None
-    anchors: Annotated[int | None, Option(min=1, help="Block drafters: most blocks of a chat (512).")] = None
+    unroll: Annotated[int | None, Option(min=1, help="eagle3, peagle: unrolled steps (default: 7, 8).")] = None
+    draft_vocab: Annotated[int | None, Option(min=1, help="eagle3, peagle: draft vocabulary (default: 32000).")] = None
+    draft_layers: Annotated[int | None, Option(min=1, help="Block drafters, peagle: layers (default: 5, 4).")] = None
+    block_size: Annotated[int | None, Option(min=2, help="Block drafters: block size (default: 8; dspark 7).")] = None
+    anchors: Annotated[int | None, Option(min=1, help="Block drafters: maximum blocks per chat (default: 512).")] = None
 
     def check(self) -> None:
         """Refuse options of the other kinds. Raises UsageError."""
@@ -61,18 +61,18 @@ class PlannedDrafterOptions:
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """What computes, and what it costs."""
+    """The hardware, and what it costs."""
 
     machine: Annotated[str | None, Option(help="A GPU such as H100 (default: this machine).")] = None
-    tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s of a device.")] = None
-    bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s of a device.")] = None
+    tflops: Annotated[float | None, Option(min=0.001, help="Sustained bf16 TFLOP/s per device.")] = None
+    bandwidth: Annotated[float | None, Option(min=0.001, help="Sustained memory GB/s per device.")] = None
     devices: Annotated[int | None, Option(min=1, help="Number of devices (default: 1).")] = None
     machines: Annotated[
         str | None,
         Option(metavar="[NODESx]GPUSxNAME", help="A cluster, such as 8xH100 or 4x8xH100: each step's hours and price."),
     ] = None
     price: Annotated[
-        float | None, Option(min=0, help="With --machines: dollars an hour of a GPU (default: a round figure).")
+        float | None, Option(min=0, help="With --machines: dollars per GPU hour (default: a round figure).")
     ] = None
 
     def check(self) -> None:
@@ -82,25 +82,25 @@ class MachineOptions:
         if self.machines is not None and (self.machine is not None or self.devices is not None):
             raise UsageError("--machines says which devices and how many: leave out --machine and --devices")
         if self.price is not None and self.machines is None:
-            raise UsageError("--price would be ignored: it is what a GPU of --machines costs an hour")
+            raise UsageError("--price would be ignored: it is the hourly price of a GPU of --machines")
 
 
 def plan(
     target: PlannedTarget,
     samples: Annotated[int, Option(min=1, help="Chats.")],
-    length: Annotated[int, Option(min=1, help="Tokens of a chat.")],
+    length: Annotated[int, Option(min=1, help="Tokens per chat.")],
     drafter: PlannedDrafterOptions,
     hardware: MachineOptions,
     taps: Taps = "auto",
     states: States = "fp8",
     final: Final = "answers",
     answer_share: Annotated[float, Option(min=0, max=1, help="Share of answer tokens.")] = 0.5,
-    epochs: Annotated[int, Option(min=1, help="Times training goes over the chats.")] = 1,
+    epochs: Annotated[int, Option(min=1, help="Training epochs over the chats.")] = 1,
     batch_size: Annotated[int, Option(min=1, help="Chats that a device answers together.")] = 32,
 ) -> None:
     """Estimate what a drafter costs in bytes and hours.
 
-    Says what speedup to expect, too. Only the model's config is read.
+    Estimates the speedup, too. Only the model's config is read.
     """
     model, boundaries = target.model, parse_taps(taps)
     final_kind, top = parse_final(final)
@@ -151,7 +151,7 @@ def plan(
 
 
 def _about_size(size: ModelSize) -> str:
-    """A model in numbers; of a recurrent one also what a sequence's states take."""
+    """A model's size in numbers; for a recurrent one, also the size of a sequence's states."""
     text = f"{size.layers} layers, hidden {size.hidden}, {size.total / 1e9:.2f} B parameters"
     if not size.states:
         return text
@@ -200,7 +200,7 @@ def _show_memory(console: Console, costs: DrafterPlan, count: int, config: Any) 
         f"training memory of a device, micro-batches of {CHATS * longest:,} tokens: "
         f"{_amount(memory.from_store)} from the store, {_amount(memory.in_loop)} with the target in the loop"
         + (f", {_amount(memory.sharded(count))} with drafter.loop.parallel=fsdp" if count > 1 else "")
-        + f"; {_amount(memory.activations)} of it shrink with drafter.batch_tokens"
+        + f"; {_amount(memory.activations)} of it shrinks with drafter.batch_tokens"
     )
 
 
@@ -221,7 +221,7 @@ def _show_speedup(console: Console, costs: DrafterPlan, on: Machine, model: str)
 
 
 def _machine(options: MachineOptions, planned: Machine | None) -> Machine:
-    """The device as it is planned or stated, else published, else measured here."""
+    """The device as planned or stated, else with published figures, else as measured here."""
     from eyas.plan.devices import Machine, known_machine, this_machine
     from eyas.runtime import busy, machine_load
 
@@ -248,7 +248,7 @@ def _table(rows: list[StorageOption], ours: str) -> Table:
 
 
 def _prices(cluster: Cluster, hours: _Hours, epochs: int, price: float | None) -> Table:
-    """Hours, hours of all GPUs together, and dollars of each step."""
+    """Hours, GPU hours and dollars of each step."""
     from rich.table import Table
 
     from eyas.plan.devices import PRICES
@@ -268,11 +268,11 @@ def _prices(cluster: Cluster, hours: _Hours, epochs: int, price: float | None) -
 
 
 def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
-    """What a cluster's figures assume, in words."""
+    """The assumptions behind a cluster's figures, in words."""
     from eyas.plan.devices import PRICES
 
-    paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour of a {cluster.device.name}"
-    source = "--price" if price is not None else "a round figure to reckon with, nobody's offer: --price says yours"
+    paid = f"${PRICES[cluster.device.name] if price is None else price:.2f} an hour per {cluster.device.name}"
+    source = "--price" if price is not None else "a round figure, nobody's offer: give yours with --price"
     return (
         f"{paid}: {source}; disks and traffic aren't counted",
         f"{cluster.devices} GPUs do as much as one in {cluster.devices} times the hours: starting workers, loading the "
@@ -283,7 +283,7 @@ def _about(cluster: Cluster, price: float | None) -> tuple[str, str, str]:
 
 
 def _connector() -> str:
-    """Which versions of vLLM have the connector, and whether the one that is installed here does."""
+    """Which versions of vLLM have the connector, and whether the installed one does."""
     from eyas.interop.serving.hidden_states import SINCE, installed_connector
 
     found = installed_connector()
@@ -296,7 +296,7 @@ _PREFIXES = {2: "M", 3: "G", 4: "T"}
 
 
 def _thousands(count: int) -> int:
-    """The power of 1000 in which bytes are shown."""
+    """The power of 1000 used to show a number of bytes."""
     return 4 if count >= 1e12 else 3 if count >= 1e9 else 2
 
 
@@ -307,7 +307,7 @@ def _amount(count: int) -> str:
 
 
 def _rate(speed: float) -> str:
-    """Three digits, or all before the point."""
+    """Three significant digits, or all before the decimal point."""
     return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 

@@ -25,16 +25,15 @@ def sweep(
             autocompletion=recipe_names("sweeps"),
         ),
     ],
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace its values.")] = None,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Override its values.")] = None,
 ) -> int:
     """Train a recipe with many settings; rank them (experimental).
 
     They are ranked by decoded accept length; then the speed of the best is measured.
 
-    Trials are `eyas train` processes with folders of their own under OUTPUT/trials, with --on ray on the machines of a
-    cluster. Run it again to resume: finished
-    trials are kept, interrupted ones go on, failed ones are tried again. OUTPUT/results.json has the results, plots lie
-    beside it.
+    Trials are `eyas train` processes with their own folders under OUTPUT/trials; with --on ray they run on the machines
+    of a cluster. Run the same command to resume: finished trials are kept, interrupted ones continue, failed ones are
+    tried again. OUTPUT/results.json has the results; the plots are next to it.
     """
     from eyas.config import load_config
     from eyas.recipes import SWEEPS, find_recipe
@@ -44,7 +43,7 @@ def sweep(
     find_recipe(config.recipe)
     shared = cluster.check(config.output)
     if shared and config.devices:
-        raise UsageError("with --on the cluster says which device a trial gets: remove devices, see --gpus-per-worker")
+        raise UsageError("with --on the cluster assigns a device to each trial: remove devices, see --gpus-per-worker")
     quiet()
     from eyas.bench.machine import describe_machine
     from eyas.files import write_bytes, write_json

@@ -20,11 +20,11 @@ def train(
             autocompletion=recipe_names(),
         ),
     ],
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Replace its values.")] = None,
-    wandb: Annotated[str | None, Option(metavar="PROJECT", help="Log to this project of W&B, too.")] = None,
-    mlflow: Annotated[str | None, Option(metavar="EXPERIMENT", help="Log to this experiment of MLflow, too.")] = None,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE", help="Override its values.")] = None,
+    wandb: Annotated[str | None, Option(metavar="PROJECT", help="Log to this W&B project, too.")] = None,
+    mlflow: Annotated[str | None, Option(metavar="EXPERIMENT", help="Log to this MLflow experiment, too.")] = None,
 ) -> None:
-    """Train what a recipe describes: a target or a drafter. Interrupted, the same command goes on.
+    """Train what a recipe describes: a target or a drafter. If interrupted, the same command resumes.
 
     With `torchrun --nproc-per-node N -m eyas train ...` N processes train a drafter together (loop.parallel).
     """

@@ -1,8 +1,8 @@
 """Runs the target once over all chats and writes its states to a store, shard by shard; safe to kill at any moment.
 
 Shards are planned before anything runs, and each is a pure function of its rows. So the work is divided by shard number
-among any number of processes, which needn't communicate: a process makes those of its shards that are missing, and
-whichever finds all shards finished writes the manifest.
+among any number of processes, which needn't communicate: each process makes those of its shards that are missing, and
+the one that finds all shards finished writes the manifest.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _LOG = logging.getLogger("eyas")
 
 SHARD_BYTES = 2**29
 _SHARDS = 16
-"""Shards that a small capture is cut into: an interruption loses the one in progress."""
+"""Shards that a small capture is cut into, since an interruption loses the shard in progress."""
 _TRIED = 0.01
-"""The share of the work that may go into estimating how long it will take."""
+"""Maximum share of the work to spend on estimating how long it takes."""
 _SPARE_BYTES = 2**20
 """Disk space reserved for the manifest and the settings."""
 
@@ -77,12 +77,12 @@ class CaptureConfig(StrictModel):
     final: FinalKind = "answers"
     top: int | None = Field(default=None, gt=0)
     batch_tokens: int | None = Field(default=None, gt=0)
-    """Tokens of a batch of the target, padding included. None: 8192, or 1024 on a CPU, which more don't make faster."""
+    """Tokens per batch of the target, padding included. None: 8192, or 1024 on a CPU, where more isn't faster."""
     shard_bytes: int | None = Field(default=None, gt=0)
-    """The most bytes of data in a shard; a larger row gets a shard of its own. None: a sixteenth of the data, at least
+    """Maximum bytes of data in a shard; a larger row gets a shard of its own. None: a sixteenth of the data, at least
     a batch and at most 512 MiB."""
     engine: StateEngine = "eyas"
-    """Who runs the target; any other engine than eyas is the capture's `source`, set before anything runs."""
+    """What runs the target; any engine other than eyas is the capture's `source`, set before anything runs."""
 
 
 class Capture:
@@ -108,11 +108,11 @@ class Capture:
         self.why_taps = why_taps(target.config, self.settings.taps)
         """A sentence that explains the choice of taps."""
         self.context = target.max_length
-        """The most tokens that the target reads; None: no limit is known."""
+        """The target's context in tokens; None: no limit is known."""
         self.source: StateSource = target
-        """Who computes the states in this process."""
+        """What computes the states in this process."""
         self.engine_version: str | None = None
-        """Of another engine than eyas; None: not known, because it had nothing to do."""
+        """Version of an engine other than eyas; None: unknown, because it had nothing to do."""
         self.plans = cut_shards(found.rows, self.settings.layout, self.settings.shard_bytes)
         self._whole: dict[str, bool] = {}  # of this process's shards: whether their data has the hash they declare
 
@@ -122,7 +122,7 @@ class Capture:
         return sum(self.settings.layout.shard_bytes(plan.size) for plan in self.plans)
 
     def missing(self) -> list[ShardPlan]:
-        """Shards of all processes that aren't finished."""
+        """The unfinished shards of all processes."""
         return [plan for plan in self.plans if self._digest(plan) is None]
 
     def own(self) -> list[ShardPlan]:
@@ -143,7 +143,7 @@ class Capture:
                 f"{self.folder} holds another capture ({changed}): choose another folder, or delete this one"
             )
         with ExitStack() as stack:
-            if isinstance(self.folder, Path):  # behind a URL there are no locks: two captures write the same bytes
+            if isinstance(self.folder, Path):  # behind a URL there are no locks, but two captures write the same bytes
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(lock_store(self.folder, alone=self._world == 1))
                 remove_leftovers(self.folder)
@@ -157,7 +157,7 @@ class Capture:
     def check_disk(self) -> None:
         """Raise StoreError if the missing shards don't fit on the disk; the message lists what would fit.
 
-        How much fits behind a URL, nobody says.
+        A folder behind a URL isn't checked, since its free space is unknown.
         """
         if not isinstance(self.folder, Path):
             return
@@ -182,7 +182,7 @@ class Capture:
     def speed(self, batches: int = 3) -> float:
         """Tokens per second, measured on a few batches of this process's next shard; nothing is stored.
 
-        They are smaller than those of the capture where there is little to capture: an estimate may not take long.
+        If there is little to capture, they are smaller than its batches, so that the estimate doesn't take long.
         """
         own = self.own()
         rows = self.rows[own[0].split][own[0].first : own[0].stop]
@@ -198,7 +198,7 @@ class Capture:
         return sum(int(batch.lengths.sum()) for batch in tried) / (time.perf_counter() - start)
 
     def run(self, advance: Callable[[int], None] = lambda _: None) -> Manifest | None:
-        """Make this process's missing shards; return the manifest if all shards are finished then, else None.
+        """Make this process's missing shards; return the manifest if all shards are then finished, else None.
 
         `advance` is called with the tokens of each batch done. Raises StoreError if the disk fills up; finished shards
         stay.
@@ -211,7 +211,7 @@ class Capture:
         return self.finish()
 
     def finish(self) -> Manifest | None:
-        """Write and return the manifest if every shard is finished; processes that do so at once write the same one."""
+        """Write and return the manifest if every shard is finished; concurrent processes write the same manifest."""
         digests = [self._digest(plan) for plan in self.plans]
         shards = tuple(
             StoredShard(
@@ -226,19 +226,19 @@ class Capture:
         with suppress(StoreError):  # there is none yet, or it is damaged
             written = read_manifest(self.folder)
             if (written.settings, written.shards) == (self.settings, shards):
-                return written  # its versions are those that made the shards
+                return written  # it has the versions that made the shards
         engine = {} if self.engine_version is None else {self.settings.engine: self.engine_version}
         manifest = Manifest(settings=self.settings, shards=shards, versions=versions() | engine)
         write_model(self.folder / MANIFEST, manifest)
         return manifest
 
     def _digest(self, plan: ShardPlan) -> str | None:
-        """What a finished shard declares; None if it isn't finished, or is this process's to make and damaged."""
+        """The hash that a finished shard declares; None if it is unfinished, or damaged and this process's to make."""
         path, expected = self.folder / plan.file, self.settings.layout.shard_bytes(plan.size)
         digest = shard_digest(path, expected, self.settings.identity)
         if digest is None or not isinstance(path, Path) or plan not in self.plans[self._rank :: self._world]:
             return digest
-        if not self._whole.get(plan.file):  # a damaged one may have been made again
+        if not self._whole.get(plan.file):  # a damaged shard may have been made again
             whole = data_digest(path) == digest
             if not whole and plan.file not in self._whole:
                 _LOG.warning("%s is damaged: its data doesn't have the hash it declares; it is captured again", path)
@@ -255,7 +255,7 @@ def make_shard(
 
 
 def captured_target(target: Target, name: str) -> CapturedTarget:
-    """What a store keeps of the target that it was captured from."""
+    """The description of a target that is stored with its states."""
     return CapturedTarget(
         name=name,
         fingerprint=fingerprint(target.model),
@@ -268,7 +268,7 @@ def captured_target(target: Target, name: str) -> CapturedTarget:
 def capture_settings(
     target: Target, name: str, chats: str, found: CaptureRows, config: CaptureConfig, begun: CaptureSettings | None
 ) -> CaptureSettings:
-    """The settings that decide the store's bytes; sizes that `config` leaves open are those `begun` with, if any.
+    """The settings that decide the store's bytes; sizes that `config` leaves open are taken from `begun`, if given.
 
     Raises RequestError for taps that the target doesn't have, and StoreError if the final state is requested as a tap
     but is not kept at every position.
@@ -312,7 +312,7 @@ def capture_settings(
 
 
 def _shard_bytes(splits: Iterable[list[TokenRow]], layout: ShardLayout, batch_tokens: int) -> int:
-    """The most bytes of a shard where nobody says them: of few chats no shard should take long."""
+    """Default maximum bytes of a shard; lower for few chats, so that no shard takes long."""
     total = size_of([row for rows in splits for row in rows])
     data = layout.data_bytes(total)
     return min(SHARD_BYTES, max(data // _SHARDS, data * batch_tokens // total.tokens))
@@ -325,7 +325,7 @@ def smaller_layouts(layout: ShardLayout) -> dict[str, ShardLayout]:
 
 
 def _used(folder: AnyPath) -> bool:
-    """Whether anything lies in a folder."""
+    """Whether a folder has any contents."""
     return any(folder.iterdir()) if isinstance(folder, Path) else folder.is_dir()
 
 

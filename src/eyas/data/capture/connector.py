@@ -1,7 +1,7 @@
-"""States from a vLLM server: its hidden-states connector writes a file a request, which is read, checked and deleted.
+"""States from a vLLM server: its hidden-states connector writes a file per request, which is read, checked and deleted.
 
-vLLM counts boundaries as eyas does, the one that leaves the last layer included, and writes them in ascending order.
-It doesn't norm: the final states are computed here, of that last boundary.
+vLLM numbers boundaries as eyas does, up to the output of the last layer, and writes them in ascending order. It doesn't
+apply the final norm: final states are computed here from the last boundary.
 
 Shapes: B chats, S positions, K boundaries in the file, A taps, Ht hidden, V vocabulary.
 """
@@ -27,15 +27,15 @@ from eyas.errors import EndpointError, StoreError
 from eyas.targets.target import FinalNorm, Trace
 
 AT_ONCE = 64
-"""The most requests at a time; batches of long chats have fewer."""
+"""Maximum number of concurrent requests; batches of long chats have fewer."""
 PATIENCE = 600.0
-"""Seconds that a request may take, with those before it."""
+"""Seconds that a request may take, including those queued before it."""
 AGREE = 1.0
-"""The server's next token may be less probable than the head's best by so many nats: both round."""
+"""Nats by which the server's next token may be less probable than the head's best, since both round."""
 
 
 def boundaries(layout: ShardLayout, layers: int) -> tuple[int, ...]:
-    """The boundaries that a server has to write for a store: its taps, and the one that the final norm reads."""
+    """The boundaries that a server must write for a store: its taps, and the one that the final norm reads."""
     return tuple(sorted({*layout.taps, layers}))
 
 
@@ -48,7 +48,7 @@ class _Parameters(BaseModel):
 
 
 class _Completion(BaseModel):
-    """What is read of a response."""
+    """The fields of a response that are read."""
 
     choices: list[_Choice]
     kv_transfer_params: _Parameters
@@ -62,7 +62,7 @@ class _Read(NamedTuple):
 
 
 class ConnectorStates:
-    """Has the server at `url` run chats; a `StateSource`. Use it as a context manager.
+    """A `StateSource` that has the server at `url` run chats. Use it as a context manager.
 
     Raises EndpointError if the server fails, and StoreError for states that aren't the chat's or the target's.
     """
@@ -73,7 +73,7 @@ class ConnectorStates:
         """`url` ends with `/v1`; `model` is the server's name for the target; `written`: the `boundaries` it writes;
         `final_norm` is the target's.
 
-        `explain` makes the message of an error of a failure: whoever started the server knows its output.
+        `explain` improves an error message with the server's log, which only the caller has, who started it.
         """
         self._url, self._model, self._written, self._explain = url, model, tuple(written), explain
         self._final_norm, self._target = final_norm, final_norm.target
@@ -99,7 +99,7 @@ class ConnectorStates:
         return str(self._sent("GET", self._url.removesuffix("/v1") + "/version").json()["version"])
 
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-        """The states of right-padded `tokens` [B, S] of `lengths` [B]; those of padding are zeros, but for the norm."""
+        """The states of right-padded `tokens` [B, S] of `lengths` [B]; zeros at padding (final states: their norm)."""
         rows = [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
         with ThreadPoolExecutor(min(AT_ONCE, len(rows))) as pool:
             read = list(pool.map(self._row, rows))
@@ -136,8 +136,8 @@ class ConnectorStates:
             raise EndpointError(self._explain(f"vLLM has written no hidden states into {path}: {error}")) from error
         if ids.tolist() != tokens:
             raise StoreError(
-                f"vLLM has computed the states of {len(ids)} other tokens than the {len(tokens)} of the chat: nothing "
-                "of this shard is stored"
+                f"vLLM has computed the states of {len(ids)} other tokens than the {len(tokens)} of the chat: the "
+                "shard is not stored"
             )
         expected = (len(tokens), len(self._written), self._target.hidden_size)
         if tuple(states.shape) != expected or states.dtype != self._target.dtype:
@@ -148,7 +148,7 @@ class ConnectorStates:
         return states
 
     def _check(self, final: Tensor, lengths: Tensor, read: Sequence[_Read]) -> None:
-        """Raise StoreError unless the head makes of the final states the tokens that the server went on with."""
+        """Raise StoreError unless the head predicts, from the final states, the tokens that the server generated."""
         if not self._target.head_is_exact:
             return
         last = final[torch.arange(len(read), device=final.device), lengths.to(final.device) - 1]  # [B, Ht]
@@ -156,8 +156,8 @@ class ConnectorStates:
         taken = logits.gather(1, torch.tensor([[row.next_token] for row in read], device=final.device))
         if bool((taken < logits.amax(1, keepdim=True) - AGREE).any()):
             raise StoreError(
-                "the head makes another next token of vLLM's last states than vLLM itself: it doesn't compute what the "
-                "target does, or names its layers otherwise. Capture with eyas's own pass (leave out --engine)"
+                "the head predicts another next token from vLLM's last states than vLLM itself: vLLM doesn't compute "
+                "what the target does, or numbers layers differently. Capture with eyas's own pass (leave out --engine)"
             )
 
     def _sent(self, method: str, url: str, body: object = None) -> httpx.Response:
@@ -171,12 +171,12 @@ class ConnectorStates:
 
 
 def _lock_of(path: Path) -> Path:
-    """The file that vLLM keeps locked until the states beside it are written; its first versions have none."""
+    """The file that vLLM keeps locked until the states are written; the connector's first versions have none."""
     return path.with_name(path.name + ".lock")
 
 
 def _wait_for(lock: Path) -> None:
-    """Wait until a lock is released, as it is by a process that ends."""
+    """Wait until a lock is released, if only because its process ends."""
     if lock.exists():
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_SH)

@@ -1,7 +1,7 @@
 """The rows that a capture stores, the plan of its shards, and the computation of one shard.
 
 Chats become token rows; those without an answer to learn from are dropped. The shard plan is a pure function of rows
-and layout, so that every process of a capture arrives at the same one.
+and layout, so that every process of a capture arrives at the same plan.
 
 Legend: B chats, S positions, N rows, T tokens, F final positions, A taps, Ht hidden.
 """
@@ -34,11 +34,11 @@ class CaptureRows:
     rows: dict[str, list[TokenRow]] = field(default_factory=dict)
     dropped: dict[str, int] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
-    """Chats of each split with more tokens than rows have."""
+    """Chats of each split that were longer than `longest`."""
     lost: dict[str, int] = field(default_factory=dict)
-    """Tokens of each split that are cut off them."""
+    """Tokens of each split that were cut off those chats."""
     longest: int = 0
-    """The most tokens of a row: what was asked for or the target's context; without either those of the longest."""
+    """Maximum tokens of a row: the requested length or the target's context; without either, the longest chat's."""
     reasons: list[str] = field(default_factory=list)
     """One line for each chat that couldn't be tokenized."""
 
@@ -46,7 +46,7 @@ class CaptureRows:
 def read_rows(
     tokenizer: Any, chats: Path, held_out_share: float, longest: int | None, vocab: int, context: int | None = None
 ) -> CaptureRows:
-    """Tokenize a chat folder or file and cut every row to `longest` tokens, if that is given.
+    """Tokenize a chat folder or file and, if `longest` is given, cut every row to that many tokens.
 
     Chats that can't be tokenized, or have no answer token to learn from, are dropped and counted. Raises DataError if
     no training row is left, or if a row would have more tokens than the target's `context`.
@@ -88,14 +88,14 @@ def read_rows(
 
 
 def _check_context(lengths: Sequence[int], context: int, chats: Path) -> None:
-    """Raise DataError if any chat has more tokens than the target's context: what is beyond would be lost."""
+    """Raise DataError if any chat has more tokens than the target's context: the rest would be lost."""
     beyond = [length for length in lengths if length > context]
     if beyond:
         raise DataError(
             f"{len(beyond):,} of the {len(lengths):,} chats in {chats} have more tokens than the target's context of "
-            f"{context:,}, the longest {max(beyond):,}. To leave them out, or to cut them after an answer: `eyas data "
-            f"prepare --max-length {context}`, with --too-long cut. To store the first {context:,} tokens of each: "
-            f"--max-length {context}"
+            f"{context:,}, the longest {max(beyond):,}. To drop them, run `eyas data prepare --max-length {context}`; "
+            f"to cut them after an answer, add --too-long cut. To store the first {context:,} tokens of each, capture "
+            f"with --max-length {context}"
         )
 
 
@@ -150,7 +150,7 @@ class StateSource(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where its states are."""
+        """The device of its states."""
 
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """The states of right-padded `tokens` [B, S] of `lengths` [B]."""
@@ -160,7 +160,7 @@ class StateSource(Protocol):
 
 
 def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
-    """Batches of row indices, shortest rows first, of at most `budget` tokens each with padding."""
+    """Batches of row indices, shortest rows first, of at most `budget` tokens each, padding included."""
     lengths = [len(row.tokens) for row in rows]
     return list(grouped(sorted(range(len(rows)), key=lambda i: lengths[i]), lengths, budget))
 
@@ -168,7 +168,7 @@ def length_groups(rows: Sequence[TokenRow], budget: int) -> list[list[int]]:
 def shard_tensors(
     source: StateSource, rows: list[TokenRow], layout: ShardLayout, budget: int
 ) -> Generator[int, None, dict[str, Tensor]]:
-    """Yield the tokens of each batch done; return all tensors that `layout.tensors` names, in the order of `rows`."""
+    """Yield the token count of each finished batch; return all tensors in `layout.tensors`, in the order of `rows`."""
     made = ShardTensors(rows, layout)
     for members in length_groups(rows, budget):
         batch = padded([rows[i] for i in members])
@@ -200,7 +200,7 @@ class ShardTensors:
         self._checksums[index] = row_checksum(row, self._rows[index].loss_mask)
 
     def finish(self) -> dict[str, Tensor]:
-        """All tensors that the layout names, once every row was put."""
+        """All tensors that the layout names, once every row has been put."""
         return self._out | {"checksums": torch.from_numpy(self._checksums)}
 
 

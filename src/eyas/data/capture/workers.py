@@ -1,4 +1,4 @@
-"""A capture on many machines: each worker has the target and makes one shard after the other in the shared folder.
+"""Capture on many machines: each worker has the target and writes one shard after another to the shared folder.
 
 Units are shards with their rows, so workers need neither the chats nor the tokenizer.
 """
@@ -21,11 +21,11 @@ from eyas.targets import load_target
 from eyas.urls import AnyPath
 
 VISIBLE = 60.0
-"""Seconds after which a shared folder shows what another machine has written: network file systems have caches."""
+"""Seconds to wait until a shared folder shows what another machine wrote: network file systems have caches."""
 
 
 class CaptureWorker:
-    """Makes shards with its own copy of the target, or with an engine of its own that has one."""
+    """Makes shards with its own copy of the target, or with an engine of its own that runs it."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class CaptureWorker:
         target: CapturedTarget,
         version: str | None = None,
     ) -> None:
-        """`target` is what the source runs, and `version` the other engine's."""
+        """`target` describes what the source runs; `version` is that of the other engine, if one runs it."""
         self._source, self._folder, self._settings = source, folder, settings
         self._target, self._version = target, version
 
@@ -44,7 +44,7 @@ class CaptureWorker:
         return {**self._target.model_dump(mode="json"), "engine_version": self._version}
 
     def work(self, take: Take) -> Iterator[UnitReport]:
-        """Make shards; reports have the tokens of a shard done so far."""
+        """Make shards; a report has the number of tokens of the shard that are done so far."""
         while units := take(1):
             (plan, rows), done = units[0].content, 0
             for tokens in make_shard(self._source, self._folder, self._settings, plan, rows):
@@ -55,13 +55,13 @@ class CaptureWorker:
 
 @dataclass(frozen=True)
 class CaptureWorkerMaker:
-    """What a worker is made of, on its machine."""
+    """Makes a worker on the machine that it runs on."""
 
     model: str
     dtype: str
     device: str | None
     folder: AnyPath
-    """The store, by its absolute path."""
+    """The absolute path of the store."""
     settings: CaptureSettings
 
     def __call__(self) -> CaptureWorker:
@@ -89,9 +89,9 @@ def capture_on(
     workers: int | None = None,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Manifest:
-    """Have workers make all missing shards of a capture that has `begun`; the manifest.
+    """Have workers make all missing shards of a capture that has `begun`, and return the manifest.
 
-    `advance` is called with tokens done, and with a negative number for those that a dead worker hadn't stored.
+    `advance` is called with the number of tokens done; it is negative for tokens that a dead worker had not stored.
     """
     missing = prepared.missing()
     waiting, done = iter(missing), dict[Key, int]()
@@ -101,7 +101,7 @@ def capture_on(
         return [Unit(plan.file, (plan, prepared.rows[plan.split][plan.first : plan.stop])) for plan in plans]
 
     if missing:
-        own = prepared.settings.engine == "eyas"  # the version of another engine is that of the first worker
+        own = prepared.settings.engine == "eyas"  # another engine's version is known from the first worker
         expected = prepared.settings.target.model_dump(mode="json") | {"engine_version": None} if own else None
         size = min(workers or executor.room, len(missing))
         with Crew(executor, make, workers=size, ahead=1, expected=expected) as crew:

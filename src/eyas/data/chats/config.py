@@ -14,9 +14,9 @@ from eyas.data.chats.sources import STDLIB, ChatSource, files_of
 from eyas.files import file_hash
 
 _LEAST_HELD_OUT, _MOST_HELD_OUT, _MEASURED = 0.02, 0.1, 32
-"""The held-out share where none is given, and the chats that it should come to: a run measures as many."""
+"""Bounds of the default held-out share, and the number of held-out chats it aims at, which is what a run measures."""
 NEAR = 0.8
-"""The least Jaccard similarity of near-duplicates, unless the settings say otherwise."""
+"""Default minimum Jaccard similarity of near-duplicates."""
 
 
 class PrepareConfig(StrictModel):
@@ -28,14 +28,14 @@ class PrepareConfig(StrictModel):
     samples: int | None = Field(default=None, ge=1)
     seed: int = 0
     held_out_share: float | None = Field(default=None, ge=0, lt=1)
-    """Validation's share of the questions; None: 2 %, or of few chats as much as some 32 are, at most 10 %."""
+    """Share of the questions held out for validation; None: 2%, or for few chats enough to get about 32, up to 10%."""
     exclude: tuple[Path, ...] = ()
     drop_unanswered: bool = False
     max_length: int | None = Field(default=None, ge=2)
     too_long: Literal["drop", "cut"] = "drop"
     min_answer_tokens: int = Field(default=0, ge=0)
     near_duplicates: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] | None = "auto"
-    """The least Jaccard similarity of near-duplicates. auto: 0.8 if datasketch is installed; None: keep them all."""
+    """Minimum Jaccard similarity of near-duplicates. auto: 0.8 if datasketch is installed; None: keep them all."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> PrepareConfig:
@@ -50,7 +50,7 @@ class PrepareConfig(StrictModel):
         return self
 
     def held_out_share_of(self, chats: int) -> float:
-        """The held-out share of so many chats: what is chosen by a handful is left to chance."""
+        """The held-out share for `chats` chats; larger for few, since choices based on a handful are left to chance."""
         if self.held_out_share is not None:
             return self.held_out_share
         return min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, _MEASURED / chats))
@@ -64,9 +64,9 @@ class PrepareConfig(StrictModel):
 
 
 def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
-    """What the report records; equal settings make equal folders.
+    """Everything that decides the contents of the folder, for the report; equal settings make equal folders.
 
-    The options, hashes of local files, and `rendering`: the hash of how the target renders chats (None without one).
+    These are the options, hashes of local files, and `rendering`: the hash of how the target renders chats, or None.
     """
     made = config.model_dump(mode="json", exclude={"output"}, by_alias=True)
     made["near_duplicates"] = config.near_threshold

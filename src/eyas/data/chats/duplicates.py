@@ -1,12 +1,12 @@
 """Exact duplicates, near-duplicates, and chats that contain the questions of an evaluation.
 
-Texts are compared after normalisation: Unicode NFKC, case folding, runs of whitespace replaced by one space, leading
+Texts are compared after normalization: Unicode NFKC, case folding, runs of whitespace replaced by one space, leading
 and trailing whitespace removed.
 
 Two questions are near-duplicates if the Jaccard similarity of their shingles (five consecutive words) reaches the
 threshold. Candidate pairs come from locality-sensitive hashing: MinHash signatures (Broder 1997) are cut into bands,
-and only questions that agree in a band are compared, shingle by shingle. So nothing below the threshold is dropped; of
-the pairs exactly at the threshold at least nine in ten are found, of more similar ones nearly all.
+and only questions that agree in a band are compared, shingle by shingle. So nothing below the threshold is dropped. At
+least 90% of the pairs exactly at the threshold are found, and nearly all of the more similar pairs.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ WORDS = 5
 """Words in a shingle; a shorter text is a single shingle."""
 PERMUTATIONS, SEED = 128, 1
 RECALL = 0.9
-"""The least share of the pairs exactly at the threshold that share a band, and so are compared."""
+"""Minimum share of the pairs exactly at the threshold that agree in a band, and so are compared."""
 PER_BAND = 8
-"""The most earlier questions that one band offers for comparison. Without a limit, boilerplate that thousands of
-questions share would make the work quadratic; true near-duplicates agree in further bands as well."""
+"""Maximum number of earlier questions that one band offers for comparison. Without a limit, boilerplate that thousands
+of questions share would make the work quadratic; true near-duplicates agree in other bands as well."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\u3040-\u30ff\u3400-\u9fff]+|[^\w\s]")
 """Matches a run of letters and digits, one Chinese or Japanese character, or one punctuation character."""
 
 
 def normalised(text: str) -> str:
-    """A text in the form in which texts are compared: see the module's docstring."""
+    """Normalize a text for comparison, as the module's docstring describes."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def question_key(chat: Chat) -> str:
-    """The first user message, normalised; chats that share it fall into the same split."""
+    """The first user message, normalized; chats that share it fall into the same split."""
     return next(normalised(m.content or "") for m in chat.messages if m.role == "user")
 
 
 class Duplicates:
-    """Exact duplicates of chats and of prompts; the first one seen is kept. Uses two hashes of 16 bytes a chat."""
+    """Finds exact duplicates of chats and of prompts; the first one seen is kept. Takes two 16-byte hashes per chat."""
 
     def __init__(self) -> None:
         self._chats: set[bytes] = set()
@@ -73,12 +73,12 @@ class Duplicates:
 
 
 class Evaluations:
-    """The questions in evaluations' prompt files, which must not be trained on."""
+    """The questions of evaluation prompt files, which must not be trained on."""
 
     def __init__(self, files: Iterable[Path]) -> None:
-        """Read all questions. DataError if a file can't be read or has a bad row: none may be overlooked."""
+        """Read all questions. DataError if a file can't be read or has a bad row, since no question may be missed."""
         self.questions: set[str] = set()
-        """The normalised questions of all turns."""
+        """The normalized questions of all turns."""
         for file in files:
             for row in read_prompts(file):
                 if isinstance(row, BadRow):
@@ -97,7 +97,7 @@ class Evaluations:
 
 
 class NearDuplicates:
-    """An index of the chats seen so far by the bands of their questions' signatures; about 2 kB of memory a chat.
+    """Index of the chats seen so far by the bands of their questions' signatures; takes about 2 kB per chat.
 
     A chat's question is all user messages before the last answer. It is compared only with the questions of chats that
     have the same system prompt and the same tools.
@@ -106,8 +106,8 @@ class NearDuplicates:
     def __init__(self, threshold: float, chat_at: Callable[[int], Chat], evaluated: Iterable[str] = ()) -> None:
         """Make an empty index. UsageError if datasketch isn't installed.
 
-        `threshold` is the least Jaccard similarity of near-duplicates, `chat_at` reads the chat at an offset of the
-        spool, and `evaluated` are the questions of evaluations.
+        `threshold` is the minimum Jaccard similarity of near-duplicates, `chat_at` reads the chat at an offset of the
+        spool, and `evaluated` holds the evaluation questions.
         """
         self._threshold, self._chat_at, self._bands = threshold, chat_at, _Bands(threshold)
         self._offsets: dict[int, tuple[int, ...]] = {}  # band -> chats
@@ -118,9 +118,9 @@ class NearDuplicates:
                 self._evaluated.setdefault(band, []).append(question)
 
     def check(self, chat: Chat, offset: int) -> None:
-        """Record a chat and its offset; RowError if it nearly repeats an earlier question or one of an evaluation.
+        """Record a chat and its offset; RowError if it nearly repeats an earlier question or an evaluation question.
 
-        Every user message is compared with the evaluations' questions.
+        Every user message is compared with the evaluation questions.
         """
         if self._evaluated:
             for message in chat.messages:
@@ -152,7 +152,7 @@ class _Bands:
                 "finding near-duplicates needs datasketch: pip install 'eyas[data]', or use --near-duplicates off"
             ) from None
         self._empty = MinHash(PERMUTATIONS, seed=SEED, scheme="affine32")
-        # one of b bands of r values agrees with probability 1 - (1 - s^r)^b at a similarity of s
+        # at a similarity of s, at least one of b bands of r values agrees with probability 1 - (1 - s^r)^b
         widths = range(1, PERMUTATIONS // 2 + 1)
         self._width = max(r for r in widths if 1 - (1 - threshold**r) ** (PERMUTATIONS // r) >= RECALL)
 
@@ -169,13 +169,13 @@ class _Bands:
 
 
 def shingles(text: str) -> set[str]:
-    """All runs of `WORDS` consecutive words of the normalised text."""
+    """All runs of `WORDS` consecutive words of the normalized text."""
     words = _WORD.findall(normalised(text))
     return {" ".join(words[i : i + WORDS]) for i in range(max(1, len(words) - WORDS + 1))}
 
 
 def similarity(one: set[str] | frozenset[str], other: set[str] | frozenset[str]) -> float:
-    """Jaccard similarity of two non-empty sets: the size of the intersection over that of the union."""
+    """Jaccard similarity of two non-empty sets: the size of the intersection over the size of the union."""
     return len(one & other) / len(one | other)
 
 

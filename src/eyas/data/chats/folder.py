@@ -1,4 +1,4 @@
-"""Chat folders: `train.jsonl`, `validation.jsonl` and `report.json`. Also prompt files made of held-out chats.
+"""Chat folders: `train.jsonl`, `validation.jsonl` and `report.json`. Also prompt files made from held-out chats.
 
 The report is written last; a folder without one is incomplete and is refused.
 """
@@ -21,7 +21,7 @@ from eyas.files import write_json, write_text
 from eyas.text.chats import Chat, held_out, read_chats
 
 SHOWN = 3
-"""The number of rows that the report names for every reason."""
+"""Dropped rows that the report names for each reason."""
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 DEFINITIONS = (
@@ -90,7 +90,7 @@ class SplitTally:
 
     @property
     def begun_by_assistant(self) -> int:
-        """The number of chats whose first turn, system messages apart, is the assistant's."""
+        """The number of chats that the assistant begins, not counting system messages."""
         return self._counts["begun_by_assistant"]
 
     @property
@@ -211,10 +211,10 @@ def spread(items: Sequence[ItemT], count: int) -> list[ItemT]:
 
 
 def write_prompts(path: Path, rows: Iterable[TokenRow], count: int) -> int:
-    """Write a prompt file of at most `count` held-out rows to measure on, and return how many it holds.
+    """Write a prompt file of at most `count` held-out rows to measure on, and return the number of rows.
 
-    Prompts are token ids, exactly what precedes the first answer in training, so the chat template, the tools and the
-    system prompts are those that the drafter was trained with. Raises DataError if no row has a prompt.
+    Prompts are token ids, exactly what precedes the first answer in training, so they have the chat template, tools and
+    system prompts that the drafter was trained with. Raises DataError if no row has a prompt.
     """
     chosen = spread([row for row in rows if prompt_of(row)], count)
     if not chosen:

@@ -5,8 +5,6 @@ to a spool file; memory keeps only each chat's offset and rank. The second draws
 near-duplicates of chats drawn before, tokenizes, and writes the splits. Both hold one chat in memory at a time. The
 folder appears under its name when it is complete.
 
-Candidate chats of a blend: written to a spool file on disk, then drawn in blend order and rendered for the target.
-
 Sources are blended in fixed proportions, chat by chat. The same seed draws the same chats, whatever the order of the
 rows.
 """
@@ -57,7 +55,7 @@ T = TypeVar("T")
 
 
 class CandidateChats:
-    """Spool offsets of one source's chats, iterated in the order in which the blend draws them; 16 bytes a chat."""
+    """Spool offsets of one source's chats, iterated in the order in which the blend draws them; 16 bytes per chat."""
 
     def __init__(self) -> None:
         self._ranks, self._offsets = array("Q"), array("Q")
@@ -101,7 +99,7 @@ def gather(
                 tally.drop(where, error)
                 continue
             line = chat_line(chat)
-            if chat.id in ids:  # another row with this id and other content
+            if chat.id in ids:  # another row has this id and different content
                 chat = chat.model_copy(update={"id": f"{chat.id}:{hashlib.sha256(line.encode()).hexdigest()[:8]}"})
                 line = chat_line(chat)
             ids.add(chat.id)
@@ -113,7 +111,7 @@ def gather(
 
 
 def check_chat(chat: Chat, drop_unanswered: bool) -> None:
-    """Raise RowError if a chat holds no question, an empty message, or (if those are dropped) no final answer."""
+    """Raise RowError for a chat without a question, with an empty message, or, if dropped, without a final answer."""
     if not any(message.role == "user" for message in chat.messages):
         raise RowError(NO_QUESTION, "the chat has no user message")
     for number, message in enumerate(chat.messages, start=1):
@@ -128,7 +126,7 @@ def check_chat(chat: Chat, drop_unanswered: bool) -> None:
 
 
 def read_spooled(spool: IO[bytes], offset: int) -> tuple[str, Chat]:
-    """The chat at byte `offset` of the spool, preceded by where it was read from (`file:line`)."""
+    """Where the chat at byte `offset` of the spool came from (`file:line`), and the chat."""
     spool.seek(offset)
     where, line = spool.readline().split(b"\t", 1)
     return json.loads(where), Chat.model_validate_json(line)
@@ -157,14 +155,14 @@ def drawn(
 
 
 def rank(seed: int, chat_id: str) -> int:
-    """The sort key of a chat in its source's shuffled order: 64 bits, from seed and id, so rows may be reordered."""
+    """64-bit sort key of a chat in its source's shuffled order; independent of the order of the rows."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{chat_id}".encode()).digest()[:8], "big")
 
 
 def take_turns(
     sources: Sequence[Iterator[T]], weights: Sequence[float], total: int | None, strict: bool
 ) -> Iterator[tuple[int, T]]:
-    """Interleave sources by weight; yields (source index, item), each source within one item of its share at any time.
+    """Interleave sources by weight and yield (source index, item); each source stays within one item of its share.
 
     Ends after `total` items, or when all sources are exhausted. If `strict`, an exhausted source's share is not given
     to the others: its turns are skipped, and without a `total` the blend ends there.
@@ -205,9 +203,10 @@ class ChatFitter:
         self.end_mark = self._chats.end_mark
 
     def fit(self, chat: Chat) -> tuple[Chat, bool]:
-        """Return the chat with its tokens and answer spans, and whether turns were cut; without answers, unchanged.
+        """Return the chat with its tokens and answer spans, and whether turns were cut.
 
-        Raises RowError if it is too long, has too few answer tokens, or carries tokens of another target.
+        A chat without answers is returned unchanged. Raises RowError if the chat is too long, has too few answer
+        tokens, or carries tokens of another target.
         """
         if not any(message.role == "assistant" for message in chat.messages):
             return chat, False
@@ -221,7 +220,7 @@ class ChatFitter:
         return fitted, fitted is not exact
 
     def _check_own(self, chat: Chat) -> None:
-        """Raise RowError if the tokens that a chat carries don't decode to a text that holds its last answer."""
+        """Raise RowError if the tokens that a chat carries don't decode to a text that contains its last answer."""
         said = next(message.content or "" for message in reversed(chat.messages) if message.role == "assistant")
         known = max(chat.tokens or (0,)) < len(self._tokenizer)
         if not known or said.strip() not in self._tokenizer.decode(chat.tokens):
@@ -233,7 +232,7 @@ class ChatFitter:
     def _shortened(self, chat: Chat) -> Chat:
         """The longest prefix of the chat that fits and ends with an answer; RowError if there is none.
 
-        Every prefix is rendered anew, because a template may treat the last turn of a chat differently.
+        Every prefix is rendered again, because a template may treat the last turn of a chat differently.
         """
         if self._cut:
             bare = chat.model_copy(update={"tokens": None, "answers": None})
@@ -259,7 +258,7 @@ def _generation_stops(model: str) -> list[int]:
 
 
 def prepare(config: PrepareConfig, progress: Progress = lambda *_: None) -> dict[str, Any]:
-    """Make the chat folder and return its report. If one made with the same settings exists, only return its report.
+    """Make the chat folder and return its report; a folder already made with the same settings is left as it is.
 
     Raises UsageError if the output holds something else or datasketch is needed but missing, DataError if no chat can
     be used or the disk is full, and ModelError if answers can't be marked with the target's template or tokenizer.
@@ -350,7 +349,7 @@ def _notes(
     sides: Mapping[str, SplitTally],
     shares: Sequence[float] | None,
 ) -> list[str]:
-    """Warnings for the report, the gravest first: fewer chats than asked for, odd chats, checks that were skipped."""
+    """Warnings for the report, most serious first: fewer chats than requested, odd chats, skipped checks."""
     notes = []
     total = sum(tally.chats for tally in tallies)
     if config.samples is not None and total < config.samples:
@@ -364,14 +363,14 @@ def _notes(
         short = next((tally.name for tally in tallies if not tally.not_needed), tallies[0].name)
         left = ", ".join(f"{tally.not_needed} of {tally.candidates} of {tally.name}" for tally in capped)
         notes.append(
-            f"the weights end the blend where {short} runs out, which leaves out chats ({left}): for all of them leave "
-            "out weight=, or say how many with --samples"
+            f"the weights end the blend where {short} runs out, which leaves out chats ({left}): to use all of them, "
+            "remove weight=, or set the number of chats with --samples"
         )
     begun = sum(side.begun_by_assistant for side in sides.values())
     if begun:
         notes.append(
             f"{begun} of {total} chats begin with the assistant: nothing was asked before that first answer, and many "
-            "templates refuse such chats; take out first turns that only greet"
+            "templates refuse such chats; remove opening turns that only greet"
         )
     for name, side in sides.items():
         if not side.chats:

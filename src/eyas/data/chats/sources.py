@@ -1,4 +1,4 @@
-"""Sources of chats: files, data sets, the standard library; and the layouts that their rows may have.
+"""Sources of chats (files, data sets, the standard library) and the layouts that their rows may have.
 
 Rows are read one at a time and identified by file and line. A row that can't be read, or isn't a chat, is yielded as an
 error, which the caller counts.
@@ -86,7 +86,7 @@ def _openai_message(turn: Record) -> Message:
     role = _role(turn.get("role"), _OPENAI)
     content = _text(turn.get("content"))
     calls = _listed(turn["tool_calls"], "tool_calls") if turn.get("tool_calls") else []
-    if turn.get("function_call"):  # before there were tools
+    if turn.get("function_call"):  # the deprecated form of a tool call
         calls = [*calls, {"function": turn["function_call"]}]
     if content is None and turn.get("refusal"):
         content = turn["refusal"]
@@ -112,7 +112,7 @@ def _sharegpt(row: Record) -> ParsedChat:
         if said == "function_call":
             calls = [_call(call) for call in _listed(_decoded(value or ""), "function_call", one=True)]
             for call in calls:
-                call["id"] = f"call{number:05d}"  # nine letters and digits: some templates insist
+                call["id"] = f"call{number:05d}"  # nine letters and digits, as some templates require
                 names.append(call["function"]["name"])
                 number += 1
             before = messages.pop() if messages and messages[-1].role == "assistant" else None
@@ -231,16 +231,16 @@ BROKEN_JSON = "not JSON"
 BROKEN_FILE = "unreadable file"
 _HUB = "hf:"
 _ID_KEYS = ("id", "question_id", "conversation_id", "prompt_id", "uuid")
-_SAVED = ("state.json", "dataset_dict.json")  # what `Dataset.save_to_disk` leaves
+_SAVED = ("state.json", "dataset_dict.json")  # written by `Dataset.save_to_disk`
 
 
 class ChatSource(StrictModel):
     """One part of the blend, written `LOCATION[,key=value...]`."""
 
     location: str = Field(alias="place")
-    """A path, the name of a data set, or `stdlib`; the key `place` of a report."""
+    """A path, the name of a data set, or `stdlib`; key `place` in reports."""
     weight: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """The source's share of the blend, relative to the other weights; None: as many chats as it has."""
+    """Share of the blend, relative to other weights. None: 1 if any source has a weight, else its number of chats."""
     layout: str | None = None
     split: str = "train"
     subset: str | None = None
@@ -257,7 +257,7 @@ class ChatSource(StrictModel):
 
 
 class SourceChat(NamedTuple):
-    """A chat with where it was read from, or the reason why the row isn't a chat."""
+    """A chat, or the reason why the row isn't one, with the place it was read from."""
 
     where: str
     """`file:line`, `dataset/split:row`, or the name of a module of the standard library."""
@@ -280,7 +280,7 @@ def parse_source(text: str) -> ChatSource:
     if looks_local and not Path(location).exists():
         raise ConfigError(f"source {text!r}: there is no file or folder {location}")
     if (source.path is not None or location == STDLIB) and (source.subset is not None or "split" in values):
-        raise ConfigError(f"source {text!r}: split and subset are for data sets by name, which {location} is not")
+        raise ConfigError(f"source {text!r}: split and subset are for data sets given by name, which {location} is not")
     return source
 
 
@@ -330,7 +330,7 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
     try:
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     except UnicodeEncodeError as error:
-        raise RowError(BROKEN_TEXT, "the row holds a lone surrogate (half a character)") from error
+        raise RowError(BROKEN_TEXT, "the row contains a lone surrogate (half a character)") from error
     chat = Chat(id=f"{source.name}:{own or digest}", messages=tuple(messages), tools=tools)
     tokens, answers = row.value.get("tokens"), row.value.get("answers")
     if tokens is None or answers is None:
@@ -342,7 +342,7 @@ def _chat(row: SourceRow, source: ChatSource) -> Chat:
 
 
 def _dataset(source: ChatSource) -> Iterator[SourceRow]:
-    """Rows of a data set by name, streamed, or of a folder written by `Dataset.save_to_disk`."""
+    """Rows of a data set given by name, streamed, or of a folder written by `Dataset.save_to_disk`."""
     name = source.location.removeprefix(_HUB)
     try:
         import datasets
@@ -356,7 +356,7 @@ def _dataset(source: ChatSource) -> Iterator[SourceRow]:
             rows = datasets.load_dataset(name, source.subset, split=source.split, streaming=True)
         for number, value in enumerate(rows, start=1):
             yield SourceRow(f"{name}/{source.split}:{number}", value)
-    except Exception as error:  # whatever the network, the hub and the data set's builder raise
+    except Exception as error:  # the network, the hub and the data set's builder may raise anything
         raise DataError(
             f"can't read the data set {name} (split {source.split}): {type(error).__name__}: {error}. "
             "There is no local file or folder of that name either"
@@ -371,7 +371,7 @@ class SourceRow(NamedTuple):
 
 
 _DESCRIPTIONS = {"report.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-"""Reports and indexes, which lie beside the data."""
+"""Reports and indexes next to the data, which hold no chats."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -388,7 +388,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def read_rows(file: Path) -> Iterator[SourceRow]:
-    """Every row of a file; a row that can't be read holds the reason instead."""
+    """Every row of a file; a row that can't be read carries the reason instead."""
     try:
         if file.suffix == ".parquet":
             for number, value in enumerate(parquet_rows(file), start=1):
@@ -425,7 +425,7 @@ def _is_array(file: Path) -> bool:
 
 
 def _array(file: Path) -> Iterator[SourceRow]:
-    """The elements of a JSON array; the file is read into memory whole."""
+    """The elements of a JSON array; the whole file is read into memory."""
     value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
     if isinstance(value, RowError):
         yield SourceRow(str(file), RowError(BROKEN_FILE, str(value)))

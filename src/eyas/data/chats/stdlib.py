@@ -1,4 +1,4 @@
-"""Chats made of Python's standard library: functions to complete, and questions that docstrings answer."""
+"""Chats made from Python's standard library: functions to complete, and questions that docstrings answer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
             continue
         try:
             text = path.read_text(encoding="utf-8")
-            with warnings.catch_warnings():  # old files hold invalid escape sequences; they are usable all the same
+            with warnings.catch_warnings():  # some files have invalid escape sequences, but are usable
                 warnings.simplefilter("ignore")
                 tree = ast.parse(text)
         except (UnicodeDecodeError, SyntaxError, ValueError):
@@ -84,7 +84,7 @@ def library_modules(root: Path | None = None) -> Iterator[LibraryModule]:
 
 
 def chats_of(source: LibraryModule) -> Iterator[Chat]:
-    """The chats made of one module: code to complete, and questions answered by its docstrings."""
+    """The chats made from one module: code to complete, and questions answered by its docstrings."""
     prose = _prose(source.tree)
     if prose:
         yield _question(source.name, MODULE_QUESTIONS, prose)
@@ -97,7 +97,7 @@ def chats_of(source: LibraryModule) -> Iterator[Chat]:
 
 
 def _named_nodes(node: ast.AST, prefix: str) -> Iterator[tuple[str, FunctionNode | ast.ClassDef]]:
-    """Functions, methods and classes with their dotted names, in order of the source; a name may occur twice."""
+    """Functions, methods and classes with their dotted names, in source order; a name may occur twice."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode | ast.ClassDef):
             name = f"{prefix}.{child.name}"

@@ -164,18 +164,18 @@ PATH = "/chat/completions"
 TRY_AGAIN = frozenset({408, 409, 425, 429})
 """Client errors after which a request is retried, as after all server errors."""
 WRONG_FOR_ALL = frozenset({401, 402, 403, 404, 405})
-"""Client errors that would meet every chat: the key, the model or the address is wrong."""
+"""Client errors that would occur for every chat: the key, the model or the address is wrong."""
 
 
 class RetryPolicy(StrictModel):
     """Exponential backoff with jitter: waits between half and all of `first * 2^(n-1)` seconds after failure n."""
 
     attempts: int = Field(default=6, ge=1)
-    """Requests in all, including the first."""
+    """Maximum number of requests, including the first."""
     first: float = Field(default=1.0, ge=0)
-    """The most seconds to wait after the first failure."""
+    """Maximum seconds to wait after the first failure."""
     longest: float = Field(default=60.0, ge=0)
-    """The most seconds to wait at all, unless the endpoint asks for more by Retry-After."""
+    """Maximum seconds of any wait, unless the endpoint asks for more with Retry-After."""
 
     def wait(self, failures: int, requested: float | None = None) -> float:
         """Seconds to wait after `failures` failures, at least 1; no less than the endpoint `requested`."""
@@ -201,7 +201,7 @@ class Connection(StrictModel):
     """How requests are sent to the endpoint; nothing here changes an answer."""
 
     concurrency: int = 16
-    """The most requests at a time."""
+    """Maximum number of concurrent requests."""
     timeout: float = 600.0
     """Seconds that a whole answer may take."""
     retry: RetryPolicy = RetryPolicy()
@@ -251,7 +251,7 @@ class EndpointAnswerer:
                 task.cancel()
             loop.run_until_complete(_ended(running))
             loop.run_until_complete(client.aclose())
-            loop.run_until_complete(asyncio.sleep(0))  # connections are closed in the next turn of the loop
+            loop.run_until_complete(asyncio.sleep(0))  # connections are closed in the next iteration of the loop
             loop.close()
 
     async def _reply(self, client: httpx.AsyncClient, question: Question) -> Reply:
@@ -332,10 +332,10 @@ def write_batch(
     most_requests: int = REQUESTS,
     most_bytes: int = BYTES,
 ) -> list[BatchFile]:
-    """Write requests to `path` and, once it is full, to `NAME-2.jsonl`, `NAME-3.jsonl` and so on beside it.
+    """Write requests to `path` and, once it is full, to `NAME-2.jsonl`, `NAME-3.jsonl` and so on next to it.
 
     All files appear together when they are complete. Raises UsageError if one exists already, since it may have been
-    uploaded; DataError for a request that is larger than a file may be; OutputError if writing fails.
+    uploaded; DataError for a request that exceeds the limit of a file; OutputError if writing fails.
     """
     written: list[BatchFile] = []
     size = 0  # bytes in the last file

@@ -1,8 +1,8 @@
-"""Entries (a question to the target and what became of it), and the journal that keeps each on disk.
+"""Entries (a question to the target, and its outcome), and the journal that keeps them on disk.
 
-It can be killed at any moment: a line counts once its line break is written, and an incomplete last line is removed
-when the file is opened again. The first line holds the settings that the answers were made with. If a question has
-several entries, the last one counts.
+The process can be killed at any moment: a line counts once its line break is written, and an incomplete last line is
+removed when the file is opened again. The first line has the settings that the answers were made with. If a question
+has several entries, the last one counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eyas.types import Stats
 
 @dataclass(frozen=True)
 class Question:
-    """The messages of a chat before a turn that the target is to write: an answer, or what the user says next."""
+    """The messages of a chat before a turn that the target should write: an answer, or the user's next message."""
 
     id: str
     """The chat's id."""
@@ -60,7 +60,7 @@ class AnswerTokens(StrictModel):
     """Token ids of a question and its answer, relative to the ids in `Question.held`."""
 
     kept: int = Field(ge=0)
-    """The number of held ids with which the question's tokens begin."""
+    """The number of `held` ids that begin the question's tokens."""
     prompt: tuple[int, ...]
     """The rest of the question's tokens."""
     answer: tuple[int, ...]
@@ -79,7 +79,7 @@ class Answer(_Entry):
     kind: Literal["answer"] = "answer"
     message: Message
     finish_reason: str
-    """`stop`, `length`, `tool_calls`, or another word of the endpoint's."""
+    """`stop`, `length`, `tool_calls`, or another reason given by the endpoint."""
     refused: bool = False
     """Whether the endpoint marked the answer as a refusal, whose text is then in `message`."""
     count: int = Field(ge=0)
@@ -112,7 +112,7 @@ class Reply:
 
 
 Take = Callable[[int], Sequence[Question]]
-"""`take(room)` returns at most `room` questions; none if all that are left depend on answers still missing."""
+"""`take(room)` returns at most `room` questions; none if all remaining ones depend on answers still missing."""
 
 
 class Answerer(Protocol):
@@ -120,7 +120,7 @@ class Answerer(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings on which answers depend, ready for JSON; a journal holds answers of one set of settings."""
+        """The JSON-ready settings that answers depend on; all answers of a journal have the same settings."""
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:
         """Take questions and yield replies, in any order, until no question is left and none is in flight.
@@ -191,11 +191,11 @@ class Journal:
         return ENTRY.validate_json(self._lines.readline())
 
     def append(self, entry: Answer | Unanswered) -> None:
-        """Write an entry; once this returns, it survives a kill and a power failure."""
+        """Write an entry; once this returns, the entry survives a kill and a power failure."""
         self._index(entry, self._write(entry.model_dump_json(exclude_none=True)))
 
     def _write(self, line: str) -> int:
-        """Append a line and return the offset at which it begins; after an error the file is as before."""
+        """Append a line and return the offset at which it begins; after an error the file is unchanged."""
         data = (line + "\n").encode()
         start = self._file.seek(0, os.SEEK_END)
         try:

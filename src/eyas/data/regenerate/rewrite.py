@@ -1,7 +1,7 @@
-"""Rewriting of chats: their assistant turns are replaced, one by one, by answers of the target.
+"""Rewrites chats: the assistant turns are replaced, one by one, by answers of the target.
 
-The chats that the target is writing hand out their questions and take back the entries (`OpenChats`). Only chats with a
-question in flight are in memory.
+`OpenChats` hands out the questions of the chats in progress and takes back their entries. Only chats with a question in
+flight are in memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from eyas.text.chats import Chat, Message, ToolCall
 
 
 class OpenChat(Protocol):
-    """A chat in the course of being written, turn by turn."""
+    """A chat that is being written, turn by turn."""
 
     @property
     def id(self) -> str:
-        """What the journal knows the chat by."""
+        """The chat's key in the journal."""
 
     def question(self) -> Question | None:
         """The next question; None if the chat needs no more."""
@@ -33,7 +33,7 @@ C = TypeVar("C", bound=OpenChat)
 
 
 def replay(chat: C, journal: Journal) -> C:
-    """The chat with all answers that the journal holds."""
+    """Add all answers in the journal to the chat, and return it."""
     while (question := chat.question()) is not None:
         found = journal.find(question)
         if not isinstance(found, Answer):
@@ -88,17 +88,17 @@ Turns = Literal["last", "all"]
 
 
 class RewriteRule(NamedTuple):
-    """Which turns are answered anew, and whether unfinished answers drop their chat."""
+    """Which turns are answered again, and whether an unfinished answer drops its chat."""
 
     turns: Turns = "last"
-    """`last`: the final assistant turn, or a further one if the chat doesn't end with one. `all`: every turn in order,
-    each with the new answers before it as context; a greeting before the first question stays."""
+    """`last`: the final assistant turn, or a new one if the chat doesn't end with an answer. `all`: every turn in
+    order, with the new answers before it as context; a greeting before the first question stays."""
     drop_unfinished: bool = False
     """Whether a chat is dropped if one of its answers reached the length limit."""
 
 
 class Rewrite:
-    """A chat in the course of being rewritten. A turn is a run of assistant messages; one answer replaces it.
+    """A chat that is being rewritten. A turn is a run of assistant messages; one answer replaces it.
 
     Tool results of the original are kept if the answer calls the same functions in the same order. Otherwise the chat
     ends with the answer, because the rest of the original wouldn't follow from it. Answers with token ids are plain
@@ -116,7 +116,7 @@ class Rewrite:
         self._cut_off: list[int] = []  # indices of the answers that reached the length limit
         self.answers: list[Answer] = []
         self.cut = False
-        """Whether the chat ended early because an answer called other tools than those whose results followed."""
+        """Whether the chat ended early because an answer didn't call the tools whose results come next."""
         if rule.turns == "last":
             while self._ahead and self._ahead[-1].role == "assistant":
                 self._ahead.pop()
@@ -131,7 +131,7 @@ class Rewrite:
 
     @property
     def dropped(self) -> bool:
-        """Whether the chat is to be left out because an answer is unfinished."""
+        """Whether the chat is dropped because an answer is unfinished."""
         return self._rule.drop_unfinished and bool(self.answers) and self.answers[-1].finish_reason == "length"
 
     @property

@@ -2,8 +2,8 @@
 
 Every reply is written to a journal first, so a run can be interrupted and resumed at any time.
 
-The output doesn't depend on the order of the journal's entries or on interruptions. Files are replaced atomically; of a
-folder, the report is removed first and written last. A folder gives a folder, a single file gives a single file.
+The output doesn't depend on the order of the journal's entries or on interruptions. Files are replaced atomically; in a
+folder, the report is removed first and written last. The output is a folder if the input is, and else a single file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.text.chats import Chat, chat_line, chat_rows
 from eyas.types import Stats
 
 SHOWN = 20
-"""Items of long lists that the report shows."""
+"""Items of each list that the report shows."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class RegenerationSummary:
     refusals: int = 0
     """Answers that the endpoint marked as refusals."""
     cut: int = 0
-    """Chats cut short because an answer called other tools than those whose results followed."""
+    """Chats cut short because an answer didn't call the tools whose results come next."""
     rerendered: int = 0
     """Answers without a token range, because the chat template renders them differently in a later turn."""
     nothing_to_answer: int = 0
@@ -58,7 +58,7 @@ class RegenerationSummary:
     unanswered: list[tuple[str, str]] = field(default_factory=list)
     """(chat id, reason) of failed chats, which the next run tries again."""
     unasked: int = 0
-    """Chats of which a question has neither an answer nor a failure yet."""
+    """Chats with a question that has neither an answer nor a failure yet."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form, with only the first `SHOWN` items of each list."""
@@ -187,7 +187,7 @@ def chat_files(source: Path, output: Path) -> ChatFiles:
 
 
 OUTAGES, REFUSALS = 10, 50
-"""Failures in a row, and equal refusals without any answer, after which a run stops."""
+"""A run stops after this many failures in a row, or this many identical refusals before any answer."""
 SAFE = "No answer is lost: solve this and run the same command again"
 
 
@@ -298,7 +298,7 @@ def answer_all(
     tally: RegenerationProgress,
     watch: Callable[[RegenerationProgress], None],
 ) -> None:
-    """Ask questions until every chat is written or has failed; `tally` counts on from `tally.settled` chats."""
+    """Ask questions until every chat is written or has failed; `tally.settled` is increased from its present value."""
     work, before = OpenChats(chats, journal), tally.settled
     breaker = CircuitBreaker(journal.answered)
     with closing(answerer.answers(work.take)) as replies:

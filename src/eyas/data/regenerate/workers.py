@@ -1,6 +1,6 @@
 """Answers from engines in this process, and from workers on many machines that have such engines.
 
-There is one journal, which the process that runs the crew writes: a question whose answer isn't in it is asked again.
+Only the process that runs the crew keeps a journal; a question without an answer in it is asked again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EngineAnswerer:
     """Renders questions with the target's chat template; answers carry the exact token ids of prompt and answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams, max_length: int | None = None) -> None:
-        """`max_length`: the most tokens of question and answer together; None: what the target's context holds."""
+        """`max_length`: maximum tokens of question and answer together; None: the target's context."""
         if not (engine.rule.lossless and engine.rule.seeded):
             raise UsageError("answers must be the target's own: regenerate with a lossless engine")
         if not getattr(engine.tokenizer, "chat_template", None):
@@ -135,7 +135,7 @@ class AnswererWorker:
         return self._answerer.settings
 
     def work(self, take: TakeUnits) -> Iterator[UnitReport]:
-        """Answer questions; the report on one has its reply."""
+        """Answer questions; each report carries a reply."""
 
         def questions(room: int) -> Sequence[Question]:
             return [unit.content for unit in take(room)]
@@ -146,7 +146,7 @@ class AnswererWorker:
 
 @dataclass(frozen=True)
 class EngineAnswererMaker:
-    """Makes an engine that answers, in this process or for a worker on its machine."""
+    """Makes an answering engine, in this process or in a worker on another machine."""
 
     target: TargetOptions
     drafter: DrafterOptions | None
@@ -155,25 +155,25 @@ class EngineAnswererMaker:
     max_length: int | None
 
     def answerer(self) -> EngineAnswerer:
-        """Load the engine. Raises RequestError for parameters that it can't run, whatever the chat."""
+        """Load the engine. Raises RequestError for sampling parameters that it can't run for any chat."""
         engine = open_engine(self.target, self.drafter, self.options)
         engine.check(Request((0,), self.params))
         return EngineAnswerer(engine, self.params, self.max_length)
 
     def __call__(self) -> AnswererWorker:
-        """Load the pair in this process, and make a worker of it."""
+        """Load the engine in this process and wrap it in a worker."""
         return AnswererWorker(self.answerer())
 
 
 class CrewAnswerer:
-    """Has the workers of a crew answer; which of them answers what makes no difference."""
+    """Has the workers of a crew answer; the answers don't depend on which worker gives them."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings on which all workers agree; waits for the first of them."""
+        """The settings that all workers share; waits for the first worker."""
         return self._crew.identity()
 
     def answers(self, take: Take) -> Generator[Reply, None, None]:

@@ -1,13 +1,13 @@
-"""The layout of a shard and the encodings of its data: tensors with types and shapes, and so its size in bytes.
+"""The layout of a shard: the type, shape and encoding of its tensors, and so its size in bytes.
 
 The writer, the capture's disk check and `eyas plan` all compute sizes here. Legend: N rows, T tokens, F positions with
 a final state, A taps stored, Ht hidden, k candidates.
 
-Encodings of stored data: states in float32, bf16 or fp8 with one scale a vector, masks in one bit a token.
+States are stored in float32, in bf16, or in fp8 with one scale per vector; masks take one bit per token.
 
 fp8 is e4m3 (4 exponent bits, 3 mantissa bits) times a power of two that brings the vector's largest value into
 [224, 448), the upper half of e4m3's range. A power of two costs one byte and adds no rounding error: values within a
-factor of 2^-14 of the largest have a relative error of at most 2^-4, smaller ones an absolute error of 2^-10 scales.
+factor of 2^-14 of the largest have a relative error of at most 2^-4, smaller ones an absolute error of 2^-10 x scale.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class ShardLayout(StrictModel):
     """Boundaries stored as taps. The one after the final norm is never among them, because `final` holds it."""
     states: StateEncoding = "fp8"
     final: FinalKind = "answers"
-    """Where final states are kept. `answers`: only where the next token is an answer token, which is all that a teacher
-    needs; `all`: everywhere, for drafters that read it as a feature; `top`: nowhere, but the teacher's best tokens."""
+    """Where final states are kept. `answers`: only where the next token is an answer token, all that a teacher needs;
+    `all`: everywhere, for drafters that read them; `top`: nowhere, the teacher's best tokens are kept instead."""
     top: int | None = Field(default=None, gt=0)
-    """The number of best tokens kept at a position if `final` is `top`; None otherwise."""
+    """The number of best tokens kept per position if `final` is `top`; None otherwise."""
 
     @model_validator(mode="after")
     def _top_has_a_count(self) -> ShardLayout:
@@ -190,7 +190,7 @@ def header(tensors: dict[str, TensorSpec], metadata: str) -> bytes:
 
 
 def in_file_order(tensors: dict[str, TensorSpec]) -> list[str]:
-    """The tensors' names in file order: by falling item size, then by name."""
+    """The tensors' names in file order: by descending item size, then by name."""
     return sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].item], name))
 
 

@@ -194,7 +194,7 @@ class CapturedTarget(StrictModel):
     name: str
     fingerprint: str
     ends: str
-    """Fingerprint of embedding, head and first layer, which are all that training from a store loads."""
+    """Fingerprint of embedding, head and first layer, the only parts that training from a store loads."""
     dtype: str
     layers: int
 
@@ -224,21 +224,21 @@ class CaptureSettings(StrictModel):
     version: Literal[1] = 1
     target: CapturedTarget
     engine: StateEngine = "eyas"
-    """Who ran the target: eyas itself, or vLLM, whose hidden-states connector wrote the states."""
+    """What ran the target: eyas itself, or vLLM, whose hidden-states connector wrote the states."""
     taps: tuple[int, ...]
     """The boundaries requested; `layout.taps` are those stored as taps, without the one after the final norm."""
     layout: ShardLayout
     chats: str
     """The path or name of the chats, as the user gave it."""
     longest: int
-    """Tokens to which rows were cut."""
+    """Maximum tokens of a row, to which chats were cut."""
     batch_tokens: int
     shard_bytes: int
     splits: dict[str, StoredSplit]
 
     @model_serializer(mode="wrap")
     def _unnamed_eyas(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave eyas out, as it was before there were other engines: stores of that time keep their identity."""
+        """Omit the engine `eyas`, so that stores from before other engines were supported keep their identity."""
         found: dict[str, Any] = handler(self)
         if self.engine == "eyas":
             found.pop("engine", None)
@@ -252,7 +252,7 @@ class CaptureSettings(StrictModel):
 
 
 class StoredShard(StrictModel):
-    """A finished shard, which holds consecutive rows of one split."""
+    """A finished shard with consecutive rows of one split."""
 
     file: str
     split: str
@@ -275,7 +275,7 @@ class Manifest(StrictModel):
     settings: CaptureSettings
     shards: tuple[StoredShard, ...]
     versions: dict[str, str]
-    """Versions of eyas and the libraries that wrote the store, and of another engine if that ran the target."""
+    """Versions of eyas and the libraries that wrote the store, and of the other engine, if one ran the target."""
 
 
 def read_manifest(folder: AnyPath) -> Manifest:
@@ -293,7 +293,7 @@ def read_settings(folder: AnyPath) -> CaptureSettings | None:
 
 
 def write_model(path: AnyPath, model: BaseModel) -> None:
-    """Replace a JSON file of the store, which several processes may do at once. StoreError if it can't be written."""
+    """Replace a JSON file of the store; safe for concurrent processes. StoreError if it can't be written."""
     try:
         write_text(path, model.model_dump_json(indent=2) + "\n")
     except OSError as error:
@@ -311,7 +311,7 @@ def lock_store(folder: Path, *, alone: bool) -> FileLock:
 def changed_settings(before: CaptureSettings, now: CaptureSettings) -> list[str]:
     """The settings that differ, each with the option of `eyas data capture` that sets it."""
     old, new = ({"engine": "eyas"} | each.model_dump(mode="json", exclude={"splits"}) for each in (before, now))
-    return differences(old, new, _option) or ["the chats or their tokens are others (--chats)"]
+    return differences(old, new, _option) or ["the chats or their tokens differ (--chats)"]
 
 
 def _option(key: str) -> str | None:
@@ -324,7 +324,7 @@ _OPTIONS = {
     "layout.states": "--states", "layout.final": "--final", "layout.top": "--final", "chats": "--chats",
     "longest": "--max-length", "batch_tokens": "--batch-tokens", "shard_bytes": "--shard-mib",
 }  # fmt: skip
-"""How the name of a setting begins -> the option that sets it."""
+"""Prefix of a setting's name -> the option that sets it."""
 
 
 def rows_hash(rows: Sequence[TokenRow]) -> str:

@@ -1,7 +1,7 @@
 """Reads a finished store: its rows in the order of capture, and their features, also as batches for training.
 
-Stored rows, which have no padding, are assembled into padded batches. They move to the device encoded and are decoded
-there. Legend: B chats, S positions, A taps stored, Ht target hidden, M positions filled, k candidates.
+Stored rows have no padding; they are assembled into padded batches, moved to the device encoded, and decoded there.
+Legend: B chats, S positions, A taps stored, Ht target hidden, M positions filled, k candidates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eyas.targets.passes import EmbeddingAndHead
 from eyas.urls import fetch
 
 OPEN_SHARDS = 256
-"""The most shards that are kept open (memory-mapped) at once."""
+"""Maximum number of shards that are kept open (memory-mapped)."""
 
 
 class FeatureStore:
@@ -46,7 +46,7 @@ class FeatureStore:
     def open(cls, path: Path) -> FeatureStore:
         """Open the store at `path`; StoreError if it is incomplete or a shard has the wrong size.
 
-        One behind a URL is copied first, since shards are memory-mapped.
+        A store behind a URL is copied first, since shards are memory-mapped.
         """
         path = fetch(path)
         manifest = read_manifest(path)
@@ -74,7 +74,7 @@ class FeatureStore:
         return found
 
     def check_target(self, target: EmbeddingAndHead) -> None:
-        """Raise StoreError unless the states are this target's; if only parts of it are loaded, these are compared."""
+        """Raise StoreError unless the states are this target's; a partly loaded one is compared by its parts."""
         facts = self.settings.target
         if len(target.layers) < target.num_layers:
             found, wanted = embedding_head_fingerprint(target.model, target.layers), facts.ends
@@ -108,7 +108,7 @@ class FeatureStore:
     def find(self, row: TokenRow, longest: int) -> int | None:
         """The number of the stored row that begins with the first `longest` tokens of `row`; None if there is none.
 
-        A row that the capture cut to fewer tokens than that doesn't count.
+        A row that the capture cut to fewer tokens doesn't count.
         """
         cut = self.settings.longest
         if min(len(row.tokens), longest) > cut:
@@ -215,7 +215,7 @@ class _StoredRows:
         self._columns = None if columns == list(range(len(store.served_taps))) else columns
 
     def number(self, member: int) -> int | None:
-        """The number in the store of the chat that a segment is part of; None if the store lacks it."""
+        """The row number, in the store, of the chat that a segment belongs to; None if the store lacks it."""
         return self.row_numbers[self.batches.segments[member].chat]
 
     def missing(self) -> list[int]:
@@ -223,7 +223,7 @@ class _StoredRows:
         return [i for i in self.batches.used if self.row_numbers[i] is None]
 
     def read(self, members: Sequence[int], dtype: torch.dtype, device: torch.device) -> FeatureBatch:
-        """The features of these segments; zeros for those of chats that the store lacks."""
+        """The features of these segments; zeros where the store lacks the chat."""
         rows = [self._stored(member) for member in members]
         batch = assembled(rows, self.batches.of(members), self._store.layout, dtype, device)
         if self._columns is None:
@@ -232,7 +232,7 @@ class _StoredRows:
         return batch._replace(taps=taps)
 
     def _stored(self, member: int) -> StoredRow | None:
-        """What is stored of a segment and of all that follows it in its chat."""
+        """The stored features of a segment and of the rest of its chat."""
         number = self.number(member)
         if number is None:
             return None

@@ -1,7 +1,7 @@
-"""Batches of chats grouped by length, so that little is padding. Batch n is a pure function of n and the seed.
+"""Batches of chats grouped by length, so that there is little padding. Batch n is a pure function of n and the seed.
 
-Long chats may be cut into segments, each a row of its own. A segment begins with a few tokens of the one before, which
-don't count in the loss; its states are those that the target has after the whole chat up to there.
+Long chats may be cut into segments, each a row of its own. A segment begins with a few tokens of the previous one,
+which don't count in the loss; the target computes its states with everything before it in the chat as context.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class TokenBatch(NamedTuple):
 class SegmentConfig(StrictModel):
     """How long chats are cut into segments."""
 
-    length: int = Field(gt=2)  # tokens of a segment that count; a chat of at most so many is a row as it is
-    context: int = Field(default=128, ge=2)  # tokens before a segment that are read with it and don't count
+    length: int = Field(gt=2)  # tokens of a segment that count; chats of at most this length stay whole
+    context: int = Field(default=128, ge=2)  # tokens before a segment that are read with it but don't count
 
 
 class Segment(NamedTuple):
-    """A row of a batch: the tokens [start, stop) of a chat, of which those from `counted` on count in the loss."""
+    """A row of a batch: the tokens [start, stop) of a chat; those from `counted` on count in the loss."""
 
     chat: int
     start: int
@@ -58,7 +58,7 @@ class ChatBatches:
         self.segments = [
             part for chat, row in enumerate(rows) for part in _cut(chat, len(row.tokens), longest, segments)
         ]
-        """What a batch's members are indices into."""
+        """All segments; the members of a batch are indices into this list."""
         kept = [i for i in range(len(self.segments)) if learnable(self._row(i))]
         if not kept:
             raise DataError(f"no chat has an answer token within its first {longest} tokens")
@@ -90,7 +90,7 @@ class ChatBatches:
         return padded([self._row(i) for i in members], [self.segments[i].start for i in members])
 
     def prefix(self, member: int) -> TokenBatch:
-        """A batch of one row: a segment with all of its chat that comes before it, which doesn't count."""
+        """A batch of one row: a segment with everything before it in its chat, which doesn't count in the loss."""
         return padded([self._row(member, whole=True)])
 
     def _row(self, member: int, whole: bool = False) -> TokenRow:
@@ -101,7 +101,7 @@ class ChatBatches:
 
 
 def _cut(chat: int, length: int, longest: int, segments: SegmentConfig | None) -> Iterator[Segment]:
-    """The segments of a chat of so many tokens; one if it isn't cut."""
+    """The segments of a chat of `length` tokens; one if it isn't cut."""
     stop = min(length, longest)
     if segments is None or stop <= segments.length:
         yield Segment(chat, 0, stop, 0)
@@ -132,7 +132,7 @@ def padded(rows: Sequence[TokenRow], starts: Sequence[int] | None = None) -> Tok
 
 
 def grouped(order: Sequence[int], lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Split `order`, sorted by length, into runs of at most `budget` tokens with padding; a longer row goes alone."""
+    """Split `order`, sorted by length, into runs of at most `budget` tokens with padding; a longer row is alone."""
     group: list[int] = []
     for i in order:
         if group and (len(group) + 1) * lengths[i] > budget:

@@ -92,7 +92,7 @@ class MarkedChat:
         return next(whole, cut)
 
     def unclosed(self, turn: int, last: int) -> int:
-        """The end of a turn that no end token closes and whose last word ends at `last`: tool calls add brackets."""
+        """The end of a turn without an end token; after its last word, which ends at `last`, calls add brackets."""
         if "tool_calls" not in self.turns[turn]:
             return last
         text, offsets = self._prompt(turn + 1, prompt=False)
@@ -221,7 +221,7 @@ class TokenOffsets(NamedTuple):
     def inside(self, spans: Sequence[Span]) -> list[tuple[int, int]]:
         """The ranges of tokens that lie in the spans; a token that crosses the edge of a span is left out.
 
-        The end of a closed span is no such edge: the end token belongs to it whatever it covers.
+        The end of a closed span isn't such an edge: its end token belongs to it, whatever else the token covers.
         """
         ranges = []
         for span in spans:
@@ -282,19 +282,19 @@ class TokenRow:
 
     tokens: NDArray[np.int64]  # [T]
     loss_mask: NDArray[np.bool_]  # [T] true where the assistant wrote the token, end tokens included
-    id: str = ""  # the chat's
+    id: str = ""  # the chat's id
 
 
 class ChatTokenizer:
     """Renders chats with a tokenizer's chat template and finds exactly which tokens the assistant generates.
 
     Answers come from the template's `{% generation %}` marks, without headers and without what follows the end token.
-    For templates that have no such marks they are found by rendering marked copies (see `marking`). The text is
+    For templates that have no such marks they are found by rendering marked copies (see `MarkedChat`). The text is
     tokenized once, and the characters of an answer decide which tokens belong to it.
     """
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
-        """`stop_ids` are tokens that end an answer, besides the tokenizer's EOS and the template's end token.
+        """`stop_ids` are tokens that end an answer, in addition to the tokenizer's EOS and the template's end token.
 
         Raises ModelError if the tokenizer has no template or no offsets, or if even a plain chat can't be marked.
         """
@@ -325,7 +325,7 @@ class ChatTokenizer:
     def _tokenized(self, chat: Chat) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
         """The tokens, and the ranges of those that the assistant generates.
 
-        What messages and tools say is text, as in the server's prompts, also where it reads like a control token.
+        As in the server's prompts, what messages and tools say is text, even where it looks like a control token.
         """
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
             raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")

@@ -1,13 +1,13 @@
 """Decoding with a block drafter: a draft is one pass over a block, however deep the tree that grows from it.
 
-What the target has committed lies in the slot cache as keys and values, made of its states alone. A block is run in
-staging columns and forgotten. Slot i's guesses are the children of all nodes at depth i: best-first growth makes trees
-of them by their summed log-probability, corrected for each path where the network can do that. Where trees are sized by
-what their nodes turned out to be worth, a network's confidence weighs the probabilities of its guesses.
+The slot cache holds keys and values of committed positions, computed from the target's states alone. A block runs in
+staging columns and is discarded. Slot i's guesses are the children of all nodes at depth i. Best-first growth makes
+trees of them by summed log-probability, corrected for each path where the network can do that. Where trees are sized by
+the measured acceptance of their nodes, the network's confidence scales the probabilities of its guesses.
 
-On a CPU a block, and the reading of pairs, are native passes where those compute what the modules do.
+On a CPU, blocks and the reading of pairs run as native passes if those compute what the modules do.
 
-P-EAGLE reads and keeps true pairs as EAGLE-3 does, and its block is causal: the same masked pair in every slot after a
+P-EAGLE reads and keeps true pairs as EAGLE-3 does. Its block is causal: the same masked pair in every slot after a
 row's last true pair.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, B block size, D guesses of a block, W
@@ -40,13 +40,13 @@ from eyas.tree import Frontier
 
 _LOG = logging.getLogger("eyas")
 _TRIAL_PAIRS = 3, 300
-"""What rows have read in the two trials of native blocks: few pairs, and more than most windows."""
+"""How many pairs the rows have read in the two trials of native blocks: few, and more than most windows."""
 
 
 class BlockProposer(Proposer):
-    """Guesses all tokens of a block at once.
+    """Guesses all tokens of a block in one pass.
 
-    A block begins with the very last token, whose own state isn't known yet; `normed` is the fused state before it.
+    A block begins with the last known token, whose own state isn't known yet; `normed` is the fused state before it.
     """
 
     network: BlockNetwork
@@ -64,12 +64,12 @@ class BlockProposer(Proposer):
                 ]
             if not all(agree):
                 count = _TRIAL_PAIRS[agree.index(False)]
-                _LOG.warning("the block drafter runs its modules: native states differ behind %d pairs", count)
+                _LOG.warning("the block drafter runs its modules: native states differ after %d pairs", count)
                 self.decoder = None
 
     @inference
     def _trial(self, count: int) -> Tensor:
-        """The states of the blocks of two rows, of which one has read so many pairs and the other one less."""
+        """The states of two rows' blocks after the first row has read `count` pairs and the second `count` - 1."""
         pairs, rows, config = NetworkPairs(self.network), range(2), self.network.config
         pairs.resize(2)
         shape = 2, count, config.tap_count, config.target_hidden_size
@@ -122,7 +122,7 @@ class BlockProposer(Proposer):
         begins = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts[:-1])]
         read, begin = to_device([list(counts), begins], taps.device).unsqueeze(2)  # [R, 1]
         chosen = slice(rows.start, rows.stop)
-        known = torch.cat((pairs.last[chosen], next_tokens + 1), dim=1)  # a row that reads nothing keeps its first two
+        known = torch.cat((pairs.last[chosen], next_tokens + 1), dim=1)  # a row that reads nothing keeps its two tokens
         pairs.last[chosen] = known.gather(1, read + torch.arange(2, device=taps.device))
         latest = context.flatten(0, 1)[(begin + read - 1).clamp(min=0).squeeze(1)]
         pairs.normed[chosen] = torch.where(read > 0, latest, pairs.normed[chosen])
@@ -130,7 +130,7 @@ class BlockProposer(Proposer):
     def _run_read(
         self, cache: SlotCache, rows: range, width: int, context: Tensor, layout: RaggedLayout | None
     ) -> None:
-        """Stage what the modules make of fused states: [R, width, H], or end to end in a `layout`."""
+        """Stage keys and values that the modules compute from fused states [R, width, H], or rows in a `layout`."""
 
         def compute(rows: range, end: int | None, lengths: Tensor, context: Tensor) -> tuple[()]:
             positions = lengths.unsqueeze(1) + torch.arange(width, device=context.device)
@@ -148,7 +148,7 @@ class BlockProposer(Proposer):
 
 
 class BlockLevels:
-    """The levels of one draft, all of which one block guesses."""
+    """The levels of one draft, all guessed by one block."""
 
     def __init__(self, network: BlockNetwork, block: Block, depth: int) -> None:
         self._network, self._block = network, network.begin(block)
@@ -158,7 +158,7 @@ class BlockLevels:
 
     @property
     def sure(self) -> Tensor | None:
-        """[R, W] the logarithm of how probable it is that the last logits are the target's; None if nobody knows."""
+        """[R, W] log-probability that guesses from the last logits are accepted; None if the network can't tell."""
         states = self._block.guess(self._slot).expand(-1, self._tokens.shape[1], -1)
         sure = self._network.confidence(states, self._tokens)
         return None if sure is None else F.logsigmoid(sure.float())
@@ -211,7 +211,7 @@ class ParallelProposer(Proposer):
 
 
 class _SlotLevels:
-    """The levels of one draft, whose logits [R, D, Vd] are all known."""
+    """The levels of one draft whose logits [R, D, Vd] are all known."""
 
     sure: Tensor | None = None
 

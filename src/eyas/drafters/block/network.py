@@ -1,13 +1,13 @@
 """The trunk of block drafters: all guesses of a draft come out of one pass over a block of masked tokens.
 
-The target's states at some boundaries, fused by `fc` and a norm, are the context: every layer makes its keys and
-values of them, and of nothing else. A block is the last token (the anchor) and mask tokens at the positions that
-follow. Its slots attend to the context and to each other, in both directions or (JetSpec) backwards only, and each
-predicts the token at its own position; where the anchor predicts as well, each slot predicts the token after it. DFlash
-(arXiv 2602.06036) is this and no more.
+The target's taps, fused by `fc` and a norm, are the context: each layer computes its keys and values from the context
+alone. A block is the last token (the anchor) and mask tokens at the positions that follow. Its slots attend to the
+context and to each other, in both directions or (JetSpec) backwards only. Each slot predicts the token at its own
+position; where the anchor predicts as well, each slot predicts the token after it. Plain DFlash (arXiv 2602.06036) adds
+nothing to this.
 
-The other kinds correct what a slot predicts by the tokens chosen before it: `follow` makes a `latent` of such a path,
-`corrected` applies it to the slot's logits. So every kind drafts trees, and training is `follow` along the true tokens.
+The other kinds correct a slot's logits for the tokens chosen before it: `follow` makes a `latent` of such a path, and
+`corrected` applies it to the logits. So every kind drafts trees, and training runs `follow` along the true tokens.
 
 Shapes: R rows, S positions, A taps, Ht target hidden, H draft hidden, B block size, D guesses of a block, W frontier
 nodes, M latent, m memory, k candidates, Vd draft vocabulary.
@@ -33,19 +33,19 @@ Store = Callable[[int, Tensor, Tensor], None]
 
 
 class BlockConfig(GroupedConfig, MaskedConfig):
-    """Sizes of a block drafter, and what its blocks are."""
+    """Sizes of a block drafter, and the form of its blocks."""
 
     is_block = True
 
     num_aux_hidden_states: int = Field(ge=1, le=MOST_TAPS)
     block_size: int = Field(ge=2, le=256)
     sample_from_anchor: bool = False
-    """The anchor's slot predicts as well, the token that follows it; else a slot predicts its own token."""
+    """Every slot, including the anchor's, predicts the token after it; else the slots after the anchor their own."""
     causal: bool = False
-    """A slot sees no later one (JetSpec, arXiv 2606.18394); else the slots see each other both ways."""
+    """A slot sees no later slot (JetSpec, arXiv 2606.18394); else the slots see each other in both directions."""
     qk_norm: bool = True
     sliding_window: int | None = Field(default=None, ge=2)
-    """A slot sees only positions that are less than so many from its own; None = all."""
+    """A slot sees only positions less than `sliding_window` from its own; None = all."""
 
     @property
     def tap_count(self) -> int:
@@ -66,25 +66,25 @@ class BlockConfig(GroupedConfig, MaskedConfig):
 
 
 class Block(NamedTuple):
-    """A block's pass, and what it stood behind: what corrections depend on besides the path."""
+    """The output of a block's pass and its context: all that corrections depend on, apart from the path."""
 
     states: Tensor  # [R, B, H] after the final norm
     known: Tensor  # [R, 2] the token before the anchor (the anchor itself if it isn't known), and the anchor
     context: Tensor  # [R, H] the fused state before the anchor
     first: int  # the first slot that guesses
-    hints: tuple[Tensor, ...] = ()  # what `BlockNetwork.begin` made of all this
+    hints: tuple[Tensor, ...] = ()  # what `BlockNetwork.begin` computes from the above
 
     def guess(self, slot: int) -> Tensor:
-        """The state [R, 1, H] of a guess."""
+        """The state [R, 1, H] of guess `slot`."""
         return self.states[:, self.first + slot].unsqueeze(1)
 
     def guesses(self, count: int) -> Tensor:
-        """The states [R, count, H] of the first guesses."""
+        """The states [R, count, H] of the first `count` guesses."""
         return self.states[:, self.first : self.first + count]
 
 
 Followed = tuple[Tensor | None, Tensor | None]
-"""The latent [R, W, M] of paths, None = nothing is corrected; and the memory [R, W, m] of the same paths."""
+"""The latent [R, W, M] of paths (None = no correction) and the memory [R, W, m] of the same paths."""
 
 
 class BlockNetwork(DraftNetwork):
@@ -114,7 +114,7 @@ class BlockNetwork(DraftNetwork):
         return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def decoder(self) -> NativeDecoder | None:
-        """The layers as a native pass: it computes `states`, and in its other form `read`."""
+        """The layers as a native pass that computes `states`; its own `read` replaces `read` here."""
         if self.config.sliding_window is not None or any(type(layer) is not DecoderLayer for layer in self.layers):
             return None
         return native_decoder(self, self.config, self.norm, self.rotary)
@@ -124,7 +124,7 @@ class BlockNetwork(DraftNetwork):
         return out
 
     def read(self, context: Tensor, positions: Tensor, store: Store) -> None:
-        """Make every layer's keys and values of fused states [R, S, H] at positions [R, S]."""
+        """Compute every layer's keys and values from fused states [R, S, H] at positions [R, S]."""
         rope = self.rotary(context, positions)
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
@@ -144,34 +144,34 @@ class BlockNetwork(DraftNetwork):
 
     @property
     def corrects(self) -> bool:
-        """Whether logits are corrected by the tokens before."""
+        """Whether logits are corrected for the tokens before."""
         return type(self).follow is not BlockNetwork.follow
 
     def begin(self, block: Block) -> Block:
-        """The block with whatever its corrections share, whichever path they follow, as `hints`."""
+        """The block with `hints`: values that the corrections of all paths share."""
         return block
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:  # noqa: ARG002
         """The latent of guess `slot` after `tokens` [R, W], and the memory of the paths that end with them.
 
-        `memory` is what the same call gave for the tokens' parents; None at the root. Here a slot doesn't know which
-        tokens come before it.
+        `memory` is what the previous call returned for the tokens' parents; None at the root. In this base class a slot
+        doesn't depend on the tokens before it.
         """
         return None, memory
 
     def corrected(self, logits: Tensor, latent: Tensor) -> Tensor:
-        """The logits [..., Vd] of a slot after the paths of which `latent` [..., M] is: a bias of low rank."""
+        """Correct a slot's `logits` [..., Vd] for the paths of `latent` [..., M]: by default with a low-rank bias."""
         out: Tensor = logits + self.readout()(latent)
         return out
 
     def readout(self) -> Any:
-        """What turns a latent into a bias; None = there are no corrections, or they aren't of low rank."""
+        """The layer that maps a latent to a bias; None = no corrections, or not of low rank."""
         return None
 
     def joined(self, block: Block, tokens: Tensor) -> Tensor:
-        """All that the logits depend on, along one path for each row: tokens [R, D], each of them before a guess.
+        """All inputs of the logits along one path per row: tokens [R, D], each the one before a guess.
 
-        [R, D, H + M]: the states and the latents side by side.
+        Returns states and latents concatenated, [R, D, H + M]; states alone if nothing is corrected.
         """
         states, memory, latents = block.guesses(tokens.shape[1]), None, []
         for slot, token in enumerate(tokens.unbind(1)):
@@ -182,26 +182,26 @@ class BlockNetwork(DraftNetwork):
         return torch.cat((states, torch.cat(latents, dim=1)), dim=-1)
 
     def joined_logits(self, joined: Tensor) -> Tensor:
-        """Logits [..., Vd] of what `joined` gives [..., H + M]."""
+        """Logits [..., Vd] from the output [..., H + M] of `joined`."""
         states, latent = joined.tensor_split((self.config.hidden_size,), dim=-1)
         logits = self.logits(states)
         return self.corrected(logits, latent) if latent.shape[-1] else logits
 
     def joined_parameters(self) -> tuple[nn.Parameter, ...]:
-        """The trained parameters of `joined_logits`; of the head none if it is the target's."""
+        """The trained parameters of `joined_logits`, without the head's if it is the target's."""
         parts = [*self.heads, *([] if self.readout() is None else [self.readout()])]
         return tuple(p for part in parts for p in part.parameters() if p.requires_grad)
 
     def confidence(self, states: Tensor, tokens: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Logits [...] of how probable it is that guesses after tokens [...] are accepted; None without such a head."""
+        """Logits [...] of the probability that guesses after tokens [...] are accepted; None without such a head."""
         return None
 
 
 def among(logits: Tensor, candidates: Tensor, scores: Tensor) -> Tensor:
-    """Let `scores` [..., k] say how the probability of `candidates` [..., k] is shared among them.
+    """Redistribute the total probability of `candidates` [..., k] among them by `scores` [..., k].
 
-    The best of the candidates by their scores is the best of all, if they are the k best by `logits` [..., Vd]; and
-    what isn't among them keeps its probability.
+    If they are the k best by `logits` [..., Vd], the candidate with the best score becomes the best of all tokens. All
+    other tokens keep their probability.
     """
     logits, candidates = (x.expand(*scores.shape[:-1], -1) for x in (logits, candidates))
     total = logits.gather(-1, candidates).logsumexp(-1, keepdim=True)

@@ -1,1 +1,1 @@
-"""How checkpoints of any origin are read: from their files to native keys, and from keys to a configuration."""
+"""Readers of checkpoints of any origin: from files to native keys, and from keys to a configuration."""

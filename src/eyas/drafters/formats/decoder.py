@@ -1,4 +1,4 @@
-"""config.json of drafters with decoder layers: what their kinds read and write alike, their RoPE section included.
+"""config.json of drafters with decoder layers: the keys that their kinds share, including the RoPE section.
 
 That section is in one of two places and has old or new names.
 """
@@ -21,16 +21,16 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("original_max_position_embeddings",),
 }
-"""Every type that eyas computes, with the numbers that it needs."""
+"""Every RoPE type that eyas computes, with the numbers that it requires."""
 _KNOWN = frozenset(
     "rope_type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings attention_factor "
     "beta_fast beta_slow mscale mscale_all_dim truncate short_factor long_factor".split()
 )
-"""The keys of the section whose meaning is known."""
+"""The known keys of the RoPE section."""
 _LARGEST = 1e15
-"""No number beyond this is accepted."""
+"""The largest absolute value accepted for a number."""
 _MULTIMODAL = ("mrope_section", "mrope_interleaved")
-"""Keys of rotations with three positions a token, for images. Those of text are equal: that is the plain rotation."""
+"""Keys of rotations with three positions per token, for images. In text the three are equal: the plain rotation."""
 
 
 def read_rope(fields: Fields) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def read_rope(fields: Fields) -> dict[str, Any]:
     elif flat is not None and flat != rope["rope_theta"]:
         raise ConfigError(
             f"{fields.where}: rope_theta is {flat} at the top level and {rope['rope_theta']} in the RoPE section: "
-            "readers of the two places compute different rotations; keep the one the drafter was trained with"
+            "readers of the two places compute different rotations; keep the one that the drafter was trained with"
         )
     if rope["rope_theta"] is None:
         rope["rope_theta"] = fields.defaulted["rope_theta"] = 10000.0
@@ -75,9 +75,9 @@ def _check(rope: dict[str, Any], fields: Fields) -> None:
         if key == "rope_type" or key in ("short_factor", "long_factor"):
             continue
         if not (value is None or _number(value) or (key == "truncate" and isinstance(value, bool))):
-            raise ConfigError(f"{where}: {key} of the RoPE section is {value!r}, which is no number")
+            raise ConfigError(f"{where}: {key} of the RoPE section is {value!r}, which is not a valid number")
     if kind == "llama3" and rope["low_freq_factor"] == rope["high_freq_factor"]:
-        raise ConfigError(f"{where}: low_freq_factor and high_freq_factor are equal: between them lies nothing")
+        raise ConfigError(f"{where}: low_freq_factor and high_freq_factor are equal: llama3 scaling needs a range")
     for key in ("short_factor", "long_factor"):
         factors = rope.get(key)
         listed = isinstance(factors, list) and all(_positive(factor) for factor in factors)
@@ -94,14 +94,14 @@ def _positive(value: Any) -> bool:
 
 
 def read_decoder(fields: Fields) -> None:
-    """Bring the keys of decoder layers into our form. Raises ConfigError for what the layers here can't compute."""
+    """Convert the keys of decoder layers to native form. Raises ConfigError for what the layers can't compute."""
     where = fields.where
     fields.values["rope_parameters"] = read_rope(fields)
     if fields.take("tie_word_embeddings", bool, default=False):
         raise ConfigError(f"{where}: tie_word_embeddings is true, but a drafter's head is never its embedding")
     window = fields.values.pop("sliding_window", None)
     if fields.take("use_sliding_window", bool, default=True) and window is not None:
-        raise ConfigError(f"{where}: eyas has no sliding-window drafter; set sliding_window to null")
+        raise ConfigError(f"{where}: eyas has no sliding-window drafter of this kind; set sliding_window to null")
     if any(layer != "full_attention" for layer in fields.take("layer_types", list, default=[])):
         raise ConfigError(f"{where}: only full_attention drafter layers are supported")
     fields.default("target_hidden_size", fields.values.get("hidden_size"))
@@ -112,7 +112,7 @@ def read_decoder(fields: Fields) -> None:
 
 
 def read_grouped_heads(fields: Fields) -> None:
-    """Fill in the head size and the number of key-value heads where they are left out."""
+    """Fill in the head size and the number of key-value heads if they are missing."""
     heads, size = fields.values.get("num_attention_heads"), fields.values.get("hidden_size")
     if isinstance(heads, int) and heads > 0 and isinstance(size, int):
         if not fields.values.get("head_dim"):
@@ -122,7 +122,7 @@ def read_grouped_heads(fields: Fields) -> None:
 
 
 def read_fused_taps(fields: Fields) -> None:
-    """Read what EAGLE-3 configurations share, whatever their attention."""
+    """Read the keys that EAGLE-3 configurations share, whatever their attention."""
     taps = fields.values["taps"] = read_taps(fields)
     read_decoder(fields)
     fields.ignore("bias", "of EAGLE-1's fc; an fc.bias tensor would be reported as an extra tensor")
@@ -130,7 +130,7 @@ def read_fused_taps(fields: Fields) -> None:
 
 
 def decoder_dict(config: TransformerConfig, architecture: str) -> dict[str, Any]:
-    """The config.json that other engines read. Ownership isn't written: the tensors in the file show it."""
+    """The config.json that other engines read. Ownership isn't written: it follows from the tensors in the file."""
     values = config.model_dump(exclude={"taps", "default_tree", "embedding", "head"}, exclude_none=True)
     values["architectures"] = [architecture]
     values["model_type"] = "llama" if isinstance(config, GroupedConfig) else "deepseek_v3"
@@ -142,7 +142,7 @@ def decoder_dict(config: TransformerConfig, architecture: str) -> dict[str, Any]
 
 
 def taps_dict(config: FusedTapsConfig) -> dict[str, Any]:
-    """The keys of the taps: where both families of readers look, and `taps`, which has only one meaning."""
+    """The keys of the taps: the two that other readers look for, and `taps`, which has only one meaning."""
     if config.taps is None:
         return {}
     taps = list(config.taps)

@@ -1,4 +1,4 @@
-"""Reading the keys of a configuration so that none is overlooked.
+"""Strict reading of a configuration's keys.
 
 Every key is read, known to change nothing, or refused: eyas never guesses what an unknown key does.
 """
@@ -20,9 +20,9 @@ _DESCRIPTIVE = frozenset(
     "attention_dropout target_model_type max_window_layers use_return_dict tie_encoder_decoder "
     "tokenizer_class _torchspec_version".split()
 )
-"""Keys of published config.json files that say nothing about the computation."""
+"""Keys of published config.json files that don't affect the computation."""
 _KIND = ("architectures", "model_type")
-"""Keys by which the kind was recognised."""
+"""Keys by which the kind was recognized."""
 _CODE = "it names code, and eyas runs no code that comes with a checkpoint"
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
@@ -30,32 +30,32 @@ ConfigT = TypeVar("ConfigT", bound=StrictModel)
 
 @dataclass
 class Fields(KeyReport):
-    """A configuration while it is read. Readers take keys out of `values` or put converted ones back."""
+    """A configuration while it is read. Readers take keys out of `values` and put converted ones back."""
 
     raw: Mapping[str, Any]
     """The whole configuration, unchanged."""
     where: str
     """The file it comes from, for messages."""
     names: Mapping[str, Any] | None = None
-    """The checkpoint's tensors, native name -> what has its `shape`; None = they aren't known."""
+    """The checkpoint's tensors: native name -> an object with its `shape`; None = unknown."""
     overlook: Collection[str] = ()
-    """Keys that the user wants ignored."""
+    """Keys to ignore at the user's request."""
     layers: int | None = None
-    """How many layers the target has; None = it isn't known."""
+    """How many layers the target has; None = unknown."""
     values: dict[str, Any] = field(init=False)
-    """What isn't read yet, and what was read, in the form that the config class takes."""
+    """Unread keys, and keys already converted to the form that the config class takes."""
     convention: str = ""
-    """How the numbers of the taps were read; empty if there are none."""
+    """How the tap numbers were interpreted; empty if there are none."""
 
     def __post_init__(self) -> None:
         if self.raw.get("quantization_config") is not None and "quantization_config" not in self.overlook:
             raise ConfigError(
-                f"{self.where}: quantization_config: eyas loads float weights only; use the unquantised drafter"
+                f"{self.where}: quantization_config: eyas loads float weights only; use the unquantized drafter"
             )
         self.values = {}
         for key, value in self.raw.items():
             if key in self.overlook:
-                self.ignored[key] = "as asked"
+                self.ignored[key] = "as requested"
             elif key in _KIND:
                 continue
             elif key == "eyas":
@@ -94,12 +94,12 @@ class Fields(KeyReport):
             self.values[key] = self.defaulted[key] = value
 
     def finish(self, cls: type[ConfigT]) -> ConfigT:
-        """The validated configuration. Raises ConfigError, also for keys that nobody has read."""
+        """The validated configuration. Raises ConfigError, also for unread keys."""
         unknown = sorted(set(self.values) - set(cls.model_fields))
         if unknown:
             raise ConfigError(
                 f"{self.where}: unknown key{'s' * (len(unknown) > 1)} {', '.join(unknown)}: eyas can't tell whether "
-                "the drafter computes something else because of it; if it does not, name it with --ignore-config-key"
+                "this changes what the drafter computes; if it does not, name it with --ignore-config-key"
             )
         config = validated(cls, self.values, self.where)
         for key in cls.model_fields:
@@ -109,18 +109,18 @@ class Fields(KeyReport):
 
 
 def architectures(raw: Mapping[str, Any]) -> list[str]:
-    """The class names under `architectures`; none if there is no list of names."""
+    """The class names under `architectures`; empty if that is no list."""
     written = raw.get("architectures")
     return [name for name in written if isinstance(name, str)] if isinstance(written, list) else []
 
 
 NESTED = "dflash_config"
-"""The section in which published files keep a block drafter's settings; some of them stand at the top level instead."""
+"""The section in which published files keep a block drafter's settings; some files have them at the top level."""
 CAUSAL = ("causal", "causal_head", "is_causal")
 
 
 def is_causal(raw: Mapping[str, Any]) -> bool:
-    """Whether a block drafter's configuration says, in any of the ways in use, that its slots see no later ones."""
+    """Whether a block drafter's configuration says, in any known way, that a slot sees no later slots."""
     nested = raw.get(NESTED)
     return any(raw.get(key) or (isinstance(nested, dict) and nested.get(key)) for key in CAUSAL)
 

@@ -1,6 +1,6 @@
-"""Drafters in GGUF files: reading those of any architecture into native keys and names.
+"""Drafters in GGUF files: reading every supported architecture into native keys and names.
 
-What an architecture's files hold is a `GgufLayout`, by whose tables the export writes, too.
+A `GgufLayout` describes the files of an architecture; the export writes by the same tables.
 Shapes: N heads, D head size.
 """
 
@@ -22,10 +22,10 @@ from eyas.gguf import Gguf, SkippedArray
 LAYERS = "target_layers"
 """The key of the boundaries that the drafter reads."""
 ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor [D / 2] of factors that frequencies are divided by, for llama3 scaling."""
+"""The tensor [D / 2] of divisors of the frequencies, for llama3 scaling."""
 
 PROVENANCE, ROPE, TREE = "eyas.provenance", "eyas.rope_parameters", "eyas.default_tree"
-"""Further keys that eyas writes; llama.cpp ignores them."""
+"""Additional keys that eyas writes; llama.cpp ignores them."""
 
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -37,10 +37,10 @@ SIZES = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "vocab_size": "vocab_size",
 }
-"""Key below the architecture's name -> config field of the same meaning, in all architectures."""
+"""Key after the architecture's prefix -> config field of the same meaning, in all architectures."""
 
 _TYPES = {"rms_norm_eps": float, "hidden_act": str, "norm_before_residual": bool, "norm_before_fc": bool}
-"""The types of config fields that are no whole numbers."""
+"""The types of config fields that are not integers."""
 _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 _ROPE_KEYS = ("rope.freq_base", "rope.scaling.type", "rope.scaling.factor")
 _YARN = {
@@ -52,27 +52,27 @@ _YARN = {
 
 @dataclass(frozen=True)
 class GgufLayout:
-    """What the files of one architecture hold."""
+    """The layout of the files of one architecture."""
 
     architecture: str
     title: str
-    """What such a drafter is called, for messages."""
+    """The name of such a drafter in messages."""
     tensors: Mapping[str, str]
     """Name in the file -> native name; `{}` is a layer's number in both."""
     keys: Mapping[str, str]
-    """Key below the architecture's name -> config field of the same meaning, `SIZES` included."""
+    """Key after the architecture's prefix -> config field of the same meaning, including `SIZES`."""
     more_keys: frozenset[str]
-    """Further keys that `settings` reads."""
+    """Additional keys that `settings` reads."""
     settings: Callable[[Gguf, dict[str, Any], str], dict[str, Any]]
-    """What else the configuration says: of a file, its keys without the architecture's name, and where that is.
+    """(file, keys without the architecture's prefix, location for messages) -> the rest of the configuration.
 
-    It contains the taps. Raises CheckpointError and ConfigError.
+    This includes the taps. Raises CheckpointError and ConfigError.
     """
     interleaved: bool
     """Whether rotated pairs of query and key channels are adjacent in the file, instead of half a head apart."""
 
     def names(self, layers: int) -> dict[str, str]:
-        """Name in the file -> native name, of a drafter with that many layers; at most `DEEPEST`."""
+        """Name in the file -> native name, for a drafter with `layers` layers, at most `DEEPEST`."""
         numbered = (
             (theirs.format(layer), ours.format(layer))
             for theirs, ours in self.tensors.items()
@@ -81,7 +81,7 @@ class GgufLayout:
         return dict(numbered)
 
     def read(self, file: Gguf) -> RawCheckpoint:
-        """A checkpoint of this architecture; no weight is read. Raises CheckpointError and ConfigError."""
+        """Open a checkpoint of this architecture without reading weights. Raises CheckpointError and ConfigError."""
         path, prefix = file.path, f"{self.architecture}."
         if file.metadata.get("split.count", 1) not in (0, 1):
             raise CheckpointError(f"{path} is one of several parts: join them with llama-gguf-split --merge")
@@ -120,7 +120,7 @@ class GgufLayout:
                 raise ConfigError(f"{where}: {key} is {value!r}, not of type {kind.__name__}")
         sizes = {own[key] for key in _HEAD_SIZES if key in own}
         if len(sizes) > 1:
-            raise ConfigError(f"{where}: head sizes {sorted(sizes)}: keys, values and rotation must have one size")
+            raise ConfigError(f"{where}: head sizes {sorted(sizes)}: keys, values and rotation must have the same size")
         config |= {"head_dim": next(iter(sizes))} if sizes else {}
         if "vocab_size" not in config:
             tokens = file.metadata.get("tokenizer.ggml.tokens")
@@ -136,7 +136,7 @@ class GgufLayout:
         return config
 
     def _load(self, file: Gguf, config: dict[str, Any], names: Sequence[str]) -> dict[str, Tensor]:
-        """Tensors by native name, all in the matrices' type if it holds them: llama.cpp keeps vectors in float32."""
+        """Tensors by native name, all in the matrices' dtype if that is exact: llama.cpp keeps vectors in float32."""
         in_file = self.names(config.get("num_hidden_layers", 1))
         found = {ours: file.load(theirs) for theirs, ours in in_file.items() if ours in names}
         if self.interleaved:
@@ -144,7 +144,7 @@ class GgufLayout:
                 if heads := rotated_heads(name):
                     found[name] = to_halves(tensor, config[heads])
         if "d2t" in found:
-            found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # target ids are written, offsets are ours
+            found["d2t"] = found["d2t"] - torch.arange(len(found["d2t"]))  # the file has target ids, eyas offsets
         floats = {name: t for name, t in found.items() if t.is_floating_point()}
         narrow = {t.dtype for t in floats.values() if t.ndim > 1}
         dtype = next(iter(narrow)) if len(narrow) == 1 else torch.float32
@@ -155,11 +155,11 @@ class GgufLayout:
 
 def _notes(file: Gguf) -> list[str]:
     quantised = sorted({t.kind for t in file.tensors.values() if t.dtype.startswith("FQ")})
-    return [f"quantised weights (GGML types {quantised}) are read as float32"] if quantised else []
+    return [f"quantized weights (GGML types {quantised}) are read as float32"] if quantised else []
 
 
 def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
-    """The RoPE section; factors of frequencies become `longrope`, unless eyas wrote the section that they come from."""
+    """The RoPE section; frequency factors become `longrope`, unless eyas stored the original section in the file."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(own.get("rope.freq_base", 10000.0))}
     if isinstance(written := file.metadata.get(ROPE), str):
         exact = parse_json(written, f"{ROPE} of {where}")
@@ -185,7 +185,7 @@ def _rope(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _as_float32(value: Any) -> float | None:
-    """The number rounded to float32, as keys of that type hold it; None for what is no number."""
+    """The number rounded to float32, the type of GGUF keys; None if it is not a number."""
     return float(torch.tensor(value, dtype=torch.float32)) if isinstance(value, int | float) else None
 
 
@@ -193,22 +193,22 @@ _ROTATED = {".self_attn.q_proj.weight": "num_attention_heads", ".self_attn.k_pro
 
 
 def rotated_heads(name: str) -> str | None:
-    """The config field of the number of heads in whose order a tensor's rows lie; None if nothing rotates them."""
+    """The config field with the number of heads that a tensor's rows form; None if the rows are not rotated."""
     return next((heads for end, heads in _ROTATED.items() if name.endswith(end)), None)
 
 
 def to_interleaved(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows [N * D, ...] whose rotated pairs lie D / 2 apart so that the pairs lie side by side."""
+    """Reorder rows [N * D, ...] from rotated pairs D / 2 apart to adjacent pairs."""
     return torch.unflatten(weight, 0, (heads, 2, -1)).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def to_halves(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows [N * D, ...] whose rotated pairs lie side by side so that the pairs lie D / 2 apart."""
+    """Reorder rows [N * D, ...] from adjacent rotated pairs to pairs D / 2 apart."""
     return torch.unflatten(weight, 0, (heads, -1, 2)).transpose(1, 2).reshape(weight.shape).contiguous()
 
 
 def read_boundaries(own: dict[str, Any], where: str, count: int | None = None) -> list[int]:
-    """The list of boundaries, `count` of them if that is known. Raises ConfigError."""
+    """The list of boundaries, which must have `count` entries if given. Raises ConfigError."""
     taps = own.get(LAYERS)
     if not isinstance(taps, list) or len(taps) != (count or len(taps)):
         number = "three " if count == 3 else ""
@@ -217,7 +217,7 @@ def read_boundaries(own: dict[str, Any], where: str, count: int | None = None) -
 
 
 def open_gguf(path: Path) -> RawCheckpoint:
-    """Open a file of one of `GGUF_LAYOUTS` without reading weights. Raises CheckpointError and ConfigError."""
+    """Open a file with one of `GGUF_LAYOUTS` without reading weights. Raises CheckpointError and ConfigError."""
     file = Gguf(path)
     architecture = file.metadata.get("general.architecture")
     layout = GGUF_LAYOUTS.get(architecture) if isinstance(architecture, str) else None
@@ -254,7 +254,7 @@ _OLD_LAYERS = "extract_layers"
 
 
 def _eagle3_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:  # noqa: ARG001
-    """The taps, and by which names the network is recognised. Raises ConfigError."""
+    """The taps, and the names by which the network is recognized. Raises ConfigError."""
     if LAYERS in own and _OLD_LAYERS in own and own[LAYERS] != own[_OLD_LAYERS]:
         raise ConfigError(f"{where}: {LAYERS} {own[LAYERS]} and {_OLD_LAYERS} {own[_OLD_LAYERS]} contradict each other")
     taps = read_boundaries({LAYERS: own.get(LAYERS, own.get(_OLD_LAYERS))}, where, 3)
@@ -291,22 +291,22 @@ _DFLASH_TENSORS = {
     "conf_proj.bias": "confidence_head.proj.bias",
 }
 MASK = "tokenizer.ggml.mask_token_id"
-"""The key of the token whose embedding stands in the slots that follow the anchor."""
+"""The key of the token whose embedding fills the slots after the anchor."""
 _CAUSAL, _SECTIONS = "attention.causal", "rope.dimension_sections"
 _ANCHOR, _CONFIDENT = "sample_from_anchor", "has_confidence_head"
 
 
 def _dflash_settings(file: Gguf, own: dict[str, Any], where: str) -> dict[str, Any]:
-    """Taps, mask token and heads, and by which names the network is recognised. Raises CheckpointError, ConfigError."""
+    """Taps, mask token, heads, and the names that identify the network. Raises CheckpointError and ConfigError."""
     if own.get(_CAUSAL, False) is not False:
         raise ConfigError(f"{where}: {_CAUSAL} is not false, but slots of a block attend to each other both ways")
     sections = own.get(_SECTIONS, [0])
     if not isinstance(sections, list) or any(sections[1:]):
-        raise ConfigError(f"{where}: {_SECTIONS} {sections}: eyas rotates by one position a token")
+        raise ConfigError(f"{where}: {_SECTIONS} {sections}: eyas rotates by one position per token")
     if _EMBEDDING in file.tensors and _HEAD not in file.tensors:
         raise CheckpointError(
-            f"{where} has {_EMBEDDING} without {_HEAD}: llama.cpp takes the embedding for the head then, which is no "
-            "reading of a drafter; convert it again with both, or with neither"
+            f"{where} has {_EMBEDDING} without {_HEAD}: llama.cpp takes the embedding for the head then, but a "
+            "drafter's head is never its embedding; convert it again with both, or with neither"
         )
     config: dict[str, Any] = {"model_type": "qwen3", "taps": read_boundaries(own, where)}
     config["mask_token_id"] = file.metadata.get(MASK)
@@ -335,7 +335,7 @@ DFLASH_LAYOUT = GgufLayout(
 )
 """llama.cpp's `dflash` files, which hold DFlash or DSpark drafters."""
 DFLASH_HEADS = {_ANCHOR: "sample_from_anchor", _CONFIDENT: "enable_confidence_head"}
-"""Keys that only a file with a Markov head has -> config field of the same meaning."""
+"""Key that only files with a Markov head have -> config field of the same meaning."""
 
 GGUF_LAYOUTS = {layout.architecture: layout for layout in (EAGLE3_LAYOUT, DFLASH_LAYOUT)}
-"""Architecture of a GGUF file that is a drafter -> what such files hold."""
+"""Architecture of a drafter's GGUF file -> its layout."""

@@ -1,11 +1,11 @@
-"""Published Medusa heads: FasterDecoding's files under the native names, which are vLLM's, and sizes from tensors.
+"""Published Medusa heads: FasterDecoding's tensor names to native ones, which are vLLM's, and sizes from tensors.
 
     FasterDecoding       vLLM, native
     {h}.{l}.linear.*     blocks.{h}.layers.{l}.*
     {h}.{L}.weight       lm_heads.{h}.weight          L = residual layers of a head
                          token_map -> d2t
 
-Configurations of FasterDecoding's files have no sizes, and some name fewer heads than there are in the file.
+FasterDecoding's configurations have no sizes, and some name fewer heads than the file has.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from eyas.errors import ConfigError
 HEADS, LAYERS = "num_heads", "num_hidden_layers"
 """The native keys, which are vLLM's."""
 _PUBLISHED = {HEADS: "medusa_num_heads", LAYERS: "medusa_num_layers"}
-"""Native key -> FasterDecoding's."""
+"""Native key -> FasterDecoding's key."""
 _FIRST = f"{tensor_names.HEADS}0.weight"
 _TOKEN_MAP = "token_map"
-"""vLLM's tensor [Vd] of the target ids of the draft vocabulary."""
+"""vLLM's tensor [Vd] with the target id of each draft token."""
 _IRRELEVANT = {
     "base_model_name_or_path": "the target's name",
     "max_paths": "of engines that verify fixed paths",
@@ -48,7 +48,7 @@ def is_medusa(config: Mapping[str, Any]) -> bool:
 
 
 def native_medusa(raw: RawCheckpoint) -> RawCheckpoint:
-    """The same checkpoint with its tensors under native names; any other one is left alone."""
+    """The same checkpoint with native tensor names; one that isn't Medusa's is returned unchanged."""
     names = _native_names(list(raw.headers.tensors))
     if not names:
         return raw
@@ -69,7 +69,7 @@ def native_medusa(raw: RawCheckpoint) -> RawCheckpoint:
 
 
 def _native_names(tensors: Sequence[str]) -> dict[str, str]:
-    """Name in the file -> native name, for those that have another one."""
+    """Name in the file -> native name, for the tensors whose names differ."""
     names = {}
     layers = [match for name in tensors if (match := _LAYER.fullmatch(name))]
     for match in layers:
@@ -78,7 +78,7 @@ def _native_names(tensors: Sequence[str]) -> dict[str, str]:
     depth = 1 + max((int(match[2]) for match in layers), default=-1)
     for name in tensors:
         match = _LAST.fullmatch(name)
-        if match and layers and int(match[2]) == depth:  # one elsewhere is reported as an extra tensor
+        if match and layers and int(match[2]) == depth:  # any other is reported as an extra tensor
             names[name] = f"{tensor_names.HEADS}{match[1]}.weight"
     if _TOKEN_MAP in tensors and _FIRST in tensors:
         names[_TOKEN_MAP] = "d2t"
@@ -86,16 +86,16 @@ def _native_names(tensors: Sequence[str]) -> dict[str, str]:
 
 
 def read_sizes(fields: Fields) -> None:
-    """Fill in the sizes of a Medusa configuration; the tensors, where they are known, are trusted more than the file.
+    """Fill in the sizes of a Medusa configuration; tensors, if known, take precedence over config.json.
 
     Raises ConfigError for variants that compute something else.
     """
     for key, reason in _IRRELEVANT.items():
         fields.ignore(key, reason)
     if fields.take("original_lm_head", bool, default=False):
-        raise ConfigError(f"{fields.where}: original_lm_head is true: eyas reads heads with matrices of their own")
+        raise ConfigError(f"{fields.where}: original_lm_head is true: eyas only reads heads with matrices of their own")
     if fields.take("logit_scale", float, default=1.0) != 1.0:
-        raise ConfigError(f"{fields.where}: logit_scale: eyas reads heads whose logits aren't scaled")
+        raise ConfigError(f"{fields.where}: logit_scale is not 1: eyas only reads heads whose logits aren't scaled")
     for native, published in _PUBLISHED.items():
         count = fields.take(published, int)
         if count is not None:
@@ -110,7 +110,7 @@ def read_sizes(fields: Fields) -> None:
 
 
 def _from_tensors(fields: Fields, tensors: Mapping[str, Any]) -> None:
-    """Take counts and sizes from the tensors' names and shapes, with a doubt where the file says otherwise."""
+    """Take counts and sizes from tensor names and shapes; add a doubt if config.json contradicts them."""
     blocks = [match for name in tensors if (match := _BLOCK.fullmatch(name))]
     for key, group, what in ((HEADS, 1, "heads"), (LAYERS, 2, "layers a head")):
         found, said = len({match[group] for match in blocks}), fields.values.get(key)

@@ -1,4 +1,4 @@
-"""Opening a drafter of any format; the format is recognised by the files themselves."""
+"""Opening a drafter of any format, which is recognized by its files."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from eyas.errors import CheckpointError
 from eyas.gguf import GGUF_SUFFIX
 
 _MASK_EMBEDDING = "mask_embedding.pt"
-"""A pickle that some block drafters' readers put in the place of the mask token's embedding."""
+"""A pickle that some readers of block drafters substitute for the mask token's embedding."""
 
 
 def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     """Read the configuration, in native keys, and the headers of a drafter directory or GGUF file.
 
-    `weights` names a weight file other than the default, perhaps a pickle. Raises CheckpointError and ConfigError.
+    `weights` names a weight file other than the default; it may be a pickle. Raises CheckpointError and ConfigError.
     """
     file = gguf_in(path)
     if file is not None:
@@ -62,9 +62,9 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
 
 
 def gguf_in(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that a directory without config.json holds; None if there is none.
+    """The GGUF file at `path`, or the one in a directory without config.json; None if there is none.
 
-    Raises CheckpointError where a directory holds several.
+    Raises CheckpointError if the directory holds several.
     """
     if path.suffix == GGUF_SUFFIX and path.is_file():
         return path

@@ -1,7 +1,7 @@
 """Translating the configurations of vLLM's `speculators` library into native keys.
 
-The shape of the decoder layers stands in a section of its own, which leaves out what is transformers' default; what
-depends on the algorithm stands at the top level.
+The shape of the decoder layers is in its own section, which omits transformers' defaults; keys that depend on the
+algorithm are at the top level.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from eyas.errors import CheckpointError, ConfigError
 MODEL_TYPE_KEY = "speculators_model_type"
 LAYER = "transformer_layer_config"
 TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
-"""Tensors of the target that the library keeps beside the drafter while it trains."""
+"""Tensors of the target that the library saves with the drafter for training."""
 BOUNDARIES_KEY = "aux_hidden_state_layer_ids"
-"""The boundaries that a block drafter of the library reads."""
+"""The key of the boundaries that a block drafter of the library reads."""
 SLIDING_KEY = "sliding_window_non_causal"
-"""How layers with a sliding window see a block; vLLM's DFlash takes it for all layers, the library for those alone."""
+"""How layers with a sliding window see a block; vLLM's DFlash applies it to all layers, the library to these only."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One of the library's algorithms: its keys, and the network that it means."""
+    """One of the library's algorithms: its keys, and the network that it stands for."""
 
     architectures: Mapping[str, str]
-    """Model type of the decoder layer -> the architecture under which native files name the network."""
+    """Model type of the decoder layer -> the network's architecture name in native files."""
     default_layer: str
-    """The model type of layers that don't say theirs."""
+    """The model type of layers that name none."""
     keys: tuple[str, ...]
-    """Its keys at the top level, whose native names are the same."""
+    """Its keys at the top level, which have the same native names."""
     required: tuple[str, ...] = ()
-    """Those of them without which the drafter can't be read."""
+    """The keys among them that must be present."""
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Its keys that change nothing, with the reason."""
     ambiguous: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
-    """Keys that readers have different defaults for: what a missing one is taken for, and the doubt to report."""
+    """Keys for which readers have different defaults -> the value of a missing one, and the doubt to report."""
     guesses: str = ""
-    """The native key of the guesses of one pass, which the library's proposal names; empty if there is none."""
+    """The native key for the number of guesses of one pass, from the library's proposal; empty if there is none."""
 
 
 PEAGLE_ARCHITECTURES = {"llama": "PeagleLlamaForCausalLM", "qwen3": "PeagleQwen3ForCausalLM"}
@@ -57,7 +57,7 @@ ALGORITHMS = {
         "llama",
         _TOGGLES,
         ambiguous={"norm_before_residual": (True,
-            "norm_before_residual is not written: read as true, as vLLM does; the speculators library's own default is "
+            "norm_before_residual is missing: read as true, as vLLM does; the speculators library's own default is "
             "false: write it into config.json to settle it")},
     ),
     "peagle": Algorithm(PEAGLE_ARCHITECTURES, "llama", (*_TOGGLES, "mask_token_id"), guesses="num_depths"),
@@ -75,11 +75,11 @@ ALGORITHMS = {
         _BLOCK[:3],
         _SLIDING,
         {"sample_from_anchor": (False,
-            "sample_from_anchor is not written: read as false, as vLLM and older versions of speculators do; the "
+            "sample_from_anchor is missing: read as false, as vLLM and older versions of speculators do; the "
             "library's own default is true now: write it into config.json to settle it")},
     ),
 }  # fmt: skip
-"""Each algorithm that is read, by the library's name for it, which is the kind's, too."""
+"""The supported algorithms, by the library's name, which is also the kind's."""
 _DESCRIPTIVE = {
     "architectures": "descriptive",
     "speculators_version": "descriptive",
@@ -87,7 +87,7 @@ _DESCRIPTIVE = {
     "dtype": "descriptive",
     "transformers_version": "descriptive",
     "model_type": "descriptive",
-    "tie_word_embeddings": "of the library's own model class: embedding and head are never tied",
+    "tie_word_embeddings": "for the library's own model class: embedding and head are never tied",
     "has_no_defaults_at_init": "descriptive",
     "embed_requires_grad": "about training",
     "enable_sp_ulysses": "about training",
@@ -96,14 +96,14 @@ _LAYER_DEFAULTS = (
     "hidden_size intermediate_size num_attention_heads num_hidden_layers rms_norm_eps hidden_act "
     "max_position_embeddings attention_bias mlp_bias vocab_size".split()
 )
-"""Keys of the layer that the library leaves out where they have transformers' defaults."""
+"""Keys of the layer that the library omits if they have transformers' defaults."""
 _QWEN3_DEFAULTS = ("head_dim", "num_key_value_heads")
-"""Further ones that have a number as their default in Qwen3's layers; Llama's follow from other sizes."""
+"""Further keys with fixed defaults in Qwen3's layers; in Llama's they follow from other sizes."""
 
 
 @dataclass
 class Translated(KeyReport):
-    """A configuration in native keys, and what became of the library's keys."""
+    """A configuration in native keys, and how the library's keys were treated."""
 
     config: dict[str, Any]
     used: list[str]
@@ -123,7 +123,7 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
         raise ConfigError(f"{where}: {LAYER} must be an object: the shape of the decoder layer")
     proposal = raw.get("speculators_config") or {}
     if not isinstance(proposal, dict) or proposal.get("algorithm", name) != name:
-        raise ConfigError(f"{where}: speculators_config is not that of an {name} drafter")
+        raise ConfigError(f"{where}: speculators_config must be an object whose algorithm, if written, is {name}")
     if missing_keys := [key for key in algorithm.required if raw.get(key) is None]:
         raise ConfigError(f"{where}: {', '.join(missing_keys)} must be written: it has no default in an {name} drafter")
     kind = layer.get("model_type", algorithm.default_layer)
@@ -142,7 +142,7 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
         config |= _guesses(proposal, algorithm.guesses)
     descriptive = {**_DESCRIPTIVE, **algorithm.ignored}
     unknown = set(raw) - {*copied, *descriptive, MODEL_TYPE_KEY, LAYER, "speculators_config"}
-    config |= {key: raw[key] for key in unknown}  # refused by name where the rest is read
+    config |= {key: raw[key] for key in unknown}  # refused by name later, with the other keys
     config |= {"architectures": [algorithm.architectures[kind]], "model_type": kind, "tie_word_embeddings": False}
     ignored = {key: why for key, why in descriptive.items() if key in raw}
     ignored["speculators_config"] = "how vLLM is to draft, and the name of the target"
@@ -152,14 +152,14 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
 
 
 def _layer_defaults(kind: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-    """What a layer of this model type leaves out, with transformers' defaults."""
+    """The keys that a layer of this model type omits, with transformers' defaults."""
     standard = (Qwen3Config() if kind == "qwen3" else LlamaConfig()).to_dict()
     keys = [*_LAYER_DEFAULTS, *(_QWEN3_DEFAULTS if kind == "qwen3" else ())]
     return {key: standard.get(key, False) for key in keys if layer.get(key) is None}
 
 
 def _guesses(proposal: dict[str, Any], key: str) -> dict[str, Any]:
-    """The guesses of one pass, if the library's proposal says how many the drafter was trained for."""
+    """The number of guesses of one pass under the native `key`, if the library's proposal gives it."""
     methods = proposal.get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else {}
     depths = first.get("speculative_tokens") if isinstance(first, dict) else None

@@ -1,8 +1,8 @@
 """Reading the taps (aux hidden states) of a checkpoint: which boundaries its layer numbers mean.
 
 Boundary k is the residual stream entering layer k. Two numberings are written under the same key: boundaries (vLLM,
-speculators, llama.cpp, ATOM, and `taps`, which is eyas's own key) and layer outputs (SGLang, SpecForge), where the
-output of layer k is boundary k + 1. A file that doesn't show which it has is read as boundaries, with a doubt in the
+speculators, llama.cpp, ATOM, and eyas's own key `taps`) and layer outputs (SGLang, SpecForge), where the output of
+layer k is boundary k + 1. A file that doesn't show which numbering it uses is read as boundaries, with a doubt in the
 report that names both readings.
 """
 
@@ -22,7 +22,7 @@ OUTPUTS = "layer outputs, as SGLang and SpecForge number them: k -> boundary k +
 
 
 def read_taps(fields: Fields) -> tuple[int, ...] | None:
-    """The boundaries, None if no numbers are written; how they were read is noted in `fields`. Raises ConfigError."""
+    """The boundaries, or None if the file names none; `fields` records how they were read. Raises ConfigError."""
     nested = dict(fields.take("eagle_config", dict, default={}))
     if not nested.pop("use_aux_hidden_state", True):
         raise ConfigError(
@@ -47,10 +47,10 @@ def read_taps(fields: Fields) -> tuple[int, ...] | None:
 
 
 def read_layer_outputs(fields: Fields, nested: dict[str, Any]) -> tuple[int, ...] | None:
-    """The boundaries of a block drafter, whose files number layer outputs; None if none are written.
+    """The boundaries of a block drafter, whose files number layer outputs; None if the file names none.
 
-    They are under `target_layer_ids`, at the top level or in the section `nested`, from which they are taken; -1 is the
-    embeddings. speculators' `aux_hidden_state_layer_ids` and eyas's own `taps` are boundaries. Raises ConfigError.
+    `target_layer_ids`, taken from the top level or the section `nested`, holds layer outputs; -1 is the embeddings.
+    speculators' `aux_hidden_state_layer_ids` and eyas's own `taps` are boundaries. Raises ConfigError.
     """
     own = _ids(fields, fields.values.pop("taps", None), "taps")
     theirs = _ids(fields, fields.values.pop("aux_hidden_state_layer_ids", None), "aux_hidden_state_layer_ids")
@@ -75,7 +75,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple[int, ...]:
-    """The boundaries that numbers under the common key mean, which depends on who wrote the file."""
+    """The boundaries that the numbers under the common key mean, which depends on the project that wrote the file."""
     n, shifted = fields.layers, tuple(k + 1 for k in ids)
     if nested_only and _usual(shifted, n):
         fields.convention = OUTPUTS
@@ -95,7 +95,7 @@ def _interpret(fields: Fields, ids: tuple[int, ...], nested_only: bool) -> tuple
 
 
 def _usual(taps: tuple[int, ...], layers: int | None) -> bool:
-    """Whether these are EAGLE-3's default boundaries [2, n // 2, n - 3] of this target, or of any if it isn't known."""
+    """Whether these are EAGLE-3's default boundaries [2, n // 2, n - 3] for this target, or for any if unknown."""
     if len(taps) != 3:
         return False
     n = taps[2] + 3 if layers is None else layers
@@ -133,7 +133,7 @@ _FIXED = {
     "eh_proj_before_attn": False,
     "eagle_decoder_type": "llama",
 }
-"""Keys with which some exporters describe EAGLE-3: with any other value it would be another network."""
+"""Keys by which some exporters describe EAGLE-3, and their only values: any other means another network."""
 
 
 def _lift(fields: Fields, nested: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Names of tensors in drafter files.
 
-Native names are those of the `layers.{i}.*` layout: the networks' own, without a `model.` in front. Some projects call
-the first layer `midlayer`.
+Native names follow the `layers.{i}.*` layout: the networks' own parameter names, without a leading `model.`. Some
+projects call the first layer `midlayer`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ FIRST_LAYER, MIDLAYER = "layers.0.", "midlayer."
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 HEADS = "lm_heads."
-"""What the names of the heads begin with, in kinds that have one for each guess."""
+"""The prefix of the heads' names, in kinds with one head per guess."""
 SHAREABLE = frozenset({EMBEDDING, HEAD})
-"""Tensors that a file may leave out: they are then the target's."""
+"""Tensors that a file may omit: the target's are then used."""
 
 VOCABULARY_MAP = frozenset({"d2t", "t2d"})
-"""Which target token each draft token stands for; `d2t` may be left out where it is the identity, `t2d` always."""
+"""Which target token each draft token stands for; a file may omit `t2d`, and `d2t` if it is the identity."""
 
 
 def native_name(name: str) -> str:
@@ -25,7 +25,7 @@ def native_name(name: str) -> str:
 
 
 def name_in_file(name: str, first_layer: str) -> str:
-    """The name that a native tensor gets in a file whose first layer is called `first_layer` (dot included)."""
+    """The name of a native tensor in a file whose first layer has the prefix `first_layer` (with its dot)."""
     return first_layer + name.removeprefix(FIRST_LAYER) if name.startswith(FIRST_LAYER) else name
 
 
@@ -35,5 +35,5 @@ def is_head(name: str) -> bool:
 
 
 def is_computed(name: str) -> bool:
-    """Whether this is a table that some checkpoints store although every reader computes it."""
+    """Whether this is a table that some checkpoints store but every reader computes."""
     return name.endswith("rotary_emb.inv_freq")

@@ -1,15 +1,15 @@
-"""MTP modules (multi-token prediction) inside target checkpoints, which transformers leaves out when it loads a target.
+"""MTP modules (multi-token prediction) inside target checkpoints, which transformers skips when it loads a target.
 
-A module is one more decoder layer of the target's (`TargetBlock`), between norms and a projection
-(`drafters/kinds/mtp.py`); of Nemotron-H, whose layers have one part each, several. Published layouts are those of
-DeepSeek-V3 (also GLM-4.5), Qwen3-Next (also Qwen3.5), MiMo and Nemotron-H. They differ in names, in which half of the
-projection reads the embedding, and in how norms are stored.
+A module is one more decoder layer of the target's kind (`TargetBlock`) with norms and a projection
+(`drafters/kinds/mtp.py`). Nemotron-H's layers have one part each, so its module has several. The supported layouts are
+DeepSeek-V3's (also GLM-4.5), Qwen3-Next's (also Qwen3.5), MiMo's and Nemotron-H's. They differ in tensor names, in the
+half of the projection that reads the embedding, and in how norms are stored.
 
-Of several modules each guesses one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2). Module k reads a token
-beside the output of module k - 1 at the token before it; the first module reads the target's state there. So true
-pairs go through all modules in turn, and a guess at depth d through those from d + 1 on. Beyond the last module, that
-one is fed its own output. Each module has its own layer of the slot cache. What the modules put out is kept there, too,
-as if it were the keys and values of one more layer: the next token needs it, also after a prefix was reused.
+Of several modules, each guesses one token further (DeepSeek-V3, arXiv 2412.19437, section 2.2). Module k reads a token
+and the output of module k - 1 at the token before it; the first module reads the target's state there. So true pairs
+pass through all modules in turn, and a guess at depth d through modules d + 1 and later. At greater depths the last
+module is fed its own output. Each module has its own layer of the slot cache. The modules' outputs are kept there as
+well, as the keys and values of one more layer: the next token needs them, even after a prefix was reused.
 
 Shapes: B batch, S positions, N heads, D / Dv head size of keys / values, R rows (a contiguous range of slots), Q pairs,
 K modules, W frontier nodes, H hidden, V vocabulary.
@@ -45,7 +45,7 @@ from eyas.targets.transformers_names import rotation
 
 _ATTENTION = "eyas_drafter"
 _NOT_COMPUTED = ("sliding_window", "softcap", "s_aux", "position_bias")
-"""Options of attention functions that change what is computed, and that `Attend` doesn't have."""
+"""Options of attention functions that change the result and that `Attend` doesn't support."""
 
 
 def _attention(
@@ -53,13 +53,13 @@ def _attention(
     query: Tensor,  # [B, N, S, D]
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001  # what is seen is up to `attend`
+    attention_mask: Tensor | None,  # noqa: ARG001  # `attend` does the masking
     *,
     attend: Attend,
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers that leaves the attention to `attend`; -> [B, S, N, Dv]."""
+    """A transformers attention function that delegates to `attend`; returns [B, S, N, Dv]."""
     odd = [name for name in _NOT_COMPUTED if options.get(name) is not None]
     if odd:
         raise UnsupportedModelError(
@@ -71,23 +71,22 @@ def _attention(
 
 
 class TargetBlock(nn.Module):
-    """A decoder layer like the target's last one, as the layer after it would be; blank, on the meta device.
+    """A blank decoder layer, on the meta device, like the target's last one but for the index after it.
 
-    Several layers where the target's config names their types. It runs unpatched: attention is plugged in through
-    transformers' own interface, where queries and keys arrive rotated and go to the `attend` of whoever runs the
-    drafter. So any block works whose attention is plain: experts, latent attention, partial rotation and norms of
-    heads are the layer's own business.
+    It has several layers if the target's config names their types. The layers run unpatched: attention is plugged in
+    through transformers' own interface, which passes rotated queries and keys to the caller's `attend`. So any block
+    with plain attention works: the layer itself handles experts, latent attention, partial rotation and norms of heads.
     """
 
     def __init__(self, target: Target) -> None:
-        """Raises UnsupportedModelError for layers whose attention can't be run as a drafter's."""
+        """Create the layer. Raises UnsupportedModelError if its attention can't run as a drafter's."""
         super().__init__()
         AttentionInterface.register(_ATTENTION, _attention)
         cls, index = type(target.layers[-1]), target.num_layers
         kinds: Sequence[str] | None = getattr(target.config, "mtp_layers_block_type", None)
         config = _longer(target.config, kinds)
         rotary: Any = getattr(text_decoder(target.model), "rotary_emb", None)
-        self._rotary = (rotary,)  # in a tuple: it is the target's, no part of this module
+        self._rotary = (rotary,)  # in a tuple: it is the target's, not a submodule
         try:
             turned = "position_embeddings" in signature(cls.forward).parameters
             if turned != (rotary is not None) or (turned and "layer_type" in signature(rotary.forward).parameters):
@@ -119,7 +118,7 @@ class TargetBlock(nn.Module):
         return keys, values
 
     def rope(self, x: Tensor, positions: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The cosines and sines of the target's rotation at positions [B, S], in the type of x; nothing without one."""
+        """The cosines and sines of the target's RoPE at positions [B, S], in the dtype of x; empty without RoPE."""
         return {} if self._rotary[0] is None else {"position_embeddings": rotation(self._rotary[0], x, positions)}
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -132,7 +131,7 @@ class TargetBlock(nn.Module):
 
 
 def _longer(config: Any, kinds: Sequence[str] | None) -> Any:
-    """A copy of a text config for one layer more, like the last, or for more of these `kinds`; it runs `_attention`."""
+    """A copy of a text config with one more layer like the last, or layers of `kinds`, that runs `_attention`."""
     longer = copy.deepcopy(config)
     layers = longer.num_hidden_layers
     for key, value in longer.to_dict().items():
@@ -145,11 +144,11 @@ def _longer(config: Any, kinds: Sequence[str] | None) -> Any:
 
 
 _BLOCK = "target_block.layer."
-"""Where a network's block is among its tensors."""
+"""The prefix of the block's tensors in a network."""
 _KEPT_IN_FLOAT32 = "e_score_correction_bias"
-"""What a mixture of experts adds to its scores to choose by: in half precision it would choose others."""
+"""The bias on a mixture of experts' routing scores: in half precision it would select other experts."""
 _STACKED = ("experts.gate_up_proj", "experts.up_proj", "experts.down_proj")
-"""What transformers stacks, and files have for each expert."""
+"""Weights that transformers stacks over experts; files have them per expert."""
 
 
 @dataclass(frozen=True)
@@ -158,21 +157,21 @@ class Layout:
 
     family: str
     prefix: str
-    """What a module's tensors begin with: `{layer}` counts on from the target's layers, `{module}` from 0."""
+    """The prefix of a module's tensors: `{layer}` continues the target's layer numbers, `{module}` starts at 0."""
     names: Mapping[str, str]
-    """Names in the file, `*` standing for the prefix -> the network's; what else has the prefix is of the block."""
+    """Names in the file (`*` = the prefix) -> the network's names. Other names with the prefix belong to the block."""
     zero_first: bool = True
     state_first: bool = False
     """Whether the first half of the projection's columns reads the state, not the embedding."""
     norms_from_one: bool = False
-    """Whether norms are stored as what is added to 1."""
+    """Whether norm weights are stored as offsets from 1."""
 
     def prefixes(self, names: Collection[str], layers: int) -> list[str]:
-        """The prefixes of the modules among tensors of these names, in order, for a target of so many layers."""
+        """The prefixes of the modules among tensors with these names, in order, for a target of `layers` layers."""
         found: list[str] = []
         while True:
             prefix = self.prefix.format(layer=layers + len(found), module=len(found))
-            if prefix in found:  # there is one module only
+            if prefix in found:  # a prefix without a number: only one module
                 return found
             held = {native for name in names if (native := self.native(name, prefix)) is not None}
             if not {"eh_proj.weight", "norm.weight"} <= held or not any(name.startswith(_BLOCK) for name in held):
@@ -180,7 +179,7 @@ class Layout:
             found.append(prefix)
 
     def native(self, name: str, prefix: str) -> str | None:
-        """The network's name of a tensor in the file; None = it isn't of the module with this prefix."""
+        """The network's name of a tensor in the file; None = it isn't part of the module with this prefix."""
         for theirs, ours in self.names.items():
             if name == theirs.replace("*", prefix):
                 return ours
@@ -218,7 +217,7 @@ LAYOUTS = (
     ),
     Layout(
         "Nemotron-H",
-        "mtp.layers.",  # of one module, whose layers are counted
+        "mtp.layers.",  # a single module; numbers in names are its layers
         {
             "*0.enorm.weight": "enorm.weight", "*0.hnorm.weight": "hnorm.weight", "*0.eh_proj.weight": "eh_proj.weight",
             **{f"*{last}.final_layernorm.weight": "norm.weight" for last in range(4)},
@@ -233,17 +232,17 @@ class Modules(NamedTuple):
 
     layout: Layout
     prefixes: list[str]
-    """What the tensors of each begin with."""
+    """The prefix of each module's tensors."""
 
 
 def find_modules(names: Collection[str], layers: int) -> Modules | None:
-    """The modules in a checkpoint with tensors of these names, for so many layers of the target; None = it has none."""
+    """The modules in a checkpoint with these tensor names, for a target of `layers` layers; None = it has none."""
     found = (Modules(layout, layout.prefixes(names, layers)) for layout in LAYOUTS)
     return next((modules for modules in found if modules.prefixes), None)
 
 
 class TargetModule(MtpModule):
-    """A module whose block is a decoder layer of the target's own class."""
+    """An MTP module whose block is a decoder layer of the target's own class."""
 
     def __init__(self, config: MtpModuleConfig, target: Target) -> None:
         super().__init__(config)
@@ -259,23 +258,23 @@ class TargetModule(MtpModule):
 
 
 def load(path: Path, target: Target) -> DraftNetwork:
-    """The modules in the checkpoint at `path`, which `target` was loaded from: one, or a cascade of several.
+    """Load the modules in the checkpoint at `path`, which `target` was loaded from: one, or a cascade of several.
 
-    Raises CheckpointError where there is none, and UnsupportedModelError for a block that eyas can't run.
+    Raises CheckpointError if there is none, and UnsupportedModelError for a block that eyas can't run.
     """
     headers = read_headers(path)
     found = find_modules(headers.tensors, target.num_layers)
     if found is None:
         raise CheckpointError(
             f"{path} has no MTP modules (of the layouts of {', '.join(layout.family for layout in LAYOUTS)}): give a "
-            f"drafter with a draft model, or a method that needs none, such as {', '.join(WITHOUT_FILES)}"
+            f"drafter with --draft-model, or a --method that needs none, such as {', '.join(WITHOUT_FILES)}"
         )
     modules = [_module(path, headers, found.layout, prefix, target) for prefix in found.prefixes]
     return modules[0] if len(modules) == 1 else Cascade(modules).to(target.device).eval().requires_grad_(False)
 
 
 def _module(path: Path, headers: Headers, layout: Layout, prefix: str, target: Target) -> TargetModule:
-    """The module whose tensors begin with `prefix`."""
+    """Load the module whose tensors begin with `prefix`."""
     names = {name: native for name in headers.tensors if (native := layout.native(name, prefix)) is not None}
     tensors = {names[name]: tensor for name, tensor in headers.read_some(names).items()}
     check_numbers(tensors, str(path))
@@ -307,7 +306,7 @@ def _epsilon(config: Any) -> float:
 
 
 def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
-    """Leave out an embedding or head that is the target's own, which the module then shares."""
+    """Drop an embedding or head that equals the target's own, which the module then shares."""
     embedding = "model.embed_tokens.weight"
     head = "lm_head.weight" if "lm_head.weight" in headers.tensors else embedding
     for part, original in ((EMBEDDING, embedding), (HEAD, head)):
@@ -318,7 +317,7 @@ def _drop_copies(tensors: dict[str, Tensor], headers: Headers) -> None:
 
 @torch.no_grad()
 def _adds_one(layer: nn.Module) -> bool:
-    """Whether the norms of a target's layer multiply by one more than their weights, as Gemma's and Qwen3-Next's do."""
+    """Whether the norms of a target's layer scale by 1 + their weights, as Gemma's and Qwen3-Next's do."""
     norm = next(part for name, part in layer.named_modules() if name.endswith("norm"))
     ones, zeros = copy.deepcopy(norm), copy.deepcopy(norm)
     ones.weight.fill_(1.0)
@@ -328,7 +327,7 @@ def _adds_one(layer: nn.Module) -> bool:
 
 
 def _restore(tensors: dict[str, Tensor], layout: Layout, block_adds_one: bool) -> None:
-    """Bring norms and projection of a layout into the network's form; the block's may add one to its norms itself."""
+    """Convert a layout's norms and projection to the network's form; `block_adds_one`: the block's norms add 1."""
     if layout.state_first:
         tensors["eh_proj.weight"] = torch.cat(tensors["eh_proj.weight"].chunk(2, dim=1)[::-1], dim=1)
     if layout.norms_from_one:
@@ -338,7 +337,7 @@ def _restore(tensors: dict[str, Tensor], layout: Layout, block_adds_one: bool) -
 
 
 def _join_experts(tensors: dict[str, Tensor], expected: Collection[str]) -> None:
-    """Stack the weights of experts that the file has one by one, as transformers' modules have them."""
+    """Stack the per-expert weights of the file as transformers' modules expect them."""
     for joined in [name for name in expected if name.endswith(_STACKED)]:
         stem, _, part = joined.rpartition(".")
         parts = part.replace("gate_up", "gate up").replace("_proj", "").split()
@@ -352,9 +351,9 @@ class Cascade(DraftNetwork):
     """The modules of a checkpoint, in the order of their guesses."""
 
     def __init__(self, modules: Sequence[MtpModule]) -> None:
-        """Take K >= 2 modules that are filled."""
+        """Combine K >= 2 filled modules."""
         tree = f"chain:{max(3, len(modules))}"
-        # embeddings and heads are the modules' own business
+        # each module has or borrows its own embedding and head
         super().__init__(
             modules[0].config.model_copy(update={"embedding": "none", "head": "shared", "default_tree": tree})
         )
@@ -362,7 +361,7 @@ class Cascade(DraftNetwork):
 
     @property
     def in_order(self) -> list[MtpModule]:
-        """The K modules, the one that guesses the next token first."""
+        """The K modules, starting with the one that guesses the next token."""
         return [step for step in self.steps if isinstance(step, MtpModule)]
 
     @property
@@ -371,7 +370,7 @@ class Cascade(DraftNetwork):
 
     @property
     def kv_shapes(self) -> list[tuple[KVShape, KVShape]]:
-        """A layer a module, then the outputs [H] of all but the last: halves of them as keys and as values."""
+        """One layer per module, then the outputs [H] of all modules but the last, half as keys and half as values."""
         half = KVShape(len(self.steps) - 1, self.config.hidden_size // 2)
         return [*(shapes for step in self.in_order for shapes in step.kv_shapes), (half, half)]
 
@@ -381,7 +380,7 @@ class Cascade(DraftNetwork):
 
 
 class CascadeProposer(Proposer):
-    """Runs several modules; the state that is kept of a token is the K outputs, side by side."""
+    """Runs several modules; the state kept of a token is the K outputs, concatenated."""
 
     network: Cascade
 
@@ -390,7 +389,7 @@ class CascadeProposer(Proposer):
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         cache = pairs.cache
-        if layout is not None:  # outputs move on by a token within each row
+        if layout is not None:  # outputs are shifted by one token within each row
             tokens, hidden = layout.pad(tokens), layout.pad(hidden)
         lengths = device_lengths(cache, rows, tokens.device)
         steps = torch.arange(width, device=tokens.device)
@@ -414,7 +413,7 @@ class CascadeProposer(Proposer):
         return fed.flatten(0, 1), outputs[0].flatten(0, 1)
 
     def _before(self, cache: SlotCache, rows: range, lengths: Tensor) -> list[Tensor]:
-        """The K - 1 outputs [R, H] at each row's last committed pair; of an empty row rubbish that nothing sees."""
+        """The K - 1 outputs [R, H] at each row's last committed pair; undefined and unseen for empty rows."""
         count, size = len(self.network.steps) - 1, self.network.config.hidden_size // 2
         nothing = torch.zeros(len(rows), count, 0, size, dtype=self.network.dtype, device=lengths.device)
         views = cache.write(count + 1, nothing, nothing, Staging(rows, *(max(1, cache.start(rows)),) * 2, None))
@@ -436,7 +435,7 @@ class CascadeProposer(Proposer):
 
 
 def _stage_outputs(cache: SlotCache, rows: range, outputs: Sequence[Tensor]) -> None:
-    """Stage what the modules put out, [R, Q, H] each."""
+    """Stage the modules' outputs, [R, Q, H] each."""
     stacked = torch.stack(list(outputs[:-1]), dim=1)  # [R, K - 1, Q, H]
     first, second = stacked.chunk(2, dim=-1)
     cache.write(len(outputs), first, second, cache.staging(rows, first.shape[2]))

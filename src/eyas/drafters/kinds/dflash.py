@@ -1,7 +1,7 @@
-"""DFlash (arXiv 2602.06036): a block drafter whose slots don't know what the slots before them chose.
+"""DFlash (arXiv 2602.06036): a block drafter whose slots don't know which tokens the slots before them chose.
 
-Its files are those of z-lab and SpecForge, and speculators' where they are translated (`formats/speculators.py`).
-JetSpec's are the same with `dflash_config.causal_head` (the authors') or `dflash_config.causal` (vLLM, AutoModel).
+It reads files of z-lab and SpecForge, and speculators' files once translated (`formats/speculators.py`). JetSpec's
+files add `dflash_config.causal_head` (the authors') or `dflash_config.causal` (vLLM, AutoModel).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from eyas.drafters.kind import DFLASH, Kind
 from eyas.errors import ConfigError
 
 _FIXED: dict[str, Any] = {"attention_mode": "gqa", "use_swa": False, "use_aux_hidden_state": True}
-"""Keys of the section with the only value that is the network here: with another one it would be another network."""
+"""Keys of the section and their only supported values: any other value means another network."""
 _TRAINING = ("num_anchors", "confidence_head_alpha")
 
 
 class DFlashConfig(BlockConfig):
-    """DFlash, or JetSpec where it is causal."""
+    """DFlash, or JetSpec if it is causal."""
 
 
 def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any:
-    """The configuration of a block drafter; `projector` is SpecForge's name for its kind.
+    """Read the configuration of a block drafter; `projector` is SpecForge's name for its kind.
 
     Raises ConfigError, also for keys of unknown meaning.
     """
@@ -57,12 +57,12 @@ def read_block(config: type[BlockConfig], projector: str, fields: Fields) -> Any
     read_grouped_heads(fields)
     fields.default("num_aux_hidden_states", fields.values.get("num_hidden_layers") if taps is None else len(taps))
     if layers is not None and fields.layers not in (None, layers):
-        raise ConfigError(f"{fields.where}: made for a target of {layers} layers, this one has {fields.layers}")
+        raise ConfigError(f"{fields.where}: made for a target of {layers} layers, but this one has {fields.layers}")
     return fields.finish(config)
 
 
 def _window(fields: Fields) -> int | None:
-    """The sliding window of all layers, whose keys are taken; None = they say that there is none, or are left."""
+    """Take the keys of a sliding window that all layers share; None = there is none, and the keys are left."""
     if set(fields.raw.get("layer_types") or []) != {"sliding_attention"}:
         return None
     del fields.values["layer_types"]
@@ -72,9 +72,9 @@ def _window(fields: Fields) -> int | None:
 
 
 def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -> dict[str, Any]:
-    """The config.json of a block drafter as z-lab's and SGLang's readers take it, and `taps`, which is eyas's own.
+    """The config.json of a block drafter as z-lab's and SGLang's readers take it, plus eyas's own `taps`.
 
-    Their settings in the section are the mask token, the taps, and those that `nest` names.
+    The nested section holds the mask token, the taps, and the settings that `nest` names.
     """
     values = decoder_dict(config, architecture)
     values["model_type"] = "qwen3" if config.qk_norm else "llama"
@@ -96,9 +96,9 @@ def write_block(architecture: str, nest: Collection[str], config: BlockConfig) -
 def block_kind(
     name: str, config: type[BlockConfig], network: type[BlockNetwork], architectures: Collection[str], **more: Any
 ) -> Kind:
-    """A kind of block drafters; unless `more` says otherwise its files name their settings as its config does.
+    """A kind of block drafters; unless `more` says otherwise, its files name their settings as its config does.
 
-    The first of the architectures is the one that is written.
+    The first architecture is the one that is written.
     """
     read, write = partial(read_block, config, name), partial(write_block, next(iter(architectures)), ())
     given = {"read": read, "write": write, "proposer": BlockProposer, **more}

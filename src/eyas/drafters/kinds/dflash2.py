@@ -1,8 +1,8 @@
 """DFlash 2 (inco.ai and z-lab, August 2026): DFlash with convolutions within the block and a selector of candidates.
 
 Each attention and each MLP has a depthwise convolution before and after it, whose taps are a slot and the slots before
-it in the block; its kernel is a learned one plus what a projection of the input makes for each group of channels. The
-selector scores the k best candidates b of slot t after token a: U_t(b) + <A(a) * H(h_t), B(b)>, where U are the logits.
+it in the block. Its kernel is a learned one plus a projection of the input, one value per group of channels and tap.
+The selector scores the k best candidates b of slot t after token a: U_t(b) + <A(a) * H(h_t), B(b)> with logits U.
 
 Shapes: T taps of a convolution, G groups of channels; see `block/network.py` for the others.
 """
@@ -27,12 +27,12 @@ CONVOLUTION = ("conv_kernel_size", "conv_group_size")
 
 
 class ConvolvedConfig(BlockConfig):
-    """A block whose layers have convolutions."""
+    """A block drafter whose layers have convolutions."""
 
     conv_kernel_size: int = Field(default=2, ge=1, le=256)
-    """T, the taps."""
+    """T, the taps of a convolution."""
     conv_group_size: int = Field(default=16, ge=1, le=WIDEST)
-    """Channels that share what the input adds to the kernel."""
+    """How many channels share the input-dependent part of the kernel."""
 
     @model_validator(mode="after")
     def _groups_divide(self) -> ConvolvedConfig:
@@ -42,11 +42,11 @@ class ConvolvedConfig(BlockConfig):
 
 
 class DFlash2Config(ConvolvedConfig):
-    """The block, its convolutions, and the selector."""
+    """Sizes of the block, its convolutions, and the selector."""
 
     selector_rank: int = Field(default=256, ge=1, le=WIDEST)
     selector_top_k: int = Field(default=16, ge=1)
-    """k, the candidates of a slot."""
+    """k, the candidates per slot."""
 
     @model_validator(mode="after")
     def _enough_tokens(self) -> DFlash2Config:
@@ -56,7 +56,7 @@ class DFlash2Config(ConvolvedConfig):
 
 
 class Convolution(nn.Module):
-    """The convolutions before and after one sublayer, which begin as the identity."""
+    """The convolutions before and after one sublayer, initialized to the identity."""
 
     def __init__(self, config: ConvolvedConfig) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Convolution(nn.Module):
 
 
 def convolved(x: Tensor, kernel: Tensor) -> Tensor:
-    """x [., B, H] and kernel [., B, T, H]: the sum over t of tap t times the slot t before, zeros before the block."""
+    """Causal convolution of x [., B, H] with kernel [., B, T, H]: tap t reads the slot t before; zero padding."""
     out = kernel[:, :, 0] * x
     for tap in range(1, min(kernel.shape[2], x.shape[1])):
         out = out + kernel[:, :, tap] * F.pad(x[:, :-tap], (0, 0, tap, 0))
@@ -101,7 +101,7 @@ class ConvolvedLayer(DecoderLayer):
 
 
 class Selector(nn.Module):
-    """What tokens, candidates and a slot's state score by. It begins by saying nothing."""
+    """The codebooks and the projection that score candidates. Initialized to change no score."""
 
     def __init__(self, config: DFlash2Config) -> None:
         super().__init__()

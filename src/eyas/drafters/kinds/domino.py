@@ -1,8 +1,8 @@
-"""Domino (arXiv 2605.29707): DFlash's block, and a GRU over the tokens of the block so far that corrects its logits.
+"""Domino (arXiv 2605.29707): DFlash's block, and a GRU over the block's tokens so far that corrects its logits.
 
-The GRU reads the embeddings of the anchor and of the tokens chosen after it; its state and the slot's, side by side, go
-through a bottleneck to a bias. The first guesses can be left uncorrected. Files are SpecForge's, whose `shift_label`
-says that the anchor predicts as well.
+The GRU reads the embeddings of the anchor and of the tokens chosen after it. Its state and the slot's, concatenated, go
+through a bottleneck to a bias on the logits. The first guesses can be left uncorrected. It reads SpecForge's files,
+where `shift_label` says that the anchor predicts as well.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from eyas.drafters.kinds.dflash import block_kind, read_block, write_block
 
 
 class DominoConfig(BlockConfig):
-    """The block of DFlash and the GRU's sizes."""
+    """Sizes of DFlash's block and of the GRU."""
 
     gru_hidden_dim: int = Field(default=1024, ge=1, le=WIDEST)
     emb_dim: int = Field(default=256, ge=1, le=WIDEST)
     """M, the width of the bottleneck."""
     pure_draft_prefix_len: int = Field(default=0, ge=0)
-    """How many guesses are left uncorrected."""
+    """How many of the first guesses are left uncorrected."""
 
 
 def read(fields: Fields) -> DominoConfig:
@@ -61,7 +61,7 @@ class DominoNetwork(BlockNetwork):
             nn.SiLU(),
             nn.Linear(config.emb_dim, config.draft_vocab_size, bias=False),
         )
-        nn.init.zeros_(self.readout().weight)  # it begins by saying nothing
+        nn.init.zeros_(self.readout().weight)  # no correction before training
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
         gru: Any = self.prefix_gru

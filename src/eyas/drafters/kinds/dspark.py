@@ -1,8 +1,8 @@
-"""DSpark (DeepSpec, 2026): DFlash's block, a Markov head that lets a slot know the token before it, a confidence head.
+"""DSpark (DeepSpec, 2026): DFlash's block, a Markov head that reads the token before a slot, and a confidence head.
 
-The Markov head adds a bias of low rank to a slot's logits that depends on the token chosen before; so the guesses of a
-block hang together, at the cost of one small product a level. The confidence head says how probable it is that a slot's
-guess is accepted.
+The Markov head adds a low-rank bias to a slot's logits that depends on the token chosen before. This makes the guesses
+of a block consistent, at the cost of one small matrix product per level. The confidence head predicts how probable it
+is that a slot's guess is accepted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from eyas.drafters.kinds.dflash import block_kind, write_block
 
 
 class DSparkConfig(BlockConfig):
-    """The block of DFlash and the two heads."""
+    """Sizes of DFlash's block and options of the two heads."""
 
     sample_from_anchor: bool = True
     markov_rank: int = Field(default=256, ge=0, le=WIDEST)
     """0 = there is no Markov head."""
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    """`gated`: the slot's state weighs the bias; `rnn`: a state that remembers all tokens of the block before."""
+    """`gated`: the slot's state weighs the bias; `rnn`: a recurrent state remembers all earlier tokens of the block."""
     enable_confidence_head: bool = True
     confidence_head_with_markov: bool = True
-    """The confidence head reads the token before as well, as the Markov head embeds it."""
+    """The confidence head also reads the Markov head's embedding of the token before."""
 
     @model_validator(mode="after")
     def _heads_agree(self) -> DSparkConfig:
@@ -46,7 +46,7 @@ def write(config: DSparkConfig) -> dict[str, Any]:
 
 
 class MarkovHead(nn.Module):
-    """The bias that the tokens before add to a slot's logits."""
+    """The bias that the preceding tokens add to a slot's logits."""
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class MarkovHead(nn.Module):
         self.kind = config.markov_head_type
         self.markov_w1 = nn.Embedding(config.vocab_size, rank)
         self.markov_w2 = nn.Linear(rank, config.draft_vocab_size, bias=False)
-        nn.init.zeros_(self.markov_w2.weight)  # it begins by saying nothing
+        nn.init.zeros_(self.markov_w2.weight)  # no bias before training
         if self.kind == "gated":
             self.gate_proj = nn.Linear(size + rank, rank)
         elif self.kind == "rnn":
             self.joint_proj = nn.Linear(2 * rank + size, 3 * rank)
 
     def forward(self, states: Tensor, tokens: Tensor, memory: Tensor | None) -> Followed:
-        """What `markov_w2` makes the bias of, after tokens [R, W] in slots with states [R, W, H]; the new memory."""
+        """The input of `markov_w2` after tokens [R, W] in slots with states [R, W, H], and the new memory."""
         embedded = self.markov_w1(tokens)  # [R, W, M]
         if self.kind == "gated":
             embedded = torch.sigmoid(self.gate_proj(torch.cat((states, embedded), dim=-1))) * embedded

@@ -1,8 +1,8 @@
 """EAGLE-1 (arXiv 2401.15077): predicts the target's next feature, which the target's own head reads.
 
-The feature is the target's last state after its final norm. `fc` mixes the token embedding and the feature; the first
-layer has no norm at its input, there is none after the last, and the raw output is fed back. config.json has the
-target's own keys and `bias`.
+The feature is the target's last state after its final norm. `fc` mixes the token embedding and the feature. There is no
+norm at the first layer's input nor after the last layer, and the raw output is fed back. config.json has the target's
+own keys and `bias`.
 
 Shapes: B batch, S positions, H hidden (the target's).
 """
@@ -24,12 +24,12 @@ from eyas.targets.native.decoder import NativeDecoder
 
 
 class Eagle1Config(FeatureConfig, GroupedConfig):
-    """Sizes and biases. The tap is always the boundary after the target's final norm."""
+    """Sizes and biases. The only tap is the boundary after the target's final norm."""
 
     bias: bool = True
     """Whether `fc`, the mixing layer, has a bias."""
     qkv_bias: bool = False
-    """Whether queries, keys and values have biases, but the output projection none: as in Qwen2's drafters."""
+    """Whether queries, keys and values have biases but the output projection has none, as in Qwen2's drafters."""
 
 
 def read(fields: Fields) -> Eagle1Config:
@@ -49,7 +49,7 @@ def write(config: Eagle1Config) -> dict[str, Any]:
     values = decoder_dict(config, "EagleLlamaForCausalLM")
     del values["target_hidden_size"]
     if config.draft_vocab_size == config.vocab_size:
-        del values["draft_vocab_size"]  # a key by which others recognise EAGLE-3
+        del values["draft_vocab_size"]  # others recognize EAGLE-3 by this key
     if not config.qkv_bias:
         del values["qkv_bias"]
     return values

@@ -1,7 +1,7 @@
-"""EAGLE-3 (arXiv 2503.01840): a decoder layer over several fused taps of the target; EAGLE-3.1 is toggles on it.
+"""EAGLE-3 (arXiv 2503.01840): a decoder layer over several fused taps of the target; EAGLE-3.1 adds toggles.
 
-Toggles that config.json leaves out are off, which is plain EAGLE-3. What doesn't depend on the kind of attention is
-shared with `mla`.
+Toggles that config.json leaves out are off, which is plain EAGLE-3. Code that doesn't depend on the kind of attention
+is shared with `mla`.
 
 Shapes: B batch, S positions, A taps, Ht target hidden, H draft hidden, Vd draft vocabulary.
 """
@@ -32,14 +32,14 @@ from eyas.drafters.network import (
 from eyas.targets.native.decoder import LayerParts, NativeDecoder
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
-"""The architecture whose attention normalises queries and keys."""
+"""The architecture whose attention normalizes queries and keys."""
 
 
 class Eagle3Config(FusedTapsConfig, GroupedConfig):
     """Sizes and toggles of EAGLE-3 with grouped-query attention."""
 
     qk_norm: bool = False
-    """Normalise every head's queries and keys before they are rotated, as Qwen3's attention does."""
+    """Normalize every head's queries and keys before they are rotated, as Qwen3's attention does."""
 
 
 def read(fields: Fields) -> Eagle3Config:
@@ -50,7 +50,7 @@ def read(fields: Fields) -> Eagle3Config:
 
 
 def read_grouped(fields: Fields, *qwen3: str) -> None:
-    """Read what EAGLE-3 configurations with grouped-query attention share; the architectures `qwen3` have qk_norm."""
+    """Read the keys that EAGLE-3 kinds with grouped-query attention share; architectures in `qwen3` have qk_norm."""
     read_fused_taps(fields)
     read_grouped_heads(fields)
     fields.default("qk_norm", not set(qwen3).isdisjoint(architectures(fields.raw)))
@@ -62,7 +62,7 @@ def write(config: Eagle3Config) -> dict[str, Any]:
 
 
 def grouped_dict(config: Eagle3Config, llama: str, qwen3: str) -> dict[str, Any]:
-    """The config.json that names the architecture `llama`, or `qwen3` where queries and keys are normalised."""
+    """The config.json that names the architecture `llama`, or `qwen3` if queries and keys are normalized."""
     values = decoder_dict(config, qwen3 if config.qk_norm else llama) | taps_dict(config)
     if config.qk_norm:
         values["model_type"] = "qwen3"
@@ -72,7 +72,7 @@ def grouped_dict(config: Eagle3Config, llama: str, qwen3: str) -> dict[str, Any]
 
 
 class FirstLayer(DecoderBlock):
-    """The first layer: attention reads embedding and state side by side (width 2H), each under its own norm."""
+    """The first layer: attention reads embedding and state concatenated (width 2H), each after its own norm."""
 
     def __init__(self, config: FusedTapsConfig, attention: nn.Module) -> None:
         super().__init__(config, 0, attention)
@@ -94,7 +94,7 @@ class FirstLayer(DecoderBlock):
 
 
 class FusedTapsNetwork(DraftNetwork):
-    """EAGLE-3 without its attention, which `attention(width)` makes."""
+    """EAGLE-3 without its attention, which `attention(width)` creates."""
 
     config: FusedTapsConfig
 
@@ -113,7 +113,7 @@ class FusedTapsNetwork(DraftNetwork):
         self.rotary = Rotary(config)
 
     def attention(self, width: int) -> nn.Module:
-        """The attention of a layer over inputs [B, S, width]; a module with a `kv_shape`."""
+        """Create a layer's attention over inputs [B, S, width]: a module with a `kv_shape`."""
         raise NotImplementedError
 
     def fuse(self, taps: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class FusedTapsNetwork(DraftNetwork):
         return out
 
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
-        """See `DraftNetwork.step`; with `norm_output` the state fed back is the normed one, the same tensor."""
+        """See `DraftNetwork.step`; with `norm_output` both returned states are the normed one, the same tensor."""
         rope = self.rotary(hidden, positions)
         first, *later = self.layers
         hidden = first(self.embed(tokens), hidden, rope, attend)

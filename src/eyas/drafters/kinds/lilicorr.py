@@ -1,10 +1,10 @@
 """LiLiCorr (arXiv 2608.20530): DFlash's block, and a small transformer over the lattice of its candidates.
 
-The k best candidates of all slots attend to each other, with a bias for the distance of their slots. Each gets a vector
-of what may follow it and one of what it may follow; how probable a step is goes by the cosine of the two. The vector of
-the anchor is made of the target's fused state before it. Layers may have DFlash 2's convolutions.
+The k best candidates of all slots attend to each other, with a bias by the distance of their slots. Each candidate gets
+an outgoing vector for its successors and an incoming one for its predecessors; the cosine of the two scores a step. The
+anchor's outgoing vector comes from the target's fused state before it. Layers may have DFlash 2's convolutions.
 
-Files are those of NVIDIA's Model Optimizer, which SGLang and TensorRT-LLM read: `lilicorr.*`, sizes in `dflash_config`.
+It reads files of NVIDIA's Model Optimizer, as SGLang and TensorRT-LLM do: `lilicorr.*`, with sizes in `dflash_config`.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _FEATURES = 5
 
 
 class LiLiCorrConfig(ConvolvedConfig):
-    """The block of DFlash and the sizes of the transformer over its lattice."""
+    """Sizes of DFlash's block and of the transformer over its lattice."""
 
     conv_kernel_size: int = Field(default=0, ge=0, le=256)
-    """The taps of the layers' convolutions; 0 = they have none."""
+    """The taps of the layers' convolutions; 0 = no convolutions."""
     conv_group_size: int = Field(default=0, ge=0, le=WIDEST)
     lilicorr_hidden_size: int = Field(ge=1, le=WIDEST)
     lilicorr_num_layers: int = Field(default=2, ge=1, le=64)
     lilicorr_num_heads: int = Field(default=4, ge=1, le=WIDEST)
     lilicorr_mlp_ratio: float = Field(default=2.0, gt=0, le=64)
     lilicorr_candidate_topk: int = Field(default=8, ge=1, le=1024)
-    """k, the candidates of a slot."""
+    """k, the candidates per slot."""
     lilicorr_factor_dim: int = Field(default=64, ge=1, le=WIDEST)
     lilicorr_vector_eps: float = Field(default=1e-6, gt=0, lt=0.5)
     lilicorr_logit_scale: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    """What cosines are multiplied by to be logits."""
+    """The factor that turns cosines into logits."""
 
     @model_validator(mode="after")
     def _fits(self) -> LiLiCorrConfig:
         if self.lilicorr_hidden_size % self.lilicorr_num_heads:
             raise ValueError(f"lilicorr_hidden_size {self.lilicorr_hidden_size} must be a multiple of its heads")
         if self.lilicorr_candidate_topk > self.draft_vocab_size or self.sample_from_anchor:
-            raise ValueError("its candidates are at most the draft vocabulary, and its anchor predicts nothing")
+            raise ValueError("lilicorr_candidate_topk exceeds draft_vocab_size, or sample_from_anchor is not false")
         return self
 
 
@@ -72,7 +72,7 @@ def write(config: LiLiCorrConfig) -> dict[str, Any]:
 
 
 class _Layer(nn.Module):
-    """A layer of the transformer: attention with a bias, and an MLP, each after a norm."""
+    """A pre-norm layer of the transformer: attention with a bias, and an MLP."""
 
     def __init__(self, config: LiLiCorrConfig) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class _Layer(nn.Module):
 
 
 class Lattice(NamedTuple):
-    """The candidates of all guesses, and how well each follows each: scores are multiplied cosines."""
+    """The candidates of all guesses, and scores of their pairs: cosines times the logit scale."""
 
     ids: Tensor  # [R, D, k] draft ids
     logprobs: Tensor  # [R, D, k] by the block alone
-    start: Tensor  # [R, k] after the anchor
-    pairs: Tensor  # [R, D - 1, k, k] after each candidate of the guess before
+    start: Tensor  # [R, k] scores after the anchor
+    pairs: Tensor  # [R, D - 1, k, k] scores after each candidate of the guess before
 
 
 class Correlator(nn.Module):
@@ -123,12 +123,12 @@ class Correlator(nn.Module):
         self.output_norm, self.anchor_norm = (RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2))
         self.factor_input_proj = nn.Linear(3 * size, size)
         self.out_head, self.in_head, self.anchor_out_head = (nn.Linear(size, factors) for _ in range(3))
-        for head in (self.out_head, self.in_head, self.anchor_out_head):  # near zero, but not: they are multiplied
+        for head in (self.out_head, self.in_head, self.anchor_out_head):  # not zero: a product of zeros has no gradient
             nn.init.normal_(head.weight, std=0.02)
             nn.init.zeros_(head.bias)
 
     def forward(self, embedded: Tensor, logprobs: Tensor, states: Tensor, context: Tensor) -> tuple[Tensor, Tensor]:
-        """`start` and `pairs`, of embedded [R, D, k, H], logprobs [R, D, k], states [R, D, H] and context [R, H]."""
+        """`start` and `pairs` from embedded [R, D, k, H], logprobs [R, D, k], states [R, D, H] and context [R, H]."""
         slots, count = logprobs.shape[1:]
         ranks = torch.arange(count, device=logprobs.device).to(logprobs.dtype).expand_as(logprobs)
         features = (logprobs, logprobs.exp(), logprobs - logprobs.amax(-1, keepdim=True), ranks / max(count - 1, 1),
@@ -170,13 +170,13 @@ class LiLiCorrNetwork(ConvolvedNetwork):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         best, ids = logits.topk(self.config.lilicorr_candidate_topk, dim=-1)
         logprobs = best - logits.logsumexp(-1, keepdim=True)
-        # the embedding isn't trained by what is read of it here
+        # no gradient reaches the embedding from here
         embedded = self.embed(self.target_ids[ids].flatten(1)).detach().view(*ids.shape, -1)
         scored = self.lilicorr(embedded.to(states.dtype), logprobs, states, block.context.to(states.dtype))
         return block._replace(hints=Lattice(ids, logprobs, *(scores.to(logprobs.dtype) for scores in scored)))
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
-        """The candidates' scores and ids [R, W, 2 k]; the block's own log-probabilities after tokens that are none."""
+        """The candidates' scores and ids [R, W, 2 k]; after a token that is no candidate, the block's own logprobs."""
         ids, logprobs, start, pairs = block.hints
         count, width = ids.shape[2], tokens.shape[1]
         if slot == 0:

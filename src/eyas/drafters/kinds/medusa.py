@@ -1,11 +1,11 @@
 """Medusa (arXiv 2401.10774): several heads on the target's last state, each of which guesses one token further.
 
-The target's head reads token t + 1 from the state at t; Medusa's head i reads token t + 2 + i from the same state, so
-head 0 guesses what follows the root. A head is some residual layers x + SiLU(W x + b), then a matrix over the
-vocabulary. It reads no tokens and keeps no cache.
+The target's head predicts token t + 1 from the state at t; Medusa's head i predicts token t + 2 + i from the same
+state, so head 0 guesses what follows the root. A head is a number of residual layers x + SiLU(W x + b), then a
+projection to the vocabulary. It reads no tokens and keeps no cache.
 
-config.json has the keys of vLLM's Medusa; those of FasterDecoding's are read, too. Both say little, so sizes come from
-the tensors.
+config.json has the keys of vLLM's Medusa; FasterDecoding's keys are read as well. Both give few sizes, so most are
+taken from the tensors.
 
 Shapes: D heads, H hidden (the target's), Vd draft vocabulary.
 """
@@ -31,7 +31,7 @@ _MODEL_TYPE = "medusa"
 
 
 class MedusaConfig(DrafterConfig):
-    """How many heads there are and how deep they are. The tap is always the boundary after the target's final norm."""
+    """The number of heads and their depth. The only tap is the boundary after the target's final norm."""
 
     num_heads: int = Field(default=5, ge=1, le=DEEPEST)
     num_hidden_layers: int = Field(default=1, ge=1, le=DEEPEST)
@@ -45,7 +45,7 @@ class MedusaConfig(DrafterConfig):
         if self.hidden_size != self.target_hidden_size:
             raise ValueError(
                 f"hidden_size {self.hidden_size} differs from the target's {self.target_hidden_size}, but Medusa's "
-                "heads read the target's state as it is"
+                "heads read the target's state unchanged"
             )
         return self
 
@@ -55,7 +55,7 @@ class MedusaConfig(DrafterConfig):
 
 
 def read(fields: Fields) -> MedusaConfig:
-    """The configuration in config.json, its sizes corrected by the tensors. Raises ConfigError."""
+    """The configuration in config.json, with sizes corrected from the tensors. Raises ConfigError."""
     if "taps" in fields.values:
         raise ConfigError(f"{fields.where}: taps: Medusa reads the target's state after its final norm, no other")
     read_sizes(fields)
@@ -78,7 +78,7 @@ def write(config: MedusaConfig) -> dict[str, Any]:
 
 
 class MedusaBlock(nn.Module):
-    """The residual layers of one head. They begin as the identity, as in the paper's code."""
+    """The residual layers of one head, initialized to the identity as in the paper's code."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class MedusaBlock(nn.Module):
 
 
 class MedusaNetwork(HeadsNetwork):
-    """The heads; with `head: shared` all of them end in the target's own head."""
+    """Medusa's heads; with `head: shared` all of them end in the target's own head."""
 
     config: MedusaConfig
 
@@ -123,27 +123,27 @@ class MedusaNetwork(HeadsNetwork):
         positions: Tensor,  # noqa: ARG002
         attend: Attend,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """See `DraftNetwork.step`: reading a pair is keeping its state, which all heads guess from."""
+        """See `DraftNetwork.step`; reading a pair just keeps its state, which all heads guess from."""
         return hidden, hidden
 
     def guess(self, states: Tensor, slot: int) -> Tensor:
-        """The states [..., H] that `logits_at` takes of head `slot`, made of the target's [..., H]."""
+        """The states [..., H] of head `slot` for `logits_at`, from the target's states [..., H]."""
         out: Tensor = self.blocks[slot](states)
         return out
 
     def logits_at(self, normed: Tensor, slot: int) -> Tensor:
-        """Logits [..., Vd] of head `slot`, of its states [..., H]."""
+        """Logits [..., Vd] of head `slot` from its states [..., H]."""
         out: Tensor = self.lm_heads[slot](normed) if self.config.head == "own" else super().logits(normed)
         return out
 
     def logits(self, normed: Tensor) -> Tensor:
-        """Logits [..., D, Vd] of the first D heads' states [..., D, H]."""
+        """Logits [..., D, Vd] of the first D heads from their states [..., D, H]."""
         if self.config.head == "shared":
             return super().logits(normed)
         return torch.stack([self.logits_at(state, slot) for slot, state in enumerate(normed.unbind(-2))], dim=-2)
 
     def block(self, states: Tensor, depth: int) -> Tensor:  # noqa: ARG002
-        """The states themselves: a head is run when its level is drafted, and not if the draft ends before."""
+        """The states themselves: each head runs when its level is drafted, or not at all if the draft ends earlier."""
         return states
 
     def follow(self, block: Tensor, slot: int, tokens: Tensor | None) -> Tensor:  # noqa: ARG002

@@ -1,9 +1,9 @@
-"""EAGLE-3 with multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), for targets that have it themselves.
+"""EAGLE-3 with multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434), for targets with MLA.
 
-Keys and values are kept as what they are made from: one latent and one rotated key per position, shared by all heads.
-The up-projections are absorbed: queries are brought into the latent's space before the attention and the mixed
-latents out of it afterwards, which is the same product in another order. So the cache has the target's MLA shape.
-config.json has EAGLE-3's keys and DeepSeek's sizes.
+The cache holds one latent and one rotated key per position, shared by all heads, instead of keys and values. The
+up-projections are absorbed: queries are projected into the latent space before the attention, and mixed latents out of
+it afterwards, which is the same product in another order. The cache has the target's MLA shape. config.json has
+EAGLE-3's keys and DeepSeek's sizes.
 
 Shapes: B batch, S positions, N heads, C latent (kv_lora_rank), P / R plain / rotated channels of a head, Dv value
 size.
@@ -32,20 +32,20 @@ _MOE_AND_DERIVED = frozenset(
     "num_mtp_layers num_local_experts output_router_logits routed_scaling_factor scoring_func seq_aux topk_group "
     "topk_method aux_loss_alpha".split()
 )
-"""Keys of DeepSeek's configs about experts and derived sizes. The MLP here is dense: experts would be extra tensors."""
+"""DeepSeek's config keys for experts and derived sizes. The MLP here is dense: experts would be extra tensors."""
 
 
 class MlaConfig(FusedTapsConfig):
     """Sizes of the latents and of the parts of a head."""
 
     q_lora_rank: int | None = Field(ge=1, le=WIDEST)
-    """None = queries come from one plain projection."""
+    """None = queries come from a single projection."""
     kv_lora_rank: int = Field(ge=1, le=WIDEST)
     qk_nope_head_dim: int = Field(ge=1, le=WIDEST)
     qk_rope_head_dim: int = Field(ge=2, le=WIDEST, multiple_of=2)
     v_head_dim: int = Field(ge=1, le=WIDEST)
     rope_interleave: bool = True
-    """Whether the channels that are rotated together lie side by side, or half a head apart."""
+    """Whether channels that are rotated together are adjacent, instead of half a head apart."""
 
     @property
     def rope_size(self) -> int:
@@ -68,7 +68,7 @@ def write(config: MlaConfig) -> dict[str, Any]:
 
 
 class Absorbed(nn.Linear):
-    """A projection read as a matrix, never run as a layer, so its weight isn't prepacked either."""
+    """A projection that is read as a matrix and never run as a layer, so its weight isn't prepacked."""
 
 
 class LatentAttention(nn.Module):
@@ -90,7 +90,7 @@ class LatentAttention(nn.Module):
         self.kv_a_layernorm = RMSNorm(self.latent, eps=eps)
         self.kv_b_proj = Absorbed(self.latent, self.heads * (self.plain + config.v_head_dim), bias=False)
         self.o_proj = nn.Linear(self.heads * config.v_head_dim, config.hidden_size, bias=bias)
-        # `attend` scales by the size of the keys it sees, C + R; what is meant is the size of a head, P + R
+        # `attend` scales by the size of the keys that it gets, C + R; the right scale is by a head's size, P + R
         ratio = (self.latent + self.rotated) / (self.plain + self.rotated)
         self.scale = ratio**0.5 * yarn_mscale(config.rope_parameters) ** 2
 
@@ -119,7 +119,7 @@ class LatentAttention(nn.Module):
         return out
 
     def _turn(self, x: Tensor, rope: Rope) -> Tensor:
-        """RoPE on x [B, heads, S, R], whose pairs lie side by side when interleaved."""
+        """Apply RoPE to x [B, heads, S, R], whose rotated pairs are adjacent if interleaved."""
         if self.interleaved:
             x = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
         return rotate(x, rope)

@@ -1,9 +1,9 @@
-"""A head of a few linear layers: from a state of the target and the next token's embedding to the next state.
+"""A head of a few linear layers: from a target state and the next token's embedding to the next state.
 
     pred = SiLU(linear(... SiLU(linear(cat(embedding, state)))))
     output = s * pred + (1 - s) * state,   s = sigmoid(gate)
 
-It has no attention, so a draft costs almost nothing and nothing is cached; it guesses from one state alone. Its
+It has no attention, so a draft costs almost nothing and nothing is cached, but it guesses from a single state. Its
 config.json is eyas's own format and holds exactly the fields of `MlpConfig`.
 
 Shapes: B batch, S positions, H hidden (the target's).
@@ -31,11 +31,11 @@ class MlpConfig(FeatureConfig):
 
     depth: int = Field(default=2, ge=1)
     gate: bool = True
-    """Mix the prediction with the state it came from, by one learned weight."""
+    """Mix the prediction with its input state by one learned weight."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the activations dropped while training; decoding drops none."""
+    """The dropout rate in training; decoding drops nothing."""
     norm: bool = False
-    """Normalise before the head: for features taken before the target's final norm."""
+    """Normalize before the head: for features taken before the target's final norm."""
     rms_norm_eps: float = Field(default=1e-6, gt=0)
 
     @model_validator(mode="after")
@@ -46,7 +46,7 @@ class MlpConfig(FeatureConfig):
 
 
 def read(fields: Fields) -> MlpConfig:
-    """The configuration in config.json, which says itself what is shared. Raises ConfigError, also for unknown keys."""
+    """The configuration in config.json, which states what is shared. Raises ConfigError, also for unknown keys."""
     fields.values["target_hidden_size"] = fields.values.get("hidden_size")
     return fields.finish(MlpConfig)
 
@@ -80,7 +80,7 @@ class MlpNetwork(DraftNetwork):
         positions: Tensor,  # noqa: ARG002
         attend: Attend,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        """See `DraftNetwork.step`; positions don't matter and nothing is attended to."""
+        """See `DraftNetwork.step`; positions and `attend` are unused."""
         x = hidden if self.config.embedding == "none" else torch.cat((self.embed(tokens), hidden), dim=-1)
         for layer in self.layers:
             x = self.dropout(F.silu(layer(x)))

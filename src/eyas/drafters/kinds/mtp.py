@@ -3,10 +3,10 @@
     x = eh_proj(cat(enorm(embedding), hnorm(state)))
     output = norm(block(x))
 
-The output is what the target's head reads, and it is fed back in the place of the target's state after its final norm.
-Modules that come inside a target's checkpoint are this with the target's own kind of block (`drafters/in_target/`). The
-kind here is a drafter of its own, with Llama's block; its config.json is eyas's own format and holds exactly the fields
-of `MtpConfig`.
+The target's head reads the output, which is also fed back in place of the target's state after its final norm. Modules
+inside a target's checkpoint have the same form with the target's own kind of block (`drafters/in_target/`). The kind
+here is a separate drafter with Llama's block; its config.json is eyas's own format and holds exactly the fields of
+`MtpConfig`.
 
 Shapes: B batch, S positions, H hidden (the target's).
 """
@@ -29,15 +29,15 @@ _MODEL_TYPE, _ARCHITECTURE = "eyas_mtp", "EyasMtpDrafter"
 
 
 class MtpModuleConfig(FeatureConfig):
-    """What all MTP modules have, whatever their block."""
+    """The fields of all MTP modules, whatever their block."""
 
     rms_norm_eps: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     zero_first: bool = False
-    """Whether the pair at position 0 has zeros for its embedding, as vLLM runs the modules of DeepSeek, GLM, MiMo."""
+    """Whether the embedding at position 0 is zeroed, as vLLM does for the modules of DeepSeek, GLM and MiMo."""
 
 
 class MtpConfig(MtpModuleConfig, GroupedConfig):
-    """A module of its own, with Llama's decoder layers."""
+    """A separate module with Llama's decoder layers."""
 
 
 def read(fields: Fields) -> MtpConfig:
@@ -48,7 +48,7 @@ def read(fields: Fields) -> MtpConfig:
 
 
 def write(config: MtpConfig) -> dict[str, Any]:
-    """The config.json that only eyas reads. Ownership isn't written: the tensors in the file show it."""
+    """The config.json that only eyas reads. Ownership isn't written: it follows from the tensors in the file."""
     left_out = {"target_hidden_size", "embedding", "head"}
     values = config.model_dump(mode="json", exclude=left_out, exclude_none=True)
     return {"model_type": _MODEL_TYPE, "architectures": [_ARCHITECTURE]} | values
@@ -81,7 +81,7 @@ class MtpModule(DraftNetwork):
 
 
 class MtpNetwork(MtpModule):
-    """A module with Llama's decoder layers."""
+    """An MTP module with Llama's decoder layers."""
 
     config: MtpConfig
 

@@ -1,10 +1,10 @@
 """P-EAGLE (arXiv 2602.01469): EAGLE-3's layers, which make all guesses of a draft in one causal pass.
 
-Slot 0 is the last true pair, as in EAGLE-3. Slot d stands d positions further and reads the same pair whatever comes
-before it: the embedding of the mask token and `fc(mask_hidden)`. It sees the true pairs and the slots before it, and
-predicts the token that follows d guesses, without knowing them.
+Slot 0 is the last true pair, as in EAGLE-3. Slot d is d positions further and always reads the same masked pair: the
+embedding of the mask token and `fc(mask_hidden)`. It sees the true pairs and the slots before it, and predicts the
+token that follows d guesses without knowing them.
 
-config.json is EAGLE-3's with the mask token, under any of the names that vLLM reads. Configurations of speculators are
+config.json is EAGLE-3's plus the mask token, under any of the names that vLLM reads. Configurations of speculators are
 translated (`formats/speculators.py`).
 
 Shapes: A taps, Ht target hidden, H draft hidden.
@@ -29,16 +29,16 @@ from eyas.errors import ConfigError
 
 _LLAMA, _QWEN3 = (PEAGLE_ARCHITECTURES[layer] for layer in ("llama", "qwen3"))
 _QWEN3_EAGLE3 = "Eagle3Qwen3ForCausalLM"
-"""What vLLM's own form calls the network with norms of queries and keys: EAGLE-3, drafting in parallel."""
+"""The architecture with query and key norms in vLLM's own form: EAGLE-3 with `parallel_drafting`."""
 _MASK = ("mask_token_id", "pard_token", "ptd_token_id")
 """The names of the mask token in published files."""
 
 
 class PEagleConfig(Eagle3Config, MaskedConfig):
-    """EAGLE-3's sizes and toggles, and the slots that are read in one pass."""
+    """EAGLE-3's sizes and toggles, and the number of slots of one pass."""
 
     num_depths: int = Field(default=8, ge=1, le=DEEPEST)
-    """K, the guesses of one pass. Files of other projects needn't say it; 8 is what speculators trains."""
+    """K, the guesses of one pass. Files of other projects may omit it; speculators trains 8."""
 
     @property
     def guesses(self) -> int:
@@ -59,14 +59,14 @@ def read(fields: Fields) -> PEagleConfig:
 
 
 def write(config: PEagleConfig) -> dict[str, Any]:
-    """The config.json that eyas reads; `eyas export` names the architecture as vLLM knows it."""
+    """The config.json that eyas reads; `eyas export` writes vLLM's name of the architecture."""
     values = grouped_dict(config, _LLAMA, _QWEN3)
     del values["norm_output"]
     return values | {"parallel_drafting": True}
 
 
 class PEagleNetwork(Eagle3Network):
-    """EAGLE-3's network and the taps that stand for unknown ones."""
+    """EAGLE-3's network, and the trained taps that stand in for unknown ones."""
 
     config: PEagleConfig
 

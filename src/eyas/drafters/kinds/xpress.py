@@ -1,11 +1,11 @@
-"""XPress (arXiv 2608.02438): DFlash's block, and a refiner that mixes what its slots know backwards.
+"""XPress (arXiv 2608.02438): DFlash's block, and a refiner that causally mixes its slots.
 
-Every slot's state, the block's mean state and the token before it become one vector of rank r; a triangular matrix for
-each channel adds those of the slots before to it, an MLP follows, and a projection makes it a bias. The published
-engines run this some times over the whole block, from its own best guesses, because that settles the first guess, then
-the second, and so on (Jacobi). Here a slot is computed once its path is known: what the passes settle on.
+Each slot's state, the block's mean state and the token before the slot become one vector of size r. A triangular matrix
+per channel adds the vectors of earlier slots, an MLP follows, and a projection makes a bias of the result. Published
+engines run this several times over the whole block, from its own best guesses: each pass settles one more guess (Jacobi
+iteration). Here a slot is computed once its path is known, which gives the fixed point of those passes.
 
-Files are those of the authors' vLLM branch: `xpress_head.*`, the mixer `mix.L` as it is trained.
+It reads files of the authors' vLLM branch: `xpress_head.*`, with the mixer `mix.L` as trained.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.errors import ConfigError
 
 
 class XPressConfig(BlockConfig):
-    """The block of DFlash and the refiner's sizes."""
+    """Sizes of DFlash's block and of the refiner."""
 
     xpress_rank: int = Field(default=256, ge=1, le=WIDEST)
     xpress_mlp_hidden: int = Field(default=512, ge=1, le=WIDEST)
@@ -56,7 +56,7 @@ class Refiner(nn.Module):
         size, rank, width = config.hidden_size, config.xpress_rank, config.xpress_mlp_hidden
         linear = partial(nn.Linear, bias=False)
         self.w1, self.w2 = nn.Embedding(config.vocab_size, rank), linear(rank, config.draft_vocab_size)
-        nn.init.zeros_(self.w2.weight)  # it begins by saying nothing
+        nn.init.zeros_(self.w2.weight)  # no bias before training
         self.down_h, self.down_g, self.in_proj = linear(size, rank), linear(size, rank), linear(3 * rank, rank)
         self.mix = nn.ParameterDict({"L": nn.Parameter(torch.zeros(rank, config.block_size, config.block_size))})
         self.mlp = nn.ModuleDict(
@@ -74,19 +74,19 @@ class XPressNetwork(BlockNetwork):
         self.xpress_head = Refiner(config)
 
     def begin(self, block: Block) -> Block:
-        """With what goes into `in_proj` beside the token before [R, B, 2 r]."""
+        """Add the part [R, B, 2 r] of `in_proj`'s input that doesn't depend on the token before."""
         head, mean = self.xpress_head, block.states.mean(1, keepdim=True)
         known = torch.cat((head.down_h(block.states), head.down_g(mean).expand(-1, block.states.shape[1], -1)), dim=-1)
         return block._replace(hints=(known,))
 
     def _entering(self, block: Block, at: int, tokens: Tensor) -> Tensor:
-        """The vectors [R, W, r] of slot `at` after `tokens` [R, W], before anything is mixed into them."""
+        """The vectors [R, W, r] of slot `at` after `tokens` [R, W], before mixing."""
         known = block.hints[0][:, at].unsqueeze(1).expand(-1, tokens.shape[1], -1)
         out: Tensor = self.xpress_head.in_proj(torch.cat((known, self.xpress_head.w1(tokens).to(known.dtype)), dim=-1))
         return out
 
     def follow(self, block: Block, slot: int, tokens: Tensor, memory: Tensor | None) -> Followed:
-        """The memory is the vectors of all slots so far; where the anchor's guesses nothing, the first is its own."""
+        """See `BlockNetwork.follow`; the memory holds the vectors of all slots so far, including the anchor's."""
         at, head = block.first + slot, self.xpress_head
         if memory is None and at:
             memory = self._entering(block, 0, block.known[:, :1])

@@ -1,8 +1,8 @@
-"""Standard speculative sampling's drafter (arXiv 2211.17192, 2302.01318): a smaller language model that guesses.
+"""The drafter of standard speculative sampling (arXiv 2211.17192, 2302.01318): a smaller language model.
 
-It is a `Target` of its own: native passes, ragged rows and all. A slot's tokens are read before its next draft, whether
-they were observed or deferred; what was read stays in the model's slot cache. With another vocabulary than the target's
-the model reads the same text, token by token, in its own (`SharedVocabulary`).
+It is a `Target` itself, with native passes and ragged rows. A slot's tokens, observed or deferred, are read before its
+next draft; the model's slot cache keeps what was read. If its vocabulary differs from the target's, the model reads the
+same text, token by token, in its own vocabulary (`SharedVocabulary`).
 
 Shapes: R rows (a contiguous range of slots), W frontier nodes, F guesses staged so far, K children offered by each, V
 the model's vocabulary, Vd the tokens among them that can be drafted.
@@ -40,20 +40,20 @@ from eyas.verify import Coupling
 
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
-"""How SentencePiece writes a space."""
+"""SentencePiece's character for a space."""
 
 
 class SharedVocabulary:
-    """The tokens that the vocabularies of a target and of a draft model with another tokenizer share.
+    """The tokens shared by the vocabularies of a target and of a draft model with another tokenizer.
 
-    Tokens are the same if they stand for the same bytes, however their tokenizers write them (`Ġthe`, `▁the`), special
-    ones if they have the same name or begin and end texts. Only those can be drafted. The model reads the target's
-    tokens one by one: a shared one as its own, any other by encoding the text that it stands for, special ones that it
-    doesn't have not at all. So the text is the target's, though not always split as the model's tokenizer would.
+    Tokens are shared if they stand for the same bytes, however their tokenizers write them (`Ġthe`, `▁the`); special
+    tokens if they have the same name, or are both the bos or eos token. Only shared tokens can be drafted. The model
+    reads the target's tokens one by one: a shared token as its own one, other tokens by encoding their text. It skips
+    special tokens that it lacks. So the text is the target's, but may be split differently than by its own tokenizer.
     """
 
     def __init__(self, target: Any, own: Any, target_size: int, own_size: int, device: torch.device) -> None:
-        """From the tokenizers of a `target` and of a draft model, whose heads have so many outputs."""
+        """From the tokenizers of a `target` and of a draft model, whose heads have the given sizes."""
         self._target, self._own = target, own
         theirs, ours = (token_bytes(tokenizer) for tokenizer in (target, own))
         own_of = {content: token for token, content in reversed(ours.items()) if token < own_size}
@@ -69,7 +69,7 @@ class SharedVocabulary:
         self.target_ids: Tensor = torch.tensor(list(self._shared), dtype=torch.int64, device=device)
         """[Vd] the target's ids of the shared tokens."""
         self.draft_ids: Tensor = torch.tensor(list(self._shared.values()), dtype=torch.int64, device=device)
-        """[Vd] the draft model's ids of them."""
+        """[Vd] the draft model's ids of the same tokens."""
         self.own_ids: Tensor = torch.zeros(target_size, dtype=torch.int64, device=device)
         """[V of the target] the draft model's id of each token; 0 for those that aren't shared."""
         self.own_ids[self.target_ids] = self.draft_ids
@@ -86,17 +86,17 @@ class SharedVocabulary:
 
     @property
     def share(self) -> float:
-        """Share of the draft model's tokens that can be drafted."""
+        """The share of the draft model's tokens that can be drafted."""
         return len(set(self._shared.values())) / max(1, self._sizes[0])
 
     def share_of(self, texts: Iterable[str]) -> float:
-        """Share of the target's tokens of some texts that can be drafted."""
+        """The share of the target's tokens in `texts` that can be drafted."""
         tokens = [token for text in texts for token in self._target.encode(text, add_special_tokens=False)]
         return sum(token in self._shared for token in tokens) / max(1, len(tokens))
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
-    """What each token stands for: bytes, or for special tokens their names."""
+    """The bytes that each token stands for, or the names of special tokens."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     by_bytes = backend is not None and '"ByteLevel"' in backend.to_str()
     alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -107,7 +107,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
         single = _BYTE.fullmatch(name)
         if token in special:
             found[token] = name
-        elif token in added:  # written as they are
+        elif token in added:  # added tokens are plain text
             found[token] = name.encode()
         elif by_bytes and all(character in alphabet for character in name):
             found[token] = bytes(alphabet[character] for character in name)
@@ -119,7 +119,7 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes | str]:
 
 
 _TOGETHER = 64
-"""A row with more unread tokens, such as a prompt, is read by itself: it would widen the other rows' pass."""
+"""A row with more unread tokens than this, such as a prompt, is read alone: it would widen the other rows' pass."""
 
 
 class SavedReading(NamedTuple):
@@ -127,47 +127,47 @@ class SavedReading(NamedTuple):
 
     tokens: list[int]
     read: int
-    """How many of the pairs, from the first, have columns: those of the token that each pair begins with."""
+    """How many of the first pairs have columns, which belong to the token before each pair's own."""
     columns: Saved
 
     @property
     def unread(self) -> int:
-        """How many pairs, from the end, have none."""
+        """How many of the last pairs have no columns."""
         return len(self.tokens) - self.read
 
 
 class _Text(History):
-    """A sequence as the model reads it: in the target's tokens, or in those of its own vocabulary."""
+    """A sequence as the model reads it: in the target's tokens, or in its own vocabulary."""
 
     def __init__(self, shared: SharedVocabulary | None, prompt: Sequence[int] = (), owner: str = "") -> None:
         super().__init__(prompt, owner)
         self._shared = shared
         self.text: list[int] = []
         self._stops: list[int] = []
-        """For each token the length of the text up to its end."""
+        """For each token, the length of the text up to its end."""
 
     def cut(self) -> None:
         length = self.end(len(self.tokens))
         del self._stops[len(self.tokens) :], self.text[length:]
 
     def end(self, tokens: int) -> int:
-        """The length of the text of the first tokens, as far as it is written."""
+        """The length of the text of the first `tokens` tokens, as far as it is written."""
         count = min(tokens, len(self._stops))
         return self._stops[count - 1] if count else 0
 
     def tokens_in(self, length: int) -> int:
-        """How many of the tokens lie in the first part of the text."""
+        """How many tokens lie within the first `length` of the text."""
         return bisect_right(self._stops, length)
 
     def write(self) -> None:
-        """Bring the text up to the last token."""
+        """Extend the text up to the last token."""
         for token in self.tokens[len(self._stops) :]:
             self.text += (token,) if self._shared is None else self._shared.read(token)
             self._stops.append(len(self.text))
 
 
 class SmallLmPairs(TokenPairs[_Text]):
-    """Each slot's text, and what the model has read of it."""
+    """Each slot's text, and the part of it that the model has read."""
 
     def __init__(self, model: Target, shared: SharedVocabulary | None) -> None:
         self._model = model
@@ -224,7 +224,7 @@ class SmallLmDrafter(HistoryDrafter):
     pairs: SmallLmPairs
 
     def __init__(self, model: Target, shared: SharedVocabulary | None = None) -> None:
-        """Draft with `model`; `shared` maps its vocabulary, None if it is the target's own."""
+        """Draft with `model`; `shared` maps its vocabulary, None if it has the target's own."""
         self.model, self.shared, self.module = model, shared, model.model
         self._ids = torch.arange(model.vocab_size, device=model.device) if shared is None else shared.target_ids
         self.max_fanout = len(self._ids)
@@ -252,27 +252,27 @@ class SmallLmDrafter(HistoryDrafter):
         return growth.tree()
 
     def _can_read(self, slot: int) -> bool:
-        """Whether a slot's text is there, and fits the model's context."""
+        """Whether a slot has text, and it fits the model's context."""
         history, longest = self.pairs[slot], self.model.max_length
         history.write()
         return bool(history.text) and (longest is None or len(history.text) < longest)
 
     def _read(self, rows: range, wanted: Sequence[bool]) -> Tensor:
-        """Read all that the `wanted` rows [R] have not read yet; returns the logits [R, 1, V] of what follows."""
+        """Read all unread text of the `wanted` rows [R]; returns the logits [R, 1, V] of what follows."""
         cache, unread = self.pairs.cache, list[list[int]]()
         for slot, want in zip(rows, wanted, strict=True):
             if not want:
                 unread.append([])
                 continue
             text = self.pairs[slot].text
-            cache.truncate(slot, len(text) - 1)  # the last one's logits are needed
+            cache.truncate(slot, len(text) - 1)  # the last token's logits are needed
             rest = text[cache.length(slot) :]
             if len(rest) > _TOGETHER:
                 for _ in self.model.prefill(cache, range(slot, slot + 1), [rest], ()):
-                    pass  # all but the last one
+                    pass  # reads all but the last token
                 rest = rest[-1:]
             unread.append(rest)
-        # the token after those of a chunk isn't read: here it isn't known
+        # a chunk ends with the token after it, which isn't read: here it is unknown, so 0 stands in
         chunk = self.model.prefill_chunk(cache, rows, [[*rest, 0] for rest in unread], ())
         last = torch.tensor([max(0, len(rest) - 1) for rest in unread], device=self._device)
         steps = torch.arange(len(rows), device=self._device)
@@ -283,7 +283,7 @@ _LOG = logging.getLogger("eyas")
 
 
 def holds_language_model(path: Path) -> bool:
-    """Whether a folder holds a transformers model and no drafter, as far as its config and tensors' names say."""
+    """Whether a folder holds a transformers model and no drafter, by its config and tensor names."""
     if not (path / CONFIG).is_file():
         return False
     config = read_json(path / CONFIG)
@@ -294,11 +294,11 @@ def holds_language_model(path: Path) -> bool:
 def load_small_lm(
     source: str | Path, target: Target, tokenizer: Any = None, quantize: str | None = None
 ) -> SmallLmDrafter:
-    """Load a language model that drafts for `target`, in its dtype and on its device.
+    """Load a language model that drafts for `target`, in the target's dtype and on its device.
 
     `tokenizer` is the target's: with it the model may have another vocabulary. `quantize` as in `load_target`. Raises
-    ModelError, UnsupportedModelError for models that can't be verified like a target, DrafterMismatchError for
-    vocabularies that can't be mapped.
+    ModelError, UnsupportedModelError for models that eyas can't draft with, DrafterMismatchError for vocabularies that
+    can't be mapped.
     """
     eager = target.device.type == "cuda" and target.record is None
     model = load_target(source, dtype=target.dtype, device=target.device, eager=eager, quantize=quantize)
@@ -325,12 +325,12 @@ def load_small_lm(
 
 
 def parameters_of(target: Target) -> int:
-    """How many parameters a model has."""
+    """The number of a model's parameters."""
     return sum(weight.numel() for weight in target.model.parameters())
 
 
 def _shared_vocabulary(source: str | Path, model: Target, target: Target, tokenizer: Any) -> SharedVocabulary | None:
-    """What the vocabularies have in common; None if they are the same."""
+    """The mapping between the vocabularies; None if they are the same."""
     own = None if tokenizer is None else load_tokenizer(source)
     same_size = model.vocab_size == target.vocab_size
     if own is None or (same_size and own.get_vocab() == tokenizer.get_vocab()):
@@ -346,17 +346,17 @@ def _shared_vocabulary(source: str | Path, model: Target, target: Target, tokeni
         raise DrafterMismatchError(f"the draft model {source} has no token in common with the target: choose another")
     if own.get_vocab() != tokenizer.get_vocab():
         _LOG.warning(
-            "the draft model %s has another vocabulary than the target: %.1f %% of its tokens can be drafted, which "
-            "make %.1f %% of some English and code",
+            "the draft model %s has another vocabulary than the target: %.1f%% of its tokens can be drafted, which "
+            "make up %.1f%% of a sample of English and code",
             source, 100 * shared.share, 100 * shared.share_of(text for _, text in PROMPTS),
         )  # fmt: skip
     return shared
 
 
 class StagedLevels:
-    """The levels of one draft, each run by one pass of the model behind those above it; nothing is committed.
+    """The levels of one draft, each run by one pass of the model after the levels above it; nothing is committed.
 
-    A guess sees its row's committed tokens, the guesses above it, and itself. They lie in staging columns, which the
+    A guess sees its row's committed tokens, the guesses above it, and itself. Guesses lie in staging columns, which the
     next pass over these rows overwrites.
     """
 
@@ -400,7 +400,7 @@ class StagedLevels:
         self._seen = torch.cat((self._seen.gather(1, parents), itself), dim=2)
         above = self._positions[:, -1:] if first else lengths.unsqueeze(1) - 1
         positions = (above + 1).expand(-1, width)
-        if target.max_length is not None:  # guesses beyond the context are no good, but some models look positions up
+        if target.max_length is not None:  # guesses beyond the context are useless, but some models index by position
             positions = positions.clamp(max=target.max_length - 1)
         self._positions = torch.cat((self._positions, positions), dim=1)
 

@@ -1,12 +1,13 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the target itself guesses ahead, in the pass that verifies.
 
-Beside the last token a pass runs a window of guesses: N - 1 levels of W columns, each level what the target said of the
-one before it a pass earlier (a Jacobi iteration). Down the columns stand n-grams that the target found likely. They go
-into a pool, and those that begin with the last token are verified in later passes. It needs no weights, and nothing has
-to be repeated in the text, but a pass runs a hundred tokens more: it pays where those are nearly free.
+With the last token, a pass runs a window of guesses: N - 1 levels of W columns, where each level is the target's
+prediction for the level before it in the previous pass (Jacobi iteration). The columns hold n-grams that the target
+finds likely. They go into a pool, and n-grams that begin with the last token are verified in later passes. The method
+needs neither weights nor repeated text, but a pass runs about a hundred more tokens: it pays where these are nearly
+free.
 
-At the start of an answer there is one level, of random tokens of the prompt, and each pass adds one, as in the paper's
-code. After rounds without drafts the window lies behind; that makes its guesses worse, and nothing else.
+At the start of an answer there is one level of random prompt tokens, and each pass adds a level, as in the paper's
+code. After rounds without drafts the window is out of date, which only makes its guesses worse.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from eyas.verify import Coupling
 
 @dataclass
 class LookaheadWindow:
-    """The window of one sequence, and the n-grams that came out of it."""
+    """The window of one sequence, and its pool of n-grams."""
 
     spec: LookaheadTree
     levels: list[list[int]]
-    """Tokens by level; the first begins at column 1, for its column 0 is the last token."""
+    """Tokens by level; the first level begins at column 1, since its column 0 is the last token."""
     pool: dict[int, dict[tuple[int, ...], None]] = field(default_factory=dict)
-    """Token -> the n-grams that may follow it, the one found last at the end."""
+    """Token -> the n-grams that may follow it, oldest first."""
 
     @property
     def filled(self) -> bool:
-        """Whether it has all its levels."""
+        """Whether the window has all its levels."""
         return len(self.levels) == self.spec.depth
 
     @property
     def awaited(self) -> range:
-        """The tree's nodes whose successors are the next level: those of the last level."""
+        """The tree nodes of the last level; their successors form the next level."""
         stop = sum(map(len, self.levels))
-        # while a level is added the others stay, and the column that the next root takes is dropped from all
+        # while a level is added the others stay; all of them lose the column that the next root takes
         skipped = 0 if self.filled or len(self.levels) == 1 else 1
         return range(stop - len(self.levels[-1]) + skipped, stop)
 
     def advance(self, root: int, successors: list[int]) -> None:
-        """Move up, given what the target says follows the `awaited` nodes of a pass that began with `root`."""
+        """Advance by one level: `successors` is what the target predicts after `awaited` in a pass from `root`."""
         if not self.filled:
             self.levels = [*(level[1:] for level in self.levels), successors]
             return
@@ -59,7 +60,7 @@ class LookaheadWindow:
         self.levels = [self.levels[1][1:], *self.levels[2:], successors]
 
     def _keep(self, token: int, ngram: tuple[int, ...]) -> None:
-        """Add to the pool; where it is full for a token, the n-gram that was found longest ago goes."""
+        """Add an n-gram to the pool; if a token's pool is full, the n-gram found longest ago is dropped."""
         known = self.pool.setdefault(token, {})
         known.pop(ngram, None)
         known[ngram] = None
@@ -68,7 +69,7 @@ class LookaheadWindow:
 
 
 def first_guesses(prompt: Sequence[int], count: int) -> list[int]:
-    """Random tokens of a prompt, the same ones each time."""
+    """`count` random tokens of a prompt, the same ones each time."""
     return Random(str(list(prompt))).choices(prompt, k=count)
 
 
@@ -79,18 +80,18 @@ class LookaheadHistory(History):
         super().__init__(prompt, owner)
         self.prompt = prompt
         self.window: LookaheadWindow | None = None
-        """None = nothing was drafted yet."""
+        """None = nothing has been drafted yet."""
 
 
 class LookaheadDrafter(HistoryDrafter):
-    """Proposes the n-grams that its window found, and has the target move the window on."""
+    """Proposes the n-grams found by its window, and lets the target advance the window."""
 
     pairs: TokenPairs[LookaheadHistory]
 
     def __init__(
         self, device: torch.device, vocab_size: int, window: int = 15, ngram: int = 5, guesses: int = 15
     ) -> None:
-        """W, N and G are those of its default tree: the paper's for models of 7B. Raises UsageError."""
+        """Set W, N and G of the default tree, by default the paper's for 7B models. Raises UsageError."""
         LookaheadTree(window, ngram, guesses)
         self.max_fanout = vocab_size
         self.default_tree = f"lookahead:{window},{ngram},{guesses}"
@@ -104,7 +105,7 @@ class LookaheadDrafter(HistoryDrafter):
         drafting: Sequence[bool] | None = None,
     ) -> DraftTree:
         if spec.method != LookaheadTree.method:
-            raise UsageError("the method lookahead drafts trees lookahead:W,N,G only: give such a tree, or none")
+            raise UsageError("the method lookahead only drafts trees lookahead:W,N,G: give such a tree, or none")
         wanted = [True] * len(rows) if drafting is None else drafting
         tree = cast(LookaheadTree, spec)
         branches = [self._branches(slot, tree) if want else None for slot, want in zip(rows, wanted, strict=True)]

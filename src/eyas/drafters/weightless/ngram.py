@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the sequence's last tokens where they occurred before is proposed again.
+"""Prompt lookup: proposes what followed an earlier occurrence of the sequence's last tokens.
 
-The n-gram method of vLLM and transformers (`prompt_lookup_num_tokens`): the longest n-gram at the end that has an
-earlier occurrence, and of its occurrences the first. It needs no weights, and drafts nothing where nothing is repeated.
+The n-gram method of vLLM and transformers (`prompt_lookup_num_tokens`): it takes the longest n-gram at the end that
+occurred before, and its first occurrence. It needs no weights, and drafts nothing if nothing is repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eyas.tree.proposal import Proposal
 
 
 class NgramHistory(History):
-    """A sequence, and where its n-grams occurred first."""
+    """A sequence, and the first occurrences of its n-grams."""
 
     def __init__(self, prompt: Sequence[int] = (), owner: str = "") -> None:
         super().__init__(prompt, owner)
@@ -28,7 +28,7 @@ class NgramHistory(History):
         self._followers: dict[tuple[int, ...], int] = {}
         """N-grams -> the index after their first occurrence."""
         self._indexed = 0
-        """How many of the tokens can end such an n-gram: all that had a successor at the last draft."""
+        """How many tokens have been indexed as ends of n-grams: all with a successor at the last draft."""
 
     def follower(self, sizes: Iterable[int]) -> tuple[int, int] | None:
         """The index after the first occurrence of the longest n-gram of these `sizes` that ends here, and its size."""
@@ -46,14 +46,14 @@ class NgramHistory(History):
 
 
 class NgramDrafter(LookupDrafter):
-    """Proposes the continuation of the last tokens' first earlier occurrence, a chain."""
+    """Proposes the continuation of the last tokens' first occurrence as a chain."""
 
     max_fanout = 1
     default_tree = "chain:10"
     pairs: TokenPairs[NgramHistory]
 
     def __init__(self, device: torch.device, longest: int = 3, shortest: int = 1) -> None:
-        """Look for the last `longest` tokens, then for fewer, down to `shortest`. Raises UsageError."""
+        """Look up the last `longest` tokens, then fewer, down to `shortest`. Raises UsageError."""
         if not 1 <= shortest <= longest:
             raise UsageError(f"ngram: n-grams of {shortest} to {longest} tokens; write 1 <= shortest <= longest")
         self._sizes = range(longest, shortest - 1, -1)
@@ -64,7 +64,7 @@ class NgramDrafter(LookupDrafter):
         found = history.follower(self._sizes)
         if found is None:
             return Proposal()
-        # how probable it is isn't known; a controller learns what matches of each length are worth
+        # the probability is unknown; a controller learns what matches of each length are worth
         start, size = found
         return Proposal.chain(history.tokens[start : start + depth], math.log(size / (size + 1)))
 

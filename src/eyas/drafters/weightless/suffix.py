@@ -1,7 +1,7 @@
-"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): what followed the last tokens before, by counts.
+"""Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): the most frequent continuations of the last tokens.
 
-Two texts are searched: the request's own, prompt and answer, and the finished answers of its owner. The longer the
-match, the longer the draft; the better of both drafts is taken. It needs no weights, and drafts nothing where nothing
+Two texts are searched: the request's own prompt and answer, and the finished answers of its owner. The longer the
+match, the longer the draft; the better of the two drafts is taken. It needs no weights, and drafts nothing if nothing
 is repeated.
 
 Shapes: n occurrences, W tokens before or after each.
@@ -28,29 +28,29 @@ from eyas.targets import Target
 from eyas.tree.proposal import Proposal
 
 _MOST_FANOUT = 64
-"""As many children of a node as are ever proposed; more would each be less likely than one in 64."""
+"""The most children of a node that are ever proposed; any more would each be less likely than one in 64."""
 ANSWER_TOKENS = 2**17
 """The most tokens of finished answers kept for an owner."""
 ALL_ANSWER_TOKENS = 2**20
-"""The most tokens of finished answers kept for all owners together: with the room to grow at most 8 MB."""
+"""The most tokens of finished answers kept for all owners together: at most 8 MB including room to grow."""
 OWNERS = 256
 """The most owners whose finished answers are kept."""
 
 
 class FinishedAnswers:
-    """The answers of some owners, first in first out. Those of one owner never serve another."""
+    """Finished answers by owner, first in first out. One owner's answers never serve another."""
 
     def __init__(
         self, limits: SuffixLimits, per_owner: int = ANSWER_TOKENS, total: int = ALL_ANSWER_TOKENS, owners: int = OWNERS
     ) -> None:
-        """At most so many tokens for an owner and for all, of at most so many owners."""
+        """Keep at most `per_owner` tokens of an owner and `total` tokens of all, of at most `owners` owners."""
         self._limits, self._per_owner, self._total, self._most = limits, per_owner, total, owners
-        self._indexes: OrderedDict[str, SuffixIndex] = OrderedDict()  # who finished an answer last comes last
+        self._indexes: OrderedDict[str, SuffixIndex] = OrderedDict()  # least recent answer first
         self._sizes: dict[str, deque[int]] = {}  # of each owner's answers, oldest first
         self._tokens = 0
 
     def __len__(self) -> int:
-        """The tokens of all answers, and one more for each."""
+        """The number of tokens of all answers, plus one for each answer."""
         return self._tokens
 
     def index(self, owner: str) -> SuffixIndex | None:
@@ -58,7 +58,7 @@ class FinishedAnswers:
         return self._indexes.get(owner)
 
     def add(self, owner: str, answer: Sequence[int]) -> None:
-        """Keep an answer. The owner's oldest ones are dropped for it, and owners who finished none for long."""
+        """Keep an answer; if limits are exceeded, drop the owner's oldest answers and the least recent owners."""
         answer = answer[-(self._per_owner - 1) :]
         index = self._indexes.setdefault(owner, SuffixIndex(self._limits))
         sizes = self._sizes.setdefault(owner, deque())
@@ -78,7 +78,7 @@ class FinishedAnswers:
 
 
 class SuffixHistory(History):
-    """A sequence, and the counts of its suffixes."""
+    """A sequence, and the index of its suffixes."""
 
     def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: str = "") -> None:
         super().__init__(prompt, owner)
@@ -88,24 +88,24 @@ class SuffixHistory(History):
         self._index.truncate(len(self.tokens))
 
     def index(self) -> SuffixIndex:
-        """The tokens up to the last one."""
+        """The index of all tokens so far."""
         self._index.append(self.tokens[len(self._index) :])
         return self._index
 
     @property
     def answer(self) -> list[int]:
-        """The tokens after the prompt, which others' drafts may copy once it is complete."""
+        """The tokens after the prompt, which later drafts may copy once the sequence is complete."""
         return self.tokens[self._prompt :]
 
 
 class SuffixDrafter(LookupDrafter):
-    """Proposes what followed the longest and most telling suffix of a sequence, in itself or in finished answers."""
+    """Proposes what followed the best-matching suffix of a sequence, in itself or in finished answers."""
 
     max_fanout = _MOST_FANOUT
     pairs: TokenPairs[SuffixHistory]
 
     def __init__(self, device: torch.device, limits: SuffixLimits | None = None) -> None:
-        """For a target on `device`. Raises UsageError for limits that make no sense."""
+        """Draft for a target on `device`. Raises UsageError for invalid limits."""
         self._limits = limits or SuffixLimits()
         self._limits.check()
         nodes = self._limits.nodes(self._limits.longest)
@@ -119,13 +119,13 @@ class SuffixDrafter(LookupDrafter):
         return made
 
     def finish(self, slot: int) -> None:
-        """Keep the answer for its owner's later sequences; one without an owner is kept for nobody."""
+        """Keep the answer for its owner's later sequences; answers without an owner aren't kept."""
         history = self.pairs[slot]
         if history.owner and history.answer:
             self.answers.add(history.owner, history.answer)
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
-        """The better draft of the two texts; `fanout` 1 makes it a chain."""
+        """The better of the drafts from the two texts; `fanout` 1 makes it a chain."""
         history, fanout = self.pairs[slot], min(fanout, _MOST_FANOUT)
         last = history.tokens[-self._limits.longest :]
         draft = history.index().draft(last, depth, fanout)
@@ -144,25 +144,25 @@ def make(target: Target) -> SuffixDrafter:
 Array = npt.NDArray[np.int32]
 
 _NOTHING = -1
-"""Stands where there is no token: before the first text, after the last one, and between two."""
+"""Marks positions without a token: before the first text, after the last text, and between two texts."""
 _UNLIKE = -2
-"""Differs from whatever stands in a text."""
+"""Differs from every value in a text."""
 _FEW = 512
-"""So many occurrences are compared in one operation; while there are more, token by token."""
+"""Up to this many occurrences are compared in one operation; while there are more, token by token."""
 
 
 class SuffixLimits(NamedTuple):
-    """How much is drafted: after a match of m tokens at most `factor * m + offset`, and only what is likely."""
+    """Limits of a draft: at most `factor * m + offset` tokens after a match of m tokens, and only likely ones."""
 
     factor: float = 2.0
     offset: float = 0.0
     least: float = 0.1
-    """The least probability, by the counts, of a token's whole path."""
+    """The least probability of a token's whole path, estimated from the counts."""
     longest: int = 16
     """Longer matches count as matches of this length."""
 
     def check(self) -> None:
-        """Raise UsageError for limits that make no sense."""
+        """Raise UsageError for invalid limits."""
         if self.factor < 0.0 or not 0.0 < self.least <= 1.0 or self.longest < 1 or self.nodes(self.longest) < 1:
             raise UsageError(
                 f"suffix: factor {self.factor}, offset {self.offset}, least {self.least}, longest {self.longest}: "
@@ -170,23 +170,23 @@ class SuffixLimits(NamedTuple):
             )
 
     def nodes(self, match: int) -> int:
-        """The most tokens to draft after a match of so many."""
+        """The most tokens to draft after a match of `match` tokens."""
         return int(self.factor * match + self.offset + 1e-6)
 
 
 class SuffixDraft(NamedTuple):
-    """A proposal, and how many of its tokens are right on average if the counts are right."""
+    """A proposal, and its expected number of correct tokens according to the counts."""
 
     proposal: Proposal
     score: float
 
 
 class SuffixIndex:
-    """Counts of the suffixes of a text that grows at its end and can be cut at both, or of several texts in a row.
+    """Suffix counts of a text that grows at its end and can be cut at both ends, or of several texts in a row.
 
-    They are those of a suffix tree, taken from the text itself: a search for one token among a hundred thousand takes
-    some 50 microseconds, appending and cutting are copies, and the memory is four bytes a token. As in a tree, an
-    occurrence at the end of a text counts, as one that nothing followed.
+    The counts equal a suffix tree's but are taken from the text itself: a search for one token among a hundred thousand
+    takes about 50 microseconds, appending and cutting are copies, and memory is four bytes per token. As in a tree, an
+    occurrence at the end of a text counts as one that nothing followed.
     """
 
     def __init__(self, limits: SuffixLimits | None = None) -> None:
@@ -203,7 +203,7 @@ class SuffixIndex:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the texts' buffer, room to grow included."""
+        """The size of the texts' buffer in bytes, including room to grow."""
         return self._buffer.nbytes
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -215,7 +215,7 @@ class SuffixIndex:
         self._size = end
 
     def end_text(self) -> None:
-        """Let another text begin, which takes a token's room: nothing occurs half in one text, half in the next."""
+        """End the text with a separator, which takes one token's room, so that no match spans two texts."""
         self.append((_NOTHING,))
 
     def truncate(self, size: int) -> None:
@@ -231,36 +231,36 @@ class SuffixIndex:
         self._text[: self._size] = kept
 
     def draft(self, context: Sequence[int], depth: int, fanout: int, floor: float = 0.0) -> SuffixDraft:
-        """The best draft that any suffix of `context` gives: at most `depth` levels, `fanout` children a node.
+        """The best draft that any suffix of `context` gives: at most `depth` levels, `fanout` children per node.
 
-        Every suffix gives one that takes the most probable token first, then the next, and the best is the one with the
-        highest score; of equals that of the longer suffix. An empty text, or a new token, gives none; nor does one
-        whose score isn't above `floor`.
+        Each suffix gives a draft grown from the most probable token to the next. The draft with the highest score wins;
+        on ties, the longer suffix. The draft is empty if the text is empty, if the last token is new, or if no score is
+        above `floor`.
         """
         best = SuffixDraft(Proposal(), floor)
         stops, lengths = self._matches(context)
         for match in np.unique(lengths)[::-1].tolist():
             nodes = self._limits.nodes(match)
             if nodes <= best.score:
-                break  # shorter ones may draft even less
+                break  # shorter matches may draft even less
             found = self._grown(stops[lengths >= match], nodes, depth, fanout, best.score)
             if found.score > best.score:
                 best = found
         return best
 
     def _reserve(self, room: int) -> None:
-        """Make room for so many tokens."""
+        """Make room for `room` tokens."""
         margin, kept = self._margin, self._text[: self._size] if self._size else np.empty(0, np.int32)
         self._room = room
         self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
         self._text: Array = self._buffer[margin:-margin]
         self._text[: self._size] = kept
-        # row i: the tokens before, from, position i of the text
+        # row i: the tokens before position i of the text, and from it on
         self._windows_before = sliding_window_view(self._buffer[margin - self._before :], self._before)
         self._windows_after = sliding_window_view(self._buffer[margin:], self._after)
 
     def _matches(self, context: Sequence[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Where occurrences of the context's last token end, and how many of its last tokens occur there [n]."""
+        """The ends of all occurrences of the context's last token, and the match length at each [n]."""
         if not context:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         stops = np.flatnonzero(self._text[: self._size] == context[-1]) + 1
@@ -279,9 +279,9 @@ class SuffixIndex:
         return stops, lengths
 
     def _grown(self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int, floor: float) -> SuffixDraft:
-        """The most probable continuations of occurrences that end there, up to `nodes`.
+        """The most probable continuations of occurrences that end at `stops`, up to `nodes` tokens.
 
-        They are left unfinished where they can't score more than `floor`.
+        Growth stops early if the score can't exceed `floor`.
         """
         made, score = Proposal(), 0.0
         following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
@@ -296,7 +296,7 @@ class SuffixIndex:
             made.tokens.append(child.token)
             made.parents.append(child.parent)
             made.logprobs.append(math.log(child.ratio))
-            # as long as all occurrences go on alike, nothing is more probable than the next token
+            # as long as all occurrences continue alike, no token is more probable than the next one
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
             alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _NOTHING)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
@@ -312,7 +312,7 @@ class SuffixIndex:
 
 
 class _Continuation(NamedTuple):
-    """A token that may be drafted next; the most probable one sorts first, and none are equal."""
+    """A token that may be drafted next; the most probable one sorts first, without ties."""
 
     order: tuple[float, int, int]
     token: int
@@ -321,19 +321,19 @@ class _Continuation(NamedTuple):
     """Its share of its parent's occurrences."""
     level: int
     rows: Array
-    """What follows the parent's occurrences [n, W]."""
+    """[n, W] the tokens after the parent's occurrences."""
     chosen: list[int]
-    """Which of them go on with the token."""
+    """The indexes of the rows that continue with the token."""
 
 
 def _children(
     rows: Array, level: int, probability: float, parent: int, fanout: int, least: float
 ) -> list[_Continuation]:
-    """What follows occurrences at a level: the most frequent tokens; of equals those that followed the last time."""
+    """The most frequent tokens that follow occurrences at a level; on ties, the most recent ones."""
     enough = least * len(rows) / probability
     column = rows[:, level]
     followers: dict[int, list[int]] = {}
-    if len(rows) > _FEW:  # the few tokens that are frequent enough first
+    if len(rows) > _FEW:  # find the few frequent tokens first
         tokens, counts = np.unique(column, return_counts=True)
         followers = {token: np.flatnonzero(column == token).tolist() for token in tokens[counts >= enough].tolist()}
     else:

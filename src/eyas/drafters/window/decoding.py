@@ -1,8 +1,8 @@
-"""Decoding with a draft network that attends to a window: what a slot keeps differs.
+"""Decoding with a draft network that attends to a window: a slot keeps only sinks and the last pairs.
 
-Passes that would cross a step of a row's window are split there, so that a pair sees the same whatever else is read
-with it. Deferred pairs that would be dropped as soon as they are read are forgotten unread, where the network has one
-layer: there a pair's keys and values depend on no other pair.
+Passes that would cross a step of a row's window are split there, so that what a pair sees doesn't depend on the other
+pairs of its pass. If the network has one layer, deferred pairs that would be dropped as soon as they are read are
+forgotten unread: a pair's keys and values then depend on no other pair.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden, Hkv heads, n columns, D head size, G
 tensors of one shape.
@@ -26,29 +26,29 @@ from eyas.targets.graphs import Record
 from eyas.targets.slots import KVShape, Saved, SlotCache
 
 Turn = Callable[[Tensor, int], Tensor]
-"""(keys [..., D], positions) -> the keys, rotated on by so many positions."""
+"""(keys [..., D], positions) -> the keys, rotated further by `positions`."""
 
 STAGED = 256
-"""Columns that are kept for staging; draft trees that need more get them."""
+"""Columns reserved for staging; larger draft trees extend them."""
 
 
 class SavedSpan(NamedTuple):
-    """Neighbouring pairs that were copied out of a slot."""
+    """Consecutive pairs that were copied out of a slot."""
 
     first: int
-    """The index of the first in its row."""
+    """The index of the first pair in its row."""
     stop: int
     dropped: int
-    """How far their keys' positions are behind their indexes."""
+    """How far the positions of their keys lie below their indexes."""
     columns: Saved
 
 
 class WindowCache(SlotCache):
-    """A slot cache whose `lengths` count the columns of pairs that are kept, and `dropped` the pairs between them.
+    """A slot cache where `lengths` count the columns of kept pairs, and `dropped` the pairs between sinks and window.
 
-    The columns of a slot are the sinks, then the pairs of the window, in order; keys are rotated by the index of their
-    column. When a window moves on, what stays is copied to the columns after the sinks and rotated back by as much. The
-    pairs of the last step are kept beside it: a row that is loaded again a little shorter needs them.
+    The columns of a slot are the sinks, then the pairs of the window, in order. A key is rotated by its column index.
+    When a window moves on, the remaining pairs are copied to the columns after the sinks and their keys rotated back by
+    the same distance. The last pairs dropped are kept aside: a row that is loaded again a little shorter needs them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class WindowCache(SlotCache):
 
     @property
     def most(self) -> int:
-        """The columns of a slot however long its row is."""
+        """The usual maximum of a slot's columns, however long its row is."""
         return self.window.limit + STAGED
 
     def reserve(self, columns: int, staged: int = 0) -> None:
@@ -85,7 +85,7 @@ class WindowCache(SlotCache):
         self._last_step[target], self._last_step[source] = self._last_step[source], None
 
     def truncate(self, slot: int, length: int) -> None:
-        """Drop a row's pairs from `length` on. Raises UsageError where what would stay of the window was dropped."""
+        """Drop a row's pairs from `length` on. Raises UsageError if `length` lies among pairs dropped before."""
         sinks, dropped, read = self.window.sinks, self.dropped[slot], self.length(slot)
         if sinks < length < min(read, sinks + dropped):
             raise UsageError(f"pairs before {sinks + dropped} are dropped: a row can't end at {length}")
@@ -94,12 +94,12 @@ class WindowCache(SlotCache):
         super().truncate(slot, length if length <= sinks else length - dropped)
 
     def kept_from(self, slot: int) -> int:
-        """The first pair from which on all of a row's pairs can be copied."""
+        """The index of the pair from which on all of a row's pairs can be copied."""
         last = self._last_step[slot]
         return self.window.sinks + self.dropped[slot] if last is None else last.first
 
     def slide(self, slot: int, dropped: int) -> None:
-        """Move a slot's window on until so many pairs are dropped; nothing if that many are."""
+        """Move a slot's window on until `dropped` pairs are dropped; a no-op if they already are."""
         by, sinks, used = dropped - self.dropped[slot], self.window.sinks, self.lengths[slot]
         if by <= 0:
             return
@@ -118,12 +118,12 @@ class WindowCache(SlotCache):
         self.dropped[slot] = dropped
 
     def skip(self, slot: int, first: int) -> None:
-        """Drop all pairs of the window, so that the next one that is read is the row's pair `first`."""
+        """Drop all pairs of the window, so that the next pair read is the row's pair `first`."""
         self.lengths[slot] = min(first, self.window.sinks)
         self.dropped[slot], self._last_step[slot] = first - self.lengths[slot], None
 
     def spans(self, slot: int, start: int, stop: int) -> tuple[SavedSpan, ...]:
-        """Copies of those of a row's pairs `[start, stop)` that are kept: sinks, the last step, and the window."""
+        """Copies of the kept pairs among a row's pairs `[start, stop)`: sinks, the last step, and the window."""
         sinks, dropped, last = self.window.sinks, self.dropped[slot], self._last_step[slot]
         found = []
         if start < min(stop, sinks):
@@ -138,9 +138,9 @@ class WindowCache(SlotCache):
         return tuple(found)
 
     def append(self, slot: int, spans: Sequence[SavedSpan], stop: int) -> None:
-        """Append the pairs of `spans` before the row's pair `stop`, as far as a row of `stop` pairs keeps them.
+        """Append the pairs of `spans` before the row's pair `stop` that a row of `stop` pairs keeps.
 
-        Pairs that are kept but in no span leave the window shorter.
+        If such a pair is in no span, the window is shorter.
         """
         sinks = self.window.sinks
         self.slide(slot, self.window.dropped(stop))
@@ -172,7 +172,7 @@ class WindowCache(SlotCache):
 
 
 class WindowPairs(NetworkPairs):
-    """The sinks and the last pairs of each row."""
+    """Pairs of which each row keeps only the sinks and the last ones."""
 
     forgets = True
     cache: WindowCache
@@ -207,9 +207,9 @@ class WindowPairs(NetworkPairs):
         self.cache.append(slot, saved.columns, saved.start + count)
 
     def reusable(self, saved: Sequence[SavedNetworkPairs], count: int) -> int:
-        """The most of the first `count` pairs of `saved` after which the sinks and the whole window are there.
+        """The most of the first `count` pairs of `saved` after which the sinks and the whole window are present.
 
-        Those that were read can't follow deferred ones, which have been dropped before they were saved anew.
+        Pairs that were read can't follow deferred ones: those were dropped before the later pairs were saved.
         """
         for one, following in pairwise(saved):
             if one.unread and following.read:
@@ -231,7 +231,7 @@ class WindowPairs(NetworkPairs):
 
     @inference
     def forget(self, slot: int, read: Callable[[list[int]], None], now: bool) -> None:
-        """See `NetworkPairs.forget`. The sinks are read."""
+        """See `NetworkPairs.forget`. The sinks are always read."""
         sinks, before = self.window.sinks, self.cache.length(slot)
         first = sinks + self.window.dropped(self.length(slot))
         many = self.unread(slot) > (self.window.step if now else 2 * self.window.limit)
@@ -243,7 +243,7 @@ class WindowPairs(NetworkPairs):
         self.cache.skip(slot, first)
 
     def parts(self, rows: range, counts: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-        """Parts within which no row's window moves on."""
+        """Split the pairs into parts within which no row's window moves on."""
         cache, begin = self.cache, 0
         while begin < max(counts):
             left = [max(0, count - begin) for count in counts]
@@ -257,6 +257,6 @@ class WindowPairs(NetworkPairs):
 
 
 def _ranges(saved: SavedNetworkPairs) -> list[tuple[int, int]]:
-    """The pairs of `saved` that are there, as ranges of a row's indexes."""
+    """The pairs present in `saved`, as index ranges of the row."""
     end = saved.start + saved.read
     return [*((span.first, span.stop) for span in saved.columns), (end, end + saved.unread)]

@@ -1,12 +1,12 @@
 """The window of a drafter: which of a row's pairs it attends to, and at which RoPE positions.
 
-The first pairs of a row, the *sinks*, are always seen (StreamingLLM, arXiv 2309.17453), and of the others the last
-ones. The window moves on in steps: when sinks and window are full, the oldest quarter of the window is dropped at once.
-So a row's pairs lie in its slot without gaps, and what is kept depends on the number of pairs alone, not on the passes
-that read them. A position is an index among the pairs that are kept: none is larger than the window, its sinks, and the
-depth of a draft tree, and training rows see the same.
+A query always sees the first pairs of a row, the *sinks* (StreamingLLM, arXiv 2309.17453), and the last pairs. The
+window moves on in steps: when sinks and window are full, the oldest quarter of the window is dropped in one go. So a
+row's pairs lie in its slot without gaps, and which ones are kept depends only on their number, not on the passes that
+read them. A position is an index among the kept pairs, so it never exceeds the sum of sinks, window and draft tree
+depth. Rows in training see the same pairs at the same positions.
 
-Nothing here needs torch: command lines check windows before they load anything.
+Nothing here needs torch: command lines check windows before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Literal, NamedTuple
 from eyas.errors import UsageError
 
 SINKS = 4
-"""The first pairs of a row that every query sees, as many as StreamingLLM keeps."""
+"""The number of first pairs that every query sees, as in StreamingLLM."""
 GUESSES = 32
-"""Positions that an `auto` window leaves for the guesses of a draft tree."""
+"""The positions that an `auto` window leaves for the guesses of a draft tree."""
 USUAL_LENGTH = 2048
-"""The length that `auto` supposes a drafter was trained on, if its files don't say."""
+"""The training length that `auto` assumes for a drafter whose files don't record it."""
 
 WindowChoice = int | Literal["auto", "off"] | None
-"""Which window is asked for: a number of pairs, by rule, none, or what the drafter's files say."""
+"""The requested window: a number of pairs, `auto`, `off`, or None for the one in the drafter's files."""
 
 
 class Window(NamedTuple):
@@ -39,15 +39,15 @@ class Window(NamedTuple):
 
     @property
     def step(self) -> int:
-        """How many pairs are dropped at once."""
+        """How many pairs are dropped in one step."""
         return max(1, self.pairs // 4)
 
     def dropped(self, count: int) -> int:
-        """How many of a row's first `count` pairs are dropped: those after the sinks, as many as whole steps."""
+        """How many of a row's first `count` pairs are dropped: whole steps of pairs after the sinks."""
         return max(0, -(-(count - self.limit) // self.step)) * self.step
 
     def next_step(self, pair: int) -> int:
-        """The first pair after `pair` for which the window has moved on."""
+        """The first pair after `pair` at which the window has moved on."""
         return max(self.limit, pair + self.step - (pair - self.limit) % self.step)
 
 
@@ -61,10 +61,10 @@ def read_window(text: str | int | None) -> WindowChoice:
 
 
 def trained_window(trained: object, positions: int) -> int:
-    """The window with which a drafter never goes beyond the length that it was `trained` on.
+    """The largest window with which a drafter never exceeds the length that it was `trained` on.
 
-    That is the `max_length` in its provenance; where there is none, what drafters are usually trained on. A drafter for
-    fewer `positions` gets no more than those.
+    `trained` is the `max_length` in its provenance, or `USUAL_LENGTH` if there is none; the window is also limited by
+    the drafter's `positions`.
     """
     length = trained if isinstance(trained, int) and trained > 0 else USUAL_LENGTH
     return max(1, min(length, positions) - SINKS - GUESSES)

@@ -1,11 +1,11 @@
 """Start-up calibration: measures the seconds of passes, draft levels and observations with this target and drafter.
 
-Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn;
-the first run of each is not counted, because kernels are prepared for a new shape then (but where none are, and it is
-long), nor are those until it is recorded as a CUDA graph. The median counts: where other processes want the cores too,
-the fastest run is one that doesn't come again. How far the runs of a size lie apart is kept beside, as the controller
-trusts prices less for it. The remaining noise is bounded by two facts: less work takes no longer than more, and no work
-takes longer than doing it in pieces.
+Everything runs through the target's and the drafter's own methods, in temporary slots. The sizes are measured in turn.
+The first run of each isn't counted, because it may prepare kernels for a new shape (it counts if nothing is prepared
+and it is long), nor are the runs before a size is recorded as a CUDA graph. The median counts: where other processes
+want the cores too, the fastest run isn't typical. The spread of a size's runs is kept too, as the controller trusts
+costs less if it is large. The remaining noise is bounded by two facts: less work takes no longer than more, and no
+work takes longer than doing it in pieces.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TOKENS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192)
 _PAIRS = (1, 4, 16, 64, 256)
 _WIDTHS = (1, 2, 4, 8)
 _LEVELS = 3
-"""Levels that are timed together, if the drafter guesses as far; the time of one is an equal share."""
+"""Levels that are timed together, if the drafter guesses that far; each one's time is an equal share."""
 _SHORT, _LONG = 32, 544
 """Cache columns in two measurements whose difference gives a pass's time by column."""
 _MIDDLE = 256
@@ -57,16 +57,16 @@ _HOPELESS = 5.0
 _FEWEST, _MOST = 2, 7
 """The fewest and the most counted runs of a size."""
 _SHORT_PASS = 0.02
-"""Seconds of a CPU's pass below which it matters what caches hold: as in service, a pass comes before drafts and before
-the next pass over one token."""
+"""Seconds of a CPU's pass below which the contents of caches matter: then, as in service, a pass comes before drafts
+and before the next pass over one token."""
 _SLOW = 1 / 40
-"""The share of the time that a run takes which isn't repeated where passes are native: nothing is prepared for them,
-and noise is small beside it."""
+"""A run that takes this share of the time isn't repeated if passes are native: nothing is prepared for them, and noise
+is small in comparison."""
 
 Size = tuple[str, int]
 """What is measured: a curve, and a size on it."""
 Work = dict[Size, Callable[[], float]]
-"""For every size that is timed a function that returns the seconds of one run."""
+"""For every size to time, a function that returns the seconds of one run."""
 Runs = dict[Size, list[float]]
 """Seconds of each run, the first one uncounted if there are more."""
 
@@ -82,13 +82,13 @@ def calibrate(target: Target, drafter: Drafter, batch_size: int, widest: int = 1
 
 
 _ATTENTION = ("num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window", "layer_types")
-"""What the config says of attention that shapes of weights don't."""
+"""What the config says about attention that the shapes of weights don't."""
 
 
 def describe(target: Target, drafter: Drafter) -> str:
     """What costs depend on, as a sentence: model, precision, drafter, taps, device, threads and torch's version.
 
-    A model is its weights' names and shapes and what its attention is like, not their number, which others may share.
+    A model is described by its weights' names and shapes and its attention, as other models may have as many weights.
     """
     shapes = weight_shapes(target.model)
     attention = [getattr(target.config, name, None) for name in _ATTENTION]
@@ -126,15 +126,15 @@ class _Bench:
         self._sampler = Sampler(batch_size, target.vocab_size, target.device)
 
     def measure(self, seconds: float) -> Runs:
-        """Time every size, in short contexts of many rows and in long ones of few: many long ones would take GiB."""
+        """Time every size, with many rows of short context and few of long context: many long rows would take GiB."""
         self._resize(self._together, self._long)
         runs = self._turns(dict(self._of_few_rows()), seconds / 2)
         self._resize(self._rows[-1], min(_SHORT, self._long))
         return runs | self._turns(dict(self._of_all_rows()), seconds / 2)
 
     def _resize(self, slots: int, columns: int) -> None:
-        """Make slots of at least so many columns, in which nothing is held but a pair of the drafter's."""
-        self._cache = self._target.allocate(0)  # before there are two
+        """Make slots of at least `columns` columns, which hold nothing but one pair of the drafter's."""
+        self._cache = self._target.allocate(0)  # so that there are never two
         self._cache = self._target.allocate(slots, max(COLUMNS, columns + 64))
         self._drafter.pairs.resize(0)
         self._drafter.pairs.resize(slots)
@@ -142,10 +142,10 @@ class _Bench:
             self._drafter.pairs.begin(slot, [0], "")
         self._read(range(slots), 1)
         empty = DraftTree.empty(slots, self._target.device)
-        self._pass(slots, empty, columns)  # the system gives memory when it is used first
+        self._pass(slots, empty, columns)  # the system provides memory only when it is first used
 
     def _turns(self, work: Work, seconds: float) -> Runs:
-        """Time every size in turn, several times over; sizes that take long less often."""
+        """Time every size in turn, several times; those that take long, fewer times."""
         runs: Runs = {}
         end = time.perf_counter() + seconds
         unrecorded = 0 if self._target.record is None else USES
@@ -177,7 +177,7 @@ class _Bench:
             work[plain]()
 
     def _pays_never(self, name: Size, runs: Runs) -> bool:
-        """Whether a size is a pass over more tokens than one that took far longer than any draft can make up for."""
+        """Whether a size is a pass over more tokens than one that already took longer than drafts can make up for."""
         kind, tokens = name
         if kind != "tokens" or tokens <= 2 * self._rows[-1]:
             return False
@@ -212,13 +212,13 @@ class _Bench:
         )
 
     def _padding(self, found: dict[Size, float]) -> Curve:
-        """Seconds that unequal rows take longer than equal ones, by padding."""
+        """The additional seconds of unequal rows, compared with equal ones, by padding."""
         rows = self._together
         points = {rows * more: max(0.0, found["unequal", more] - found["unequal", 0]) for more in _UNEQUAL if rows > 1}
         return _curve(sensible(points) or {1: 0.0})
 
     def _of_few_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
-        """What is timed of one row, or of a few: passes over more tokens, longer contexts, unequal rows, more pairs."""
+        """What is timed with one row or a few: passes over more tokens, longer contexts, unequal rows, more pairs."""
         for tokens in _TOKENS:
             if tokens <= self._largest:
                 tree = self._tree(tokens - 1)
@@ -232,7 +232,7 @@ class _Bench:
             yield ("pairs", pairs), lambda pairs=pairs: self._read(range(1), pairs)  # type: ignore[misc]
 
     def _of_all_rows(self) -> Iterable[tuple[Size, Callable[[], float]]]:
-        """What is timed of every number of rows: passes over a token of each, and drafts."""
+        """What is timed with every number of rows: passes over one token per row, and drafts."""
         most = self._rows[-1]
         for rows in self._rows:
             empty = DraftTree.empty(rows, self._target.device)
@@ -316,7 +316,7 @@ class _Watch:
 
 
 def spread(runs: Runs) -> float:
-    """By how much of its median a usual size's slowest counted run exceeds its fastest; 0 where none was repeated."""
+    """How much a usual size's slowest counted run exceeds its fastest, relative to its median; 0 if none was rerun."""
     counted = [taken[1:] for taken in runs.values() if len(taken) > _FEWEST]
     return statistics.median([(max(taken) - min(taken)) / statistics.median(taken) for taken in counted] or [0.0])
 
@@ -332,7 +332,7 @@ def _unequal(rows: int, nodes: int, more: int, target: Target) -> DraftTree:
 
 
 def _window_of(drafter: Drafter) -> LookaheadTree | None:
-    """The window that a drafter needs whole; None = its trees can be of any size."""
+    """The window that a drafter needs as a whole; None = its trees can have any size."""
     own = drafter.default_tree
     return cast(LookaheadTree, parse_tree(own)) if own is not None and own.startswith("lookahead:") else None
 
@@ -364,9 +364,9 @@ def make_controller(
 ) -> Controller:
     """The controller for `text` (`auto` or `auto:chain`) and batches of up to `batch_size`.
 
-    `costs` is a table, or a file that is read if it exists, and otherwise written after measuring for some seconds, for
-    which all slots must be empty; None = a file in the cache directory. UsageError for a file that can't be used, and
-    for `auto:chain` where the drafter has no chains.
+    `costs` is a table, or a file that is read if it exists and otherwise written after measuring for some seconds,
+    during which all slots must be empty; None = a file in the cache directory. Raises UsageError for a file that can't
+    be used, and for `auto:chain` if the drafter has no chains.
     """
     window = _window_of(drafter)
     if window is not None and text != "auto":

@@ -30,31 +30,31 @@ DEPTH = 10
 _ENTER, _LEAVE = 1.03, 1.015
 """The speedups that speculation must promise to begin, and to continue."""
 _USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
-"""The spread of start-up prices on an idle machine, and the rounds after which others are as good as measured anew."""
+"""The spread of start-up costs on an idle machine, and the rounds after which any others have been corrected."""
 _CHANGE, _CHANGE_RECORDED = 1.01, 1.05
-"""The factor by which a shape must be faster than the one in use to replace it; where it must be recorded first."""
+"""The factor by which a shape must be faster than the one in use to replace it; the same where shapes are recorded."""
 _DOUBT = 3.0
-"""How many times the seconds of recording a shape it must seem to have been missed for: forecasts may be too high."""
+"""A shape is recorded once it would have saved this many times the recording's seconds: forecasts may be too high."""
 _DRIFT = 1.25
-"""The factor by which what texts yield must have changed for a new plan, unless less decides whether to speculate."""
+"""The factor by which the texts' yield must change for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
-"""Shares of the time that planning, and analysing drafts, may take."""
+"""Shares of the time that planning, and analyzing drafts, may take."""
 _STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
-"""The mean error (a logarithm) of the latest plain rounds' forecasts that settles the costs, and how soon again: twice
-as late each time, as some machines are never the same, and at most so late."""
+"""The mean error (a logarithm) of recent plain rounds' forecasts at which costs are settled early; the rounds until it
+may recur, which double each time as some machines never stop changing; and their maximum."""
 _COLD = 8
-"""Rounds of which the least seconds of planning and learning are taken, not the average."""
+"""The number of first rounds from which the least overhead is taken, not the average."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _ANSWER = 100
-"""The tokens of an answer that are taken for granted when a prompt's reading is shared out among them."""
+"""An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _SEARCHES = 8
-"""Rounds of the running mean of what looking for copies takes."""
+"""Rounds in the running mean of the seconds that looking for copies takes."""
 _FOUND = 64
-"""Nodes of what is looked up that a round of one row may have at most, of several rows a little more."""
+"""The most looked-up nodes in a round of one row; rounds of several rows may have a few more."""
 
 
 def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | None) -> bool:
@@ -63,55 +63,55 @@ def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | N
 
 
 class Overhead:
-    """The seconds of a kind of rounds (plain ones, drafts, looking up) beyond those that are forecast: running means.
+    """Running means of the seconds beyond the forecast, by kind of round: plain, drafted or looked up.
 
-    Means, not medians as of costs: what happens now and then, such as a new plan, has to be paid for too.
+    Means, not medians as for costs: what happens now and then, such as a new plan, has to be paid for too.
     """
 
     def __init__(self) -> None:
         self._seconds, self._rounds = dict.fromkeys(("plain", "drafted", "looked up"), 0.0), Counter[str]()
         self._last: tuple[str, float, float] | None = None
-        """The kind of the latest round, its seconds beyond those forecast so far, and in all."""
+        """The kind of the latest round, its seconds beyond the forecast so far, and its seconds in all."""
 
     def learn(self, seconds: float, whole: float, kind: str, before: float) -> None:
-        """Account for `seconds` beyond those forecast of a round that took `whole`.
+        """Account for `seconds` beyond the forecast of a round that took `whole` seconds.
 
-        What it takes after it was measured is told with the next, as `before`.
+        The time that a round takes after it was measured is reported with the next one, as `before`.
         """
         if self._last is not None:
             last, beyond, length = self._last
-            self._add(beyond + min(before, length), last)  # a longer interruption is the system's
+            self._add(beyond + min(before, length), last)  # a longer interruption is due to the system
         self._last = kind, seconds, whole
 
     def _add(self, seconds: float, kind: str) -> None:
-        """Average; the first rounds find cold caches."""
+        """Update the mean, or in the first rounds, which find cold caches, the minimum."""
         self._rounds[kind] += 1
         known = self._seconds[kind] if self._rounds[kind] > 1 else seconds
         step = (seconds - known) / 32
         self._seconds[kind] = known + step if self._rounds[kind] > _COLD else min(known, seconds)
 
     def beyond_plain(self, kind: str) -> float:
-        """Seconds that such a round takes beyond a plain one, besides what is forecast."""
+        """Seconds that a round of this kind takes beyond a plain one, apart from the forecast."""
         return max(0.0, self._seconds[kind] - self._seconds["plain"])
 
 
 class PlainPrices:
-    """Whether plain rounds take another time than the last plan assumed, so that all costs must be fitted anew."""
+    """Whether plain rounds take a different time than the last plan assumed, so that costs must be fitted again."""
 
     def __init__(self) -> None:
         self.rounds, self._error, self._after = 0, 0.0, _STALE_AFTER
 
     @property
     def stale(self) -> bool:
-        """Whether forecasts are wrong, enough rounds after they were last settled."""
+        """Whether forecasts are wrong, and enough rounds have passed since costs were last settled."""
         return abs(self._error) > _STALE and self.rounds >= self._after
 
     def learn(self, error: float) -> None:
-        """Account for a plain round that took exp(`error`) times what was forecast."""
+        """Account for a plain round that took exp(`error`) times the forecast."""
         self._error = self._error * _STALE_FADE + error * (1.0 - _STALE_FADE)
 
     def settle(self) -> None:
-        """Begin anew: costs are fitted to the latest rounds."""
+        """Start over, as costs are fitted to the latest rounds."""
         self._after = min(2 * self._after, _STALE_MOST) if self.stale else _STALE_AFTER
         self.rounds, self._error = 0, 0.0
 
@@ -147,21 +147,21 @@ class Controller:
         self.audience = Audience()
         """Decides which sequences the drafter observes."""
         self._searching = 0.0
-        """Seconds that looking for copies takes beside a network's draft: a running mean."""
+        """Seconds that looking for copies takes in addition to a network's draft: a running mean."""
         self._recordings = None if counts_freely else Recordings()
         self._recording = 0.0
-        """Seconds that it takes to record the shape that is wanted."""
+        """Seconds that it takes to record the wanted shape."""
         self._prospects: Prospects | None = None
         self._least_rate = 0.0
-        """The least tokens per second at which prices count time."""
+        """The lowest rate, in tokens per second, at which prices turn time into tokens."""
         self._specs: dict[Hashable, TreeSpec] = {}
-        """The trees since the last plan: making one takes several percent of a small target's pass."""
+        """The trees made since the last plan: making one takes several percent of a small target's pass."""
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
         self._best: Prospect | None = None
-        """The shape that decides whether to speculate; in use, unless that is done in hope."""
+        """The shape that decides whether to speculate. It is in use, unless a shorter one is used in hope."""
         self._wanted: Prospect | None = None
-        """A shape that promises more than plain rounds, but not yet what reading the deferred pairs takes."""
+        """A shape that promises more than plain rounds, but hasn't yet made up for reading the deferred pairs."""
         self._missed = 0.0
         """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
@@ -172,9 +172,9 @@ class Controller:
         """The committed lengths of the rows after the last round; other lengths mean new rows."""
         self._planned: TreeSpec | None = None
         self._ahead = 0
-        """Rounds that are planned already, like the last one."""
+        """Further rounds that are planned already, to be like the last one."""
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
-        """Rounds to learn from, and what was expected of the lengths before each."""
+        """Rounds to learn from, and the lengths that were expected before each."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._overhead = Overhead()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
@@ -189,12 +189,12 @@ class Controller:
     ) -> TreeSpec | None:
         """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
 
-        A drafter that looks up is asked to in every round but probes, unless that turned out to cost more than it
-        gains; where it finds nothing, the round is plain.
+        A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains.
+        If it finds nothing, the round is plain.
 
-        `sampled` says which rows have a temperature above 0; None = none has. `unread` are the deferred pairs of each
-        row, which a draft begins with reading; None = as many as there were rounds since the last draft. Speculation
-        begins when it would have saved the time that this takes, so that a moment in which it pays costs little.
+        `sampled` says which rows have a temperature above 0; None = none has. `unread` is the number of deferred pairs
+        of each row, which a draft reads first; None = the rounds since the last draft. Speculation begins once it would
+        have saved the time of this reading, so that a short moment in which it pays costs little.
         """
         if self._ahead and rows == self._situation[0] and self._expected.issuperset(lengths):
             self._ahead -= 1
@@ -209,7 +209,7 @@ class Controller:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
         situation = (rows, sum(groups), room, max(lengths).bit_length())
-        count = 3 if self._choice is None and self._wanted is None else 4  # lengths say little about plain rounds
+        count = 3 if self._choice is None and self._wanted is None else 4  # lengths matter little to plain rounds
         changed = situation[:count] != self._situation[:count]
         new = sum(length not in self._expected for length in lengths)
         if new:
@@ -248,7 +248,7 @@ class Controller:
         return self._planned
 
     def learn(self, record: RoundRecord) -> None:
-        """Update costs, gains and accounts from a measured round; from those planned together it is learnt together."""
+        """Update costs, gains and accounts from a measured round; rounds planned together are learned from together."""
         self._unlearnt.append((record, self._expected))
         paths = [[0]] * record.rows if record.draft is None else record.draft.paths
         self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
@@ -264,14 +264,14 @@ class Controller:
             self._learn(record, expected)
 
     def _learn(self, record: RoundRecord, expected: set[int]) -> None:
-        """Learn from a round of rows whose lengths were `expected`, unless they were new."""
+        """Learn from a round; rows whose lengths weren't `expected` are new."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None and not record.draft.tree.looked_up
         cold = _finds_cold_caches(record, expected, self._probe)
         self._learn_costs(record, whole, expected)
         looked_up = record.spec is not None and not drafted
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
-        unseen = 0.0  # of reading what was emitted, which is measured among other things
+        unseen = 0.0  # beyond draft, pass and reading what was emitted, which isn't measured by itself
         if drafted and record.seconds is not None:
             unseen = whole - record.draft_seconds - record.pass_seconds
             unseen -= self.costs.reading_seconds(record.emitted, record.rows)
@@ -321,9 +321,9 @@ class Controller:
 
     @property
     def _least(self) -> float:
-        """How many times the rate of plain rounds a plan must promise.
+        """The multiple of the plain rounds' rate that a plan must promise.
 
-        To begin on prices that were measured in noise takes more, until rounds have corrected them.
+        It is higher for beginning on costs that were measured in noise, until rounds have corrected them.
         """
         if self._choice is not None:
             return _LEAVE
@@ -353,7 +353,7 @@ class Controller:
         )
 
     def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool) -> None:
-        """Choose the shape anew, by costs that are fitted to the latest rounds if it `settles`."""
+        """Choose the shape again; if it `settles`, after fitting costs to the latest rounds."""
         began = self._clock()
         self.gain.settle(values=settles)
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
@@ -391,7 +391,7 @@ class Controller:
         if self._wanted is None:
             self._missed = 0.0
         self._prospects = prospects
-        # what is looked up isn't in any forecast, so that its rounds may be faster than those
+        # forecasts don't include what is looked up, so rounds that look up may be faster
         measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
         self._least_rate = max(prospects.plain_rate, measured)
         self._specs.clear()
@@ -399,7 +399,7 @@ class Controller:
             self._planning.done(self._clock() - began)
 
     def _overtaken(self, rows: int) -> bool:
-        """Whether what the texts yield has changed so much that the plan may have to."""
+        """Whether the texts' yield has changed so much that the plan may have to change."""
         if self._prospects is None or self._best is None:
             return True
         wanted = self._choice is not None or self._wanted is not None
@@ -410,7 +410,7 @@ class Controller:
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
     def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> TreeSpec:
-        """The tree of a shape, the same until the next plan; None = of nothing but what is looked up."""
+        """The tree of a shape, the same until the next plan; with None, a tree of what is looked up alone."""
         chooses = self._probe is None or self._probe.chooses
         keeps = self._probe is not None or self._analysing.due()
         looks_up = self._looks_up and self._lookups.looking
@@ -435,7 +435,7 @@ class Controller:
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
         prices = padding_prices = None
         if looks_up and self._counts_freely:
-            most, nodes = _MOST_PER_ROW, nodes + _FOUND  # at its price, a passage may be as long as it is
+            most, nodes = _MOST_PER_ROW, nodes + _FOUND  # a copied passage may be as long as its price allows
         if self._counts_freely and self._prospects is not None and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
@@ -455,7 +455,7 @@ class Controller:
         )
 
     def _found_tree(self, rows: int) -> PlannedTree:
-        """The tree of a round in which the drafter only looks up: of what it finds, whatever pays."""
+        """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
         assert self._prospects is not None
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
         rate = self._least_rate
@@ -515,7 +515,7 @@ class Controller:
         )
 
     def _learn_gain(self, record: RoundRecord) -> None:
-        """Learn what a draft yielded, and of its nodes where reading them takes no sync, or it was made for that."""
+        """Learn from what a draft yielded, and from its nodes if reading them takes no sync or it was made for that."""
         if record.draft is None or record.spec is None:
             return
         began, reads = self._clock(), self._counts_freely or record.spec.keeps_candidates

@@ -6,8 +6,8 @@ R x width positions for each further level; observation is a drafter's pass over
 measured points. `CostTable` holds what start-up calibration measured; `CostModel` corrects it with every round.
 
 Corrections are robust against noise (`Residuals`). A round's error, the logarithm of measured / predicted, has two
-parts: the machine's speed at the time, which all rounds around then share, and the error of the prediction for that
-kind and size. They can't be estimated one by one, since a size seen only in slow times would be blamed for these. So
+parts: the machine's speed at the time, which the rounds around it share, and the error of the prediction for that
+kind and size. They can't be estimated one by one, since a size seen only in slow times would be blamed for them. So
 both are fitted to the last rounds together: the speed at a time is the mean over the rounds around it with outliers
 down-weighted (Huber), and the error of a size is the median of what remains, alternately until both agree. A burst of
 noise then changes nothing but the speed at its time, and a rare probe of another size is compared with the rounds
@@ -55,9 +55,9 @@ _SIZE_BINS = 12 * _OCTAVE + 1
 _DOUBT = 0.5
 """An error seen n times is shrunk by n / (n + this)."""
 _PLENTY = 2.0
-"""A bin seen n times has a weight of n / (n + this) in its own correction and in those of its neighbours."""
+"""A bin seen n times has a weight of n / (n + this) in its own correction and in its neighbors' corrections."""
 _NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_SIZE_BINS), np.arange(_SIZE_BINS))))
-"""The factor of that weight by distance between bins, which smooths corrections: plans compare neighbouring sizes."""
+"""The factor of that weight by distance between bins, which smooths corrections: plans compare neighboring sizes."""
 
 
 class CostError(NamedTuple):
@@ -87,7 +87,7 @@ class Residuals:
         self._settled = True
 
     def learn(self, parts: tuple[CostError, ...]) -> None:
-        """Record the errors of a round, that of its pass first."""
+        """Record the errors of a round, its pass first."""
         self._rounds.append(parts)
         self._settled = False
 
@@ -98,7 +98,7 @@ class Residuals:
         self._settled = True
         rounds = list(self._rounds)
         time = np.repeat(np.arange(len(rounds)), [len(parts) for parts in rounds])
-        # not np.array: of named tuples it takes a hundred times as long
+        # not np.array, which takes a hundred times as long with named tuples
         numbers = chain.from_iterable(chain.from_iterable(rounds))
         table = np.fromiter(numbers, np.float64).reshape(-1, len(CostError._fields))  # [n, 3]
         at = table[:, 0].astype(np.int64) * _SIZE_BINS + _size_bins(table[:, 1])
@@ -120,8 +120,8 @@ class Residuals:
             left = left[np.lexsort((left, group))]
             errors[present] = (left[low] + left[high]) / 2.0 * trust  # medians
             if len(known):
-                # noise is skewed, so medians lie below means: without this all sizes seen now would drift away from
-                # those that aren't, and nothing but plain rounds would make trees look dearer all the time
+                # noise is skewed, so medians lie below means: without this, all sizes seen now would drift away from
+                # those that aren't, and during plain rounds trees would look more and more expensive
                 errors[present] -= np.mean(errors[known] - before[known])
         seen[present] = counts
         # an error that all sizes share is part of the speed
@@ -165,7 +165,7 @@ class Curve(StrictModel):
         return self
 
     def of(self, size: float) -> float:
-        """The seconds for one `size`: what `at` gives, without arrays."""
+        """The seconds for one `size`, as `at` gives them, but without arrays."""
         if size <= self.sizes[0] or len(self.sizes) == 1:
             return self.seconds[0]
         right = min(bisect_left(self.sizes, size), len(self.sizes) - 1)
@@ -206,7 +206,7 @@ class CostTable(StrictModel):
     observe_by_pairs: Curve
     """The drafter's pass over the pairs of a round."""
     spread: float = 0.0
-    """By how much of its median the runs of a size lay apart: how far all of this can be trusted."""
+    """How far apart the runs of a size were, as a share of their median: the less, the more reliable is the table."""
 
     @staticmethod
     def read(path: Path, measured_on: str) -> CostTable:
@@ -235,7 +235,7 @@ class CostTable(StrictModel):
 
 
 class Work(NamedTuple):
-    """What a round of rows that held `lengths` tokens did, and its seconds; a size of 0 wasn't measured."""
+    """What a round did whose rows held `lengths` tokens, and its seconds; a size of 0 wasn't measured."""
 
     rows: int
     lengths: Sequence[int]
@@ -262,7 +262,7 @@ class CostModel:
     def __init__(self, table: CostTable) -> None:
         self.table = table
         self.overhead = 0.0
-        """Seconds that a round with drafts takes beyond a plain one, besides its passes."""
+        """Seconds that a round with drafts takes beyond a plain one, apart from its passes."""
         self._residuals: defaultdict[int, Residuals] = defaultdict(Residuals)
         self._waiting: list[Work] = []
         """Rounds since the costs were fitted."""
@@ -281,9 +281,9 @@ class CostModel:
         return np.minimum(self._corrected_pass(size, rows, lengths), bound)
 
     def plain_seconds(self, rows: int, lengths: Sequence[int]) -> float:
-        """Seconds of a plain round: a pass over the rows' last tokens alone, whose errors are its own.
+        """Seconds of a plain round: a pass over the rows' last tokens alone, corrected by errors of its own kind.
 
-        What else a round with trees does must not make plain rounds look expensive, because few of them are seen.
+        Other work in rounds with trees must not make plain rounds look expensive, because few of them are seen.
         """
         tokens = np.asarray(float(rows))
         return float(self._bare_pass(tokens, rows, lengths) * self._corrections(rows).factor(_PLAIN, tokens))
@@ -306,9 +306,9 @@ class CostModel:
         return self.table.observe_by_pairs.at(size) * self._corrections(rows).factor(_OBSERVE, size)
 
     def reading_seconds(self, pairs: int, rows: int) -> float:
-        """Seconds of reading deferred pairs, rounded up to one of four numbers an octave and remembered until `settle`.
+        """Seconds of reading deferred pairs, their number rounded up to one of four per octave; cached until `settle`.
 
-        It is asked in every round, and each plain one defers a pair more.
+        They are needed in every round, and each plain round defers one more pair.
         """
         step = 1 << max(0, pairs.bit_length() - 3)
         size = -(-pairs // step) * step
@@ -319,14 +319,14 @@ class CostModel:
     def learn(self, work: Work) -> None:
         """Record the measured seconds of a round; times of 0 are ignored.
 
-        They are compared with the table in `settle`: after a pass, whose weights fill the caches, every line of Python
-        is slow.
+        They are compared with the table only in `settle`: after a pass, whose weights fill the caches, every line of
+        Python is slow.
         """
         if work.pass_seconds > 0.0:
             self._waiting.append(work)
 
     def _errors(self, work: Work) -> tuple[CostError, ...]:
-        """The errors of the table's predictions of a round, that of its pass first."""
+        """The errors of the table's predictions of a round, its pass first."""
         table = self.table
         bare = max(table.pass_by_tokens.of(work.tokens) + self._rest(work.rows, work.lengths), _INSTANT)
         bare += table.padding_by_places.of(work.padded) if work.padded else 0.0

@@ -1,7 +1,7 @@
-"""What a controller has learnt of a pair, kept in the user's cache: the next engine doesn't begin by guessing.
+"""What a controller has learned about a pair, kept in the user's cache so that the next engine needn't start over.
 
-It is about acceptance, not about time, so it holds on any machine, and the drafter that eyas ships brings one. Where it
-is missing or damaged a controller begins with what is usual. `EYAS_KEEP=0` reads and writes nothing.
+It is about acceptance, not about time, so it is valid on any machine, and the drafter that eyas ships comes with one.
+If it is missing or damaged, a controller begins with typical values. `EYAS_KEEP=0` reads and writes nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Experience:
 
     @classmethod
     def of(cls, target: str, network: nn.Module, form: Sequence[object]) -> Experience | None:
-        """That of a target's fingerprint, a drafter and a controller's `form`; None if nothing is to be kept.
+        """The experience for a target's fingerprint, a drafter and a controller's `form`; None if nothing is kept.
 
-        Drafters are told apart by their vectors, such as weights of norms: however matrices are stored, these are not
-        changed.
+        Drafters are told apart by their vectors, such as the weights of norms, which don't depend on how matrices are
+        stored.
         """
         if not keeps():
             return None
@@ -50,7 +50,7 @@ class Experience:
         return cache_directory() / "machine" / self._name
 
     def read(self) -> Mapping[str, Array]:
-        """What was learnt, here or before the drafter was shipped; empty if nothing is known."""
+        """What was learned, here or before the drafter was shipped; empty if nothing is known."""
         for folder in (self.path.parent, _SHIPPED):
             try:
                 arrays: dict[str, Array] = load((folder / self._name).read_bytes())
@@ -62,8 +62,8 @@ class Experience:
         return {}
 
     def write(self, arrays: Mapping[str, Array]) -> None:
-        """Replace the file by these arrays; where it can't be written nothing is kept, and the log says so."""
+        """Replace the file's contents by `arrays`; if it can't be written, nothing is kept, and the log says so."""
         try:
             write_bytes(self.path, save(dict(arrays)))
         except OSError as error:
-            _LOG.info("what was learnt of the drafter isn't kept: %s", error)
+            _LOG.info("what was learned about the drafter isn't kept: %s", error)

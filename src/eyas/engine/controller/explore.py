@@ -1,9 +1,9 @@
-"""Exploration: probes, which are rounds of another shape than the one in use, within a budget of lost time.
+"""Exploration: probes, which are rounds with a shape other than the one in use, within a budget of lost time.
 
 While speculating there are three kinds of probes: plain rounds, which keep the cost of plain decoding current; a
 larger draft than the one in use, of which only the nodes that pay are verified (on a CPU, where that is cheap); and a
 round that verifies more. While not speculating there are two: a draft of which only the nodes that pay are verified,
-often none; and two rounds of a large shape. Both first observe everything that the drafter had deferred.
+often none; and two rounds of a large shape. Both first read everything that the drafter has deferred.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ _FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
 _FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
 """Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
 _CLOSE, _FOR_CLOSE = 1.3, 0.008
-"""The speedup below which speculation may be a loss if the price of plain decoding has changed, and what may be lost
-then to keep that current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one second to the next,
-which plain rounds feel more than those with trees."""
+"""The speedup below which speculation may be a loss if the cost of plain decoding has changed, and the share of time
+that may then be lost to keep that cost current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one
+second to the next, which affects plain rounds more than those with trees."""
 _PLAIN_PAIR = 2
-"""Plain rounds of a probe on a CPU where it is a close call. The first one after a draft takes 5 to 20 % longer, as
-caches are full of other weights, so that only the second tells what plain decoding takes."""
+"""Plain rounds of a probe on a CPU if it is a close call. The first one after a draft takes 5 to 20% longer, as caches
+are full of other weights, so only the second one shows what plain decoding takes."""
 _PLAIN_RUN = 12
-"""The most plain rounds in a row while speculating: where a shape is used in hope, they lose and show nothing."""
+"""The most plain rounds in a row while speculating: if a shape is used in hope, they lose time and show nothing."""
 _LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
-"""Rounds of a trial; how its average decays; the share of the time that is no loss yet; most rounds without a trial."""
+"""Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED = 4, 64, 0.02, 8
-"""The rows from which sequences may go unobserved; the rounds that are judged together, and the share of them that is
-as good as none; how many sequences aren't observed then, for each that was."""
+"""The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
+with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed."""
 _STRETCH, _REPEATED = 8, 4
-"""Rounds in a row that are planned at once, and learnt from at once, while drafting doesn't pay, and while it does:
+"""Rounds in a row that are planned together, and learned from together, while drafting doesn't pay and while it does:
 after each pass, whose weights fill the caches, every line of Python is slow."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
 _SECOND_THOUGHTS, _CREDIT = (8, 24), 0.25
 """Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
-guess and say little about the rest; unless it takes longer than this share of a plain round."""
+guess and say little about the rest; and the share of a plain round that such a draft may take at most."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN, _PAID = 8, 8, 3.0, 0.01, 4, 1.15
-"""After so many tokens a new text is tried with so many rounds of drafting, if drafting would pay should it be accepted
-by this share more often, of a single row: texts differ by as much. The share of plain rounds' time that trials may
-lose, the rounds after which one is usually given up, and the speedup after which the next text is tried in any case."""
+"""After `_TRIAL_AT` tokens a new text is tried with `_TRIAL_ROUNDS` rounds of drafting, if drafting would pay for a
+text that yields more by the share `_TRIAL_GAIN` (in a single row): texts differ by as much. The share of plain rounds'
+time that trials may lose, the rounds after which one is usually given up, and the speedup after which the next text is
+tried in any case."""
 _FOR_RECORDING, _RECORDING = 0.02, 60.0
-"""The share of all time that recording other shapes may take while speculating on an accelerator, and the plain rounds
-that the first one is assumed to take."""
+"""The share of all time that recording other shapes may take while speculating on an accelerator, and the assumed
+length of the first recording, in plain rounds."""
 _DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
 _LOWER = {"lower": 3}
 _EAGER = 6
@@ -66,27 +67,27 @@ class Probe(NamedTuple):
     prospect: Prospect | None
     """The shape and its forecast; None = plain rounds."""
     rounds: int
-    """Rounds that are left."""
+    """The remaining rounds."""
     least: float
-    """The least seconds that a round is charged with, so that a lucky one doesn't lead to another probe at once."""
+    """The least seconds that a round is charged with, so that a lucky one doesn't lead straight to another."""
     allowance: Allowance
     """The budget that is charged."""
     chooses: bool = False
     """Whether only nodes that pay are verified; each round is then charged with exactly `least`."""
     tries_text: bool = False
-    """Whether it is to show what a new text yields."""
+    """Whether its purpose is to show what a new text yields."""
     promised: float = 0.0
     """The accepted tokens that the rounds of such a probe have promised so far."""
     brought: float = 0.0
-    """Those that they brought."""
+    """The accepted tokens that they have brought."""
 
     @property
     def warms_up(self) -> bool:
-        """Whether the round is plain, and another one follows that tells more."""
+        """Whether this round is plain and another plain one follows, which is the one that counts."""
         return self.prospect is None and self.rounds > 1
 
     def hopeless(self, needed: float) -> bool:
-        """Whether a text has shown, but for one token, that it doesn't yield `needed` times what is promised."""
+        """Whether a text has yielded less than `needed` times what was promised, by more than one token."""
         return self.tries_text and self.brought + 1.0 < needed * self.promised
 
 
@@ -107,7 +108,7 @@ class Allowance:
         return self._credit >= cost
 
     def covers(self, cost: float) -> bool:
-        """Whether there is credit for `cost` seconds: `affords`, where nothing is to be saved up."""
+        """Whether there is credit for `cost` seconds: `affords`, but without a limit to what is saved up."""
         return self._credit >= cost
 
     def spend(self, cost: float) -> None:
@@ -125,18 +126,18 @@ class Explorer:
         self._draft = self._direction = 0
         self._speculated = self._rested = 0
         self._plain_running = 0
-        """Plain rounds in a row beside a shape in use."""
+        """Plain rounds in a row while a shape is in use."""
         self._age = 0
-        """Rounds since the texts being written began, as far as one can say."""
+        """Rounds since the texts being written began, as far as can be told."""
         self._trials = Allowance(_FOR_TRIALS)
         self._trials.earn(math.inf)  # the first one is free
 
     def renew(self) -> None:
-        """Account for texts that are new, all of them or nearly so."""
+        """Account for new texts in all rows, or nearly all."""
         self._age = 0
 
     def ahead(self, planned: TreeSpec | None, left: float) -> int:
-        """How many rounds may be like the `planned` one until a probe may be due; `left` is a row's room in tokens."""
+        """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
             most, marks = _STRETCH, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
         elif planned.keeps_candidates or left < _REPEATED * (planned.depth + 2) or self._age < _TRIAL_AT:
@@ -155,14 +156,14 @@ class Explorer:
         for allowance in beside if speculating else instead:
             allowance.earn(seconds)
         paid = speedup is not None and speedup > _PAID
-        self._trials.earn(math.inf if paid else seconds)  # after a text that paid the next is always tried
+        self._trials.earn(math.inf if paid else seconds)  # after a text that paid, the next is always tried
         if speedup is not None and speedup < _CLOSE:
             self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
     def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool, analysis: float) -> Probe | None:
         """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay.
 
-        A draft also loses the `analysis` of its candidates, in seconds.
+        A draft also costs the `analysis` of its candidates, in seconds.
         """
         least, speedup = _LEAST * choice.seconds, choice.rate / prospects.plain_rate
         doubtful = speedup < _ON_TRIAL.get(self._speculated, 0.0)
@@ -191,12 +192,12 @@ class Explorer:
     ) -> Probe | None:
         """An affordable probe while not speculating, if any.
 
-        Its cost includes the `analysis` of candidates and `reading` deferred pairs, in seconds; the latter are computed
-        only where the rest is covered: plain rounds of a small target take little longer.
+        Its cost includes the `analysis` of candidates and the `reading` of deferred pairs, in seconds. The latter is
+        computed only if the rest is covered: plain rounds of a small target take little longer than computing it.
         """
         best = prospects.best
         if self._age == _TRIAL_AT:
-            # of all that it offers: what is likely enough to pay is too little to tell texts apart by
+            # with all that it offers: the nodes that are likely enough to pay are too few to tell texts apart
             tried = prospects.of(prospects.short(best.shape).shape._replace(threshold=0))
             luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
             pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
@@ -218,16 +219,16 @@ class Explorer:
 class Audience:
     """Decides, when a sequence begins, whether the drafter observes it.
 
-    Observing costs a drafter that rests some percent of a small target's round. Where hardly any round drafted at a
-    number of rows, which share what they learn with numbers up to the next power of two, several times as many of the
-    sequences that begin next aren't observed. Of few rows every text is tried: one may be far easier than the last.
+    Observing costs a resting drafter a few percent of a small target's round. If hardly any round drafted at a number
+    of rows (numbers up to the next power of two are counted together), several times as many of the sequences that
+    begin next go unobserved. With few rows every text is tried: one may be far easier than the last.
     """
 
     def __init__(self) -> None:
         self._begun, self._rounds, self._used, self._unobserved = (Counter[int]() for _ in range(4))
 
     def admits(self, rows: int) -> bool:
-        """Whether a sequence that is going to be one of `rows` is observed."""
+        """Whether a sequence that will be one of `rows` is observed."""
         load = rows.bit_length()
         if self._unobserved[load]:
             self._unobserved[load] -= 1
@@ -236,7 +237,7 @@ class Audience:
         return True
 
     def round(self, rows: int, used: bool) -> None:
-        """Account for a round of `rows` rows, some observed, which `used` the drafter."""
+        """Account for a round of `rows` rows, some observed; whether it `used` the drafter."""
         load = rows.bit_length()
         self._rounds[load] += 1
         self._used[load] += used
@@ -248,10 +249,10 @@ class Audience:
 
 
 class LookupTrials:
-    """Decides whether rounds look for copies, which takes the host's time: whether or not a network drafts as well.
+    """Decides whether rounds look for copies, which takes the host's time, with or without a network's draft.
 
-    What it gained is averaged over the latest rounds of these texts. Where it is a loss beyond noise, nothing is looked
-    up until trials afford to lose that much again, as a share of all time.
+    The gain is averaged over the latest rounds of the current texts. If it is a loss beyond noise, nothing is looked up
+    until the allowance, a share of all time, covers losing that much again.
     """
 
     def __init__(self) -> None:
@@ -262,12 +263,12 @@ class LookupTrials:
 
     @property
     def plain_due(self) -> bool:
-        """Whether a plain round is due, because so far hardly any pass has shown what it takes without copies."""
+        """Whether a plain round is due, because hardly any pass so far has shown its cost without copies."""
         speedup = 1.0 + self._gained / self._seconds if self._seconds else 1.0
         return self._rounds > 2 * self._plain_at and speedup < _ON_TRIAL.get(self._rounds, 0.0)
 
     def renew(self) -> None:
-        """Account for texts that are new: what is copied in others says little about them."""
+        """Account for new texts: what was copied in others says little about them."""
         self._gained, self._seconds, self._tried = 0.0, 0.0, 0
 
     def earn(self, seconds: float) -> None:
@@ -279,7 +280,7 @@ class LookupTrials:
             self._tried, self.looking = 0, True
 
     def learn(self, gained: float, seconds: float, verified: bool) -> None:
-        """Learn from a round of `seconds` that looked up: `gained` is what copies saved of it, less what looking took.
+        """Learn from a round of `seconds` that looked up: `gained` is the time that copies saved, less the search's.
 
         `verified`: whether there were nodes; else the pass was a plain one.
         """
@@ -295,9 +296,9 @@ class LookupTrials:
 
 
 class Recordings:
-    """The trees that an accelerator has recorded: doing so takes as long as dozens of passes.
+    """The trees that an accelerator has recorded: recording one takes as long as dozens of passes.
 
-    A tree is recorded with its draft, a pass of its width, and what reads its pairs, in the first rounds that use it.
+    A tree's draft, a pass of its width and the reading of its pairs are recorded in the first rounds that use it.
     """
 
     def __init__(self) -> None:
@@ -305,19 +306,19 @@ class Recordings:
         self._uses = Counter[tuple[int, TreeSpec]]()  # by recurring number of rows and tree
         self._spent = defaultdict[tuple[int, TreeSpec], float](float)
         self._latest = 0.0
-        """Seconds that the latest one took; 0 = not known."""
+        """Seconds that the latest recording took; 0 = not known."""
         self.usual = 0.0
         """Seconds of a usual round that replays recordings; 0 = there was none."""
 
     def cost(self, wanted: Prospect, widths: Sequence[int], prospects: Prospects) -> float:
-        """The seconds that it takes to record a shape; 0 if that was done."""
+        """The seconds that it takes to record a shape; 0 if it is recorded already."""
         tree = wanted.recurring_tree(widths[wanted.shape.width], prospects.rows)
         if self._uses[recurring(prospects.rows), tree]:
             return 0.0
         return self._latest or _RECORDING * prospects.plain_seconds
 
     def affords(self, cost: float) -> bool:
-        """Whether so many seconds may be spent on recording another shape than the one in use."""
+        """Whether `cost` seconds may be spent on recording a shape other than the one in use."""
         return not cost or self._allowance.affords(cost)
 
     def earn(self, seconds: float) -> None:
@@ -325,7 +326,7 @@ class Recordings:
         self._allowance.earn(seconds)
 
     def learn(self, rows: int, tree: TreeSpec, seconds: float, forecast: float) -> None:
-        """Learn from a round of `rows` rows with `tree` that took `seconds`, where `forecast` ones were expected."""
+        """Learn from a round of `rows` rows with `tree` that took `seconds`, where `forecast` were expected."""
         key = recurring(rows), tree
         self._uses[key] += 1
         if self._uses[key] <= USES:

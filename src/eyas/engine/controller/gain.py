@@ -1,4 +1,4 @@
-"""The gain model: the expected nodes and accepted tokens of every tree shape, learnt from earlier drafts.
+"""The gain model: the expected nodes and accepted tokens of every tree shape, learned from earlier drafts.
 
 A node is kept if its value, the probability that it is accepted, reaches a threshold. So a shape consists of a beam
 width, a depth and a threshold, and a batch keeps the sum of what its rows offer above the threshold. Multiplying the
@@ -35,19 +35,19 @@ _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 _TYPICAL = 5.0
 """The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
 _USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
-"""The same for forecasts of all texts, which may be a little too high or low all the time, and how that decays."""
+"""The same for forecasts of all texts, which may be consistently too high or low; and how their results decay."""
 _HOPE = 0.25
-"""The spread of what texts yield, as a share: a new one gets the benefit of the doubt."""
+"""The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
-"""The weight of what an earlier model has learnt; drafts after which what was learnt is kept again, and node values
-follow at the latest."""
+"""The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
+which node values are updated at the latest."""
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
 """The factors by which a row's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
-"""Rounds after which what was promised of copies is compared with results; the standard deviations beyond which it was
-wrong; the weight that what was learnt of copies then keeps: copied passages end suddenly."""
+"""Rounds after which the promise of copies is compared with results; the standard deviations beyond which it was wrong;
+the weight that what was learned about copies then keeps, as copied passages end suddenly."""
 
 
 class Forecast(NamedTuple):
@@ -62,20 +62,20 @@ class GainModel:
     """Forecasts the nodes and accepted tokens of all shapes from acceptance rates and candidate counts."""
 
     def __init__(self, widths: Sequence[int], depth: int, sources: int = 1) -> None:
-        """For trees of up to `depth` levels and beams of `widths`, whose nodes come from so many sources."""
+        """For trees of up to `depth` levels and beams of `widths`, whose nodes come from `sources` sources."""
         self.widths, self.depth = tuple(widths), depth
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
         self._own_forecast, self._own_accepted, self._yield = 0.0, 0.0, 1.0
         self._shown = 0.0
-        """What was forecast so far of the texts being written: for how much of their yield there are results."""
+        """The tokens forecast so far for the texts being written: how much is known about their yield."""
         self._usual_forecast, self._usual_accepted = 0.0, 0.0
         self._experience: Experience | None = None
         self._learnt_rounds = 0
-        """Drafts since what was learnt was kept."""
+        """Drafts since what was learned was last saved."""
         self._drafts = self._valued = 0
-        """Drafts so far, and those that node values follow."""
+        """Drafts so far, and drafts that node values account for."""
 
     def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
         """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
@@ -88,20 +88,20 @@ class GainModel:
 
     @property
     def _learnt(self) -> dict[str, Array]:
-        """What was learnt of the drafter, by name."""
+        """What was learned about the drafter, by name."""
         usual = np.array((self._usual_forecast, self._usual_accepted))
         return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, usual), strict=True))
 
     def keep(self) -> None:
-        """There is time to keep what was learnt, if it is a lot."""
+        """Save what was learned, now that there is time, if it is enough."""
         if self._experience is not None and self._learnt_rounds >= _RENEWED:
             self._experience.write(self._learnt)
             self._learnt_rounds = 0
 
     def resume(self, experience: Experience) -> None:
-        """Keep there what this model learns, and go on from what is there, at half its weight: texts may have changed.
+        """Continue from `experience` at half its weight, as texts may have changed; save there what this model learns.
 
-        What a model of other shapes has learnt is ignored.
+        What a model of other shapes has learned is ignored.
         """
         self._experience = experience
         learnt, own = experience.read(), self._learnt
@@ -113,7 +113,7 @@ class GainModel:
         self.settle()
 
     def renew(self, share: float) -> None:
-        """Forget what the texts being written yield, as far as their rows, a `share` of all, have new ones."""
+        """Forget the yield of the texts being written, for the `share` of rows that have new ones."""
         self._own_forecast *= 1.0 - share
         self._own_accepted *= 1.0 - share
         self._shown *= 1.0 - share
@@ -136,17 +136,17 @@ class GainModel:
 
     @property
     def _usual(self) -> float:
-        """The same of all texts: the shape that promises the most is often one whose forecast is too high."""
+        """The same for all texts: the shape that promises the most is often one whose forecast is too high."""
         return (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
 
     def hope(self, rows: int) -> float:
-        """By how much more the texts of `rows` rows may well yield than expected, until they have shown it."""
+        """The factor by which the texts of `rows` rows may well yield more than expected, until results are in."""
         return 1.0 + _HOPE * _TYPICAL / ((self._shown + _TYPICAL) * math.sqrt(rows))
 
     def judge(self, promised: float, kept: float, rows: int) -> None:
         """Compare the `promised` accepted draft tokens of a round of `rows` rows with the `kept` ones.
 
-        Texts differ, so what these rows yield is learnt within some rounds, and soon forgotten when others follow.
+        Texts differ, so what these rows yield is learned within some rounds, and soon forgotten when others follow.
         """
         forecast, accepted = promised / self._yield / rows, kept / rows
         usual = self._usual
@@ -157,9 +157,9 @@ class GainModel:
         self._usual_accepted = self._usual_accepted * _USUAL_FADE + accepted
 
     def judge_found(self, promised: float, kept: float) -> None:
-        """Compare what was `promised` of a round's found nodes with the accepted ones, `kept`.
+        """Compare the accepted tokens `promised` by a round's copied nodes with those `kept`.
 
-        A passage is copied to its end or left at once, so that a round's result varies as much as it promises.
+        A passage is copied to its end or not at all, so a round's result varies as much as it promises.
         """
         self._found_surplus += kept - promised
         self._found_variance += promised * (promised + 1.0)
@@ -171,10 +171,10 @@ class GainModel:
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
 
     def settle(self, *, values: bool = True) -> None:
-        """Forecast by what the texts being written yield now, and by what is known of nodes.
+        """Base forecasts on what the texts being written yield now, and on what is known about nodes.
 
-        Node values follow what was learnt if `values` are asked for, or after a thirty-second more drafts: making
-        them takes a tenth of a small pass.
+        Node values are updated if `values` is set, or once there were a thirty-second more drafts: making them takes a
+        tenth of a small pass.
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values, self._valued = self._acceptance.table(), self._drafts
@@ -201,7 +201,7 @@ class GainModel:
 
 
 def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
-    """The accepted tokens that a tree's found nodes promised together."""
+    """The accepted tokens that a tree's copied nodes promised together."""
     if tree.sources is None or not tree.size:
         return 0.0
     if tree.copies_promise is not None:

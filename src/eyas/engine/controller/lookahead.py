@@ -1,12 +1,12 @@
 """The controller of lookahead decoding: before each round it decides whether the window pays, or rests.
 
 A window can't be sized by what its nodes are worth: its scratch nodes are never accepted, and the n-grams of later
-rounds come out of all of them. So a round either runs the whole window in every row, or it is plain:
+rounds come from all of them. So a round either runs the whole window in every row, or it is plain:
 
     tokens per second = R (1 + accepted) / (draft(R) + pass(R (1 + nodes), columns) + observe(R (1 + accepted)))
 
 Scratch nodes and candidates both count as `nodes`. What a row accepts, and how many nodes it has, are running averages.
-While the window rests nothing is learnt about it, so now and then it is tried for some rounds, within an allowance of
+While the window rests nothing is learned about it, so now and then it is tried for some rounds, within an allowance of
 lost time. While it is in use, some rounds are plain, to keep the price of plain decoding current.
 """
 
@@ -26,8 +26,8 @@ from eyas.tree.lookahead import LookaheadTree
 _ENTER, _LEAVE = 1.03, 1.015
 """The speedups that the window must promise to begin, and to continue."""
 _GUESS, _GUESSED = 0.5, 16.0
-"""Tokens that a row is assumed to accept in a round before any was seen (published: 0.5 to 1), and for how many rows'
-rounds that counts."""
+"""Tokens that a row is assumed to accept in a round before any was seen (published: 0.5 to 1), and the weight of this
+assumption, in rounds of one row."""
 _FADE = 1.0 - 1.0 / 50.0
 """The factor by which running averages decay with each round that has windows."""
 _TRIAL = 4
@@ -35,7 +35,7 @@ _TRIAL = 4
 _AFTER_REST = 0.2
 """The weight that earlier averages keep when a window that rested is tried again."""
 _FOR_PLAIN, _FOR_TRIALS = 0.002, 0.0045
-"""Shares of the time that plain rounds beside the window, and trials of a resting one, may lose."""
+"""Shares of the time that plain rounds while the window is in use, and trials while it rests, may lose."""
 _LEAST = 0.02
 """The least share of its time that such a round is assumed to lose."""
 _CHECKS = (3, 12, 48)
@@ -43,7 +43,7 @@ _CHECKS = (3, 12, 48)
 
 
 class LookaheadController(Controller):
-    """Plans whether a round runs windows or is plain, by measured costs and by what windows brought lately."""
+    """Plans whether a round runs windows or is plain, by measured costs and what windows have brought lately."""
 
     def __init__(
         self, costs: CostModel, window: LookaheadTree, *, clock: Callable[[], float] = time.perf_counter
@@ -54,7 +54,7 @@ class LookaheadController(Controller):
         self._rows_seen, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
         self._plain_seconds = self._window_seconds = self._plain_rate = self._window_rate = 0.0
         self._for_plain, self._for_trials = Allowance(_FOR_PLAIN), Allowance(_FOR_TRIALS)
-        self._trial = self._used = 0  # rounds of a trial that are left; rounds with windows so far
+        self._trial = self._used = 0  # remaining rounds of a trial; rounds with windows so far
         self._checking = False  # whether this round is plain only to measure it
 
     def plan(
@@ -105,7 +105,7 @@ class LookaheadController(Controller):
             if self._trial and record.draft is not None:
                 self._spend(self._for_trials, whole, record.emitted / self._plain_rate)
                 self._trial -= 1
-                self._situation = () if not self._trial else self._situation  # the verdict
+                self._situation = () if not self._trial else self._situation  # so that the next plan weighs the results
 
     def snapshot(self) -> ControllerState:
         """The current state, for metrics."""
@@ -148,7 +148,7 @@ class LookaheadController(Controller):
         self._counts["probes"] += 1
 
     def _learn_gain(self, record: RoundRecord) -> None:
-        """Nothing: a window's size doesn't follow from what its nodes are worth."""
+        """Do nothing: a window isn't sized by what its nodes are worth."""
 
     def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:  # noqa: ARG002
         drafted = record.draft is not None

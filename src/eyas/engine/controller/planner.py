@@ -1,8 +1,8 @@
-"""The planner: computes the expected tokens per second of all tree shapes at once and finds the fastest.
+"""The planner: computes the expected tokens per second of all tree shapes together and finds the fastest.
 
 tokens per second = (R + accepted) / (draft(R, width, levels) + pass(R + nodes, columns) + observe(R + accepted))
 
-A drafter in use also reads the prompts that keep coming, so their time is shared out among the tokens generated.
+A drafter in use also reads the prompts that keep coming, so the time for that is spread over the tokens generated.
 Where a round selects its nodes after drafting, rows differ in length, and the cost of padding is added. Chains of equal
 length don't have it; they take the place of chains with the lowest threshold.
 Shapes: W widths, D depths, L thresholds, R rows.
@@ -25,9 +25,9 @@ from eyas.tree.dynamic import DynamicTree
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""
 _MANY = 64
-"""Pairs that take as long each as those of a prompt."""
+"""With this many pairs, each takes as long as one of a prompt's."""
 _LARGEST = 64
-"""Tokens of a row's tree, its root included, that are recorded at most."""
+"""The most tokens of a row's tree, its root included, that are recorded."""
 
 
 class Shape(NamedTuple):
@@ -52,15 +52,15 @@ class Prospect(NamedTuple):
     """Expected tokens per second, over all rows."""
 
     def rate_if(self, factor: float, rows: int) -> float:
-        """The tokens per second if so many times the accepted tokens come true."""
+        """The tokens per second if `factor` times the forecast tokens are accepted."""
         return (rows + self.accepted * factor) / self.seconds
 
     def needed(self, rate: float, rows: int) -> float:
-        """How many times the accepted tokens must come true for so many tokens per second."""
+        """The factor on the forecast accepted tokens that `rate` tokens per second require."""
         return (rate * self.seconds - rows) / max(self.accepted, 1e-9)
 
     def recurring_tree(self, width: int, rows: int) -> DynamicTree:
-        """The shape as an accelerator records it: rows don't share their nodes, of which there are six numbers."""
+        """The shape as an accelerator records it: each row has its own nodes, and one of six numbers of them."""
         nodes = min(1 << math.ceil(self.nodes / rows).bit_length(), _LARGEST) - 1
         return DynamicTree(min(self.shape.depth + 1, nodes), width, nodes)
 
@@ -115,7 +115,7 @@ class Prospects:
         self._padded: dict[int, Array] = {}  # of padded positions, likewise
         self.plain_seconds = costs.plain_seconds(rows, lengths)
         self.catching_up = float(costs.observe_seconds(rows, rows))
-        """What a plain round between drafts takes besides: the next draft begins with reading its pairs."""
+        """The additional seconds of a plain round between drafts: the next draft begins with reading its pairs."""
         self.plain_rate = rows / self.plain_seconds
 
     @cached_property
@@ -125,8 +125,8 @@ class Prospects:
         return self.of(Shape(int(at[0]), int(at[1]), int(at[2])))
 
     def at_rest(self, least_draft: float, least: float) -> tuple[Prospect, Prospect, float, float]:
-        """The shapes to probe in place of plain rounds, and the seconds that a draft of the first and two rounds of the
-        other lose, at least these shares of a plain round and of the shape's own.
+        """The two shapes to probe in place of plain rounds, and the seconds that a draft of the first and two rounds of
+        the second lose: at least `least_draft` of a plain round's, and `least` of the second shape's own.
         """
         if self._at_rest is None:
             deeper, larger = self.larger(self.best.shape, deeper=1), self.larger(self.best.shape, 1, 1, 2)
@@ -136,12 +136,12 @@ class Prospects:
         return self._at_rest
 
     def short(self, shape: Shape) -> Prospect:
-        """The forecast of a short chain in place of `shape`: it tells what larger trees would yield, and costs little
-        where it is refused."""
+        """The forecast of a short chain in place of `shape`: it shows what larger trees would yield, and costs little
+        if it is rejected."""
         return self.of(shape._replace(width=0, depth=min(shape.depth, 1)))
 
     def of(self, shape: Shape) -> Prospect:
-        """The forecast of a shape, which is cut to the greatest depth considered."""
+        """The forecast of a shape, cut to the greatest depth considered."""
         at = shape._replace(depth=min(shape.depth, self._rate.shape[1] - 1))
         found = self._known.get(at)
         if found is None:

@@ -1,4 +1,4 @@
-"""What the controller is given of a round, and what it shows of itself."""
+"""What the controller is given about a round, and the state that it reports."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RoundRecord:
     drafting: Sequence[bool] | None = None
     """[R] the rows that were drafted for; None = all."""
     overhead: float = 0.0
-    """Seconds that the round before took beyond its `seconds`: to plan it, to make room for it, to learn from it."""
+    """Seconds that the previous round took beyond its `seconds`: to plan it, make room for it and learn from it."""
     prompt_pairs: int = 0
-    """Pairs of prompts that the drafter was given since the round before, read or deferred."""
+    """Pairs of prompts that the drafter was given since the previous round, read or deferred."""
 
     @property
     def lookup_seconds(self) -> float:
@@ -46,7 +46,7 @@ class RoundRecord:
 
     @cached_property
     def copied(self) -> int:
-        """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess as well."""
+        """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess too."""
         if self.draft is None or self.draft.tree.sources is None:
             return 0
         sources = self.draft.tree.sources.tolist()

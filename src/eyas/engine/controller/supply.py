@@ -1,6 +1,6 @@
-"""How many candidates of which probability a drafter's network offers.
+"""The number of candidates that a drafter's network offers, by their probability.
 
-`Supply` counts the candidates that a row is offered, by depth and probability, for every beam width at once: a narrower
+`Supply` counts the candidates that a row is offered, by depth and probability, for every beam width: a narrower
 beam offers the first w children of each node, and its beam is the first w of those among the wider one. About levels
 below the end of a draft only one thing is known: no deeper candidate is better than the best of the last level.
 
@@ -23,7 +23,7 @@ from eyas.tree.values import BINS, bins
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
 """The factor by which a draft's weight in `Supply` decays with each later one."""
 _ROWS = 16
-"""The most rows of a batch that `Supply` analyses at once; the others follow in later rounds."""
+"""The most rows of a batch that `Supply` analyzes at a time; the others follow in later rounds."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """The probabilities assumed for every node's children before any draft was seen."""
 

@@ -221,7 +221,7 @@ _ALL = (
             rotations("default", "linear", "llama3", "yarn", families=_E3), _YARN, rotations("yarn", families=_MLA),
             _QUERY_LATENT, *off("norm_before_residual", "qk_norm", why="it has no"),
             Rule("norm_before_fc", lambda d: not (d.get("fc_norm") and d.get("norm_before_fc")),
-                 "it has no norm_before_fc beside fc_norm", FUSED),
+                 "it has no norm_before_fc together with fc_norm", FUSED),
             *_LATENT, *rising_taps(lowest=1),
         ),
         (
@@ -259,7 +259,7 @@ _ALL = (
             Rule("taps", lambda d: d.layers is None or all(0 <= k <= d.layers for k in d.config.taps or ()),
                  "its taps lie at boundaries 0 to the number of layers"),
         ),
-        # beside an embedding of its own, a missing head is the embedding there
+        # llama.cpp uses the drafter's own embedding, if it has one, in place of a missing head
         (NEEDS_OWN_REDUCED_HEAD, replace(NEEDS_OWN_HEAD, families=BLOCK, when=lambda d: d.config.embedding == "own")),
         BOUNDARIES, None, "the file carries the target's tokenizer and boundaries",
     ),

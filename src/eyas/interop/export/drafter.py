@@ -169,7 +169,7 @@ def _changed(
 
 
 DEFAULT_CHAIN = 3
-"""Tokens to draft for a drafter without a default tree, as usual in engines that draft chains."""
+"""Draft tokens for a drafter without a default tree, as is usual in engines that draft chains."""
 
 
 class TreePlan(NamedTuple):
@@ -198,8 +198,8 @@ def plan_of(text: str) -> TreePlan | None:
 def tree_plan(drafter: DrafterToExport) -> TreePlan:
     """The plan of the drafter's default tree; a chain of `DEFAULT_CHAIN` if it has none, or one of another type.
 
-    Of a drafter that guesses a whole block at once, a chain of all its guesses: engines mask as many slots as they
-    draft tokens, and slots see each other.
+    For a drafter that guesses a whole block in one pass, it is a chain of all its guesses: engines mask as many slots
+    as they draft tokens, and slots see each other.
     """
     guesses = drafter.config.guesses
     if guesses is not None:

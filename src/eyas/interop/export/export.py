@@ -1,7 +1,7 @@
 """Exports a drafter in the form that another engine reads; the files are read back and compared before they appear.
 
-Layer numbers are boundaries, `d2t` holds target ids, and the target's byte-level BPE tokenizer is stored in GGUF's
-keys.
+In GGUF files, layer numbers are boundaries, `d2t` holds target ids, and the target's byte-level BPE tokenizer is stored
+under GGUF's keys.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from eyas.drafters.block.network import BlockNetwork
 
 LAYOUTS: dict[Family, GgufLayout] = {EAGLE3: EAGLE3_LAYOUT, DFLASH: DFLASH_LAYOUT, DSPARK: DFLASH_LAYOUT}
-"""What the files of each family hold that llama.cpp reads."""
+"""Family -> the layout of its files that llama.cpp reads."""
 _FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}
 _NORMAL, _CONTROL, _USER, _UNUSED = 1, 3, 4, 5
 """Token types, as GGUF numbers them."""
 
 
 def write_gguf(drafter: DrafterToExport, file: Path) -> None:
-    """Write a prepared drafter. Raises ExportError, or UsageError if the gguf package isn't installed."""
+    """Write a prepared drafter as GGUF. Raises ExportError, or UsageError if the gguf package isn't installed."""
     gguf = gguf_package()
     config = drafter.config
     assert isinstance(config, GroupedConfig)
@@ -255,7 +255,7 @@ def load_to_export(
     weights: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[DraftNetwork, DrafterToExport]:
-    """Load a drafter that can be read in only one way and fits its target; the network and its parts.
+    """Load a drafter that can be read in only one way and fits its target; returns the network and its parts.
 
     Raises the errors of `export`.
     """
@@ -348,7 +348,7 @@ def read_back(folder: Path, drafter: DrafterToExport, original: DraftNetwork) ->
 def _unlike(found: DrafterConfig, drafter: DrafterToExport) -> str:
     """The fields that differ, as `name found-value for written-value`.
 
-    Numbers are the same if they are in float32: GGUF holds no others, nor do many configs (9.999999747378752e-06).
+    Numbers are compared in float32, because GGUF and many configs hold only float32 values (9.999999747378752e-06).
     """
     return ", ".join(
         f"{key} {getattr(found, key)} for {value}"
@@ -371,7 +371,7 @@ POSITIONS, STEPS = 24, 3
 def some_logits(network: DraftNetwork) -> Tensor:
     """Logits [STEPS, S, Vd] in float32 for random taps and tokens; later steps are fed the network's own output.
 
-    Of a block drafter [1, S, Vd]: those of a block of random tokens that follow the taps.
+    For a block drafter [1, S, Vd]: the logits of a block of random tokens that follows the taps.
     """
     config, draw = network.config, torch.Generator().manual_seed(11)
     taps = torch.randn(1, POSITIONS, config.tap_count, config.target_hidden_size, generator=draw).to(network.dtype)

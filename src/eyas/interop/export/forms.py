@@ -74,7 +74,7 @@ def only(field: str, *allowed: Any, why: str, families: Families = EVERY) -> Rul
 
 
 def recurrent_targets(*types: str) -> Rule:
-    """A rule that a target with recurrent layers is of one of these types; others pass."""
+    """A rule that a target with recurrent layers has one of these types; other targets pass."""
     known = f"those of type {' or '.join(types)} only" if types else "none"
 
     def holds(drafter: DrafterToExport) -> bool:
@@ -229,7 +229,7 @@ def vllm(drafter: DrafterToExport) -> Form:
     if drafter.kind.family in BLOCK:
         return _block(drafter)
     config = _native(drafter) | _taps(drafter, shift=0, flat=True)
-    if drafter.kind.family == PEAGLE:  # run as `eagle3`, for which it makes a name that it doesn't know of other ones
+    if drafter.kind.family == PEAGLE:  # run as `eagle3`, for which vLLM turns other names into unknown ones
         config["architectures"] = ["Eagle3Qwen3ForCausalLM" if drafter.get("qk_norm") else "LlamaForCausalLMEagle3"]
     return Form(config, _named(drafter, first_layer=FIRST_LAYER))
 
@@ -306,8 +306,8 @@ def _block(drafter: DrafterToExport) -> Form:
 def _native(drafter: DrafterToExport) -> dict[str, Any]:
     """The native config without layer numbers, with RoPE under all of its keys.
 
-    Keys that are false and are so by default are left out: SpecForge's class takes the mere presence of `norm_output`
-    for a drafter without that norm.
+    Keys that are false, as by default, are left out: SpecForge's class takes the mere presence of `norm_output` to mean
+    a drafter without that norm.
     """
     config = drafter.kind.write(drafter.config) | {"dtype": str(drafter.dtype).removeprefix("torch.")}
     for key, field in type(drafter.config).model_fields.items():

@@ -1,6 +1,6 @@
-"""What `eyas inspect` reports on a folder, GGUF file or Hub id: a target, or a drafter.
+"""The reports of `eyas inspect` on the target or drafter in a folder, a GGUF file, or under a Hub id.
 
-Of a target its properties, and whether eyas supports it, are read from config and tensor headers alone.
+A target's properties, and whether eyas supports it, are read from config and tensor headers alone.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Located(NamedTuple):
 def locate(source: str) -> Located:
     """Find a model. For a Hub id, a drafter is downloaded, because it is small; a target's weights are not.
 
-    Raises MissingModelError if there is no such model, CheckpointError if it is none that can be read.
+    Raises MissingModelError if there is no such model, CheckpointError if it can't be read.
     """
     path = Path(find_model(source))
     named = gguf_in(path)
@@ -123,10 +123,10 @@ class TargetReport(Report):
     path: str
     architecture: str
     parameters: int | None
-    """The number of parameters, of a quantised model before it was; None = the weights are not on this machine."""
+    """The number of parameters, before quantization if it is quantized; None = the weights are not on this machine."""
     dtypes: list[str]
     quantized_by: str | None
-    """The method that its weights are quantised with; None = they are not."""
+    """The method that its weights are quantized with; None = they are not."""
     layers: int
     hidden_size: int
     vocab_size: int
@@ -139,7 +139,7 @@ class TargetReport(Report):
     """Whether there are tokenizer files; without them prompts and answers are token ids."""
     chat_template: bool
     stop_ids: dict[int, str]
-    """The tokens that end answers -> where that is written."""
+    """The tokens that end answers -> where they are defined."""
     mtp_modules: list[str] = field(default_factory=list)
     """The MTP modules among its tensors, for `--method mtp`: where they are, and whose layout they have."""
     adapter: str | None = None
@@ -208,7 +208,7 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
 
 
 def _parameters(headers: Headers, chosen: type[Any], config: Any) -> int:
-    """How many parameters a target has; a quantised one holds several in a number."""
+    """The number of a target's parameters; a quantized target stores several in one number."""
     if quantized_by(config) is None:
         return headers.parameters
     with torch.device("meta"):
@@ -224,7 +224,7 @@ def _rope_theta(config: Any) -> float | None:
 
 
 def _tokenizer(name: str | Path) -> tuple[Any, list[str]]:
-    """The tokenizer of a checkpoint, None if it has none, and why it can't be read."""
+    """The tokenizer of a checkpoint, None if it has none, and the errors in reading it."""
     try:
         return load_tokenizer(name), []
     except ModelError as error:

@@ -76,7 +76,7 @@ def _safeailab(target: str, drafter: ServedDrafter) -> list[str]:
     depth, width, nodes = drafter.plan
     third = ["--use_eagle3"] if drafter.method == "eagle3" else []
     named = ["--base-model-path", target, "--ea-model-path", drafter.path, *third]
-    # its loop of --depth passes begins with a first level that another pass has drafted
+    # another pass drafts the first level, before its loop of --depth passes
     return [*named, "--depth", str(depth - 1), "--top-k", str(width), "--total-token", str(nodes + 1)]
 
 
@@ -117,13 +117,13 @@ def _tensorrt_llm(target: str, drafter: ServedDrafter) -> list[str]:
     return [target, "--backend", "pytorch", "--extra_llm_api_options", f"{drafter.path}/{TENSORRT_FILE}"]
 
 
-def _openvino(target: str, drafter: ServedDrafter) -> list[str]:  # noqa: ARG001  # a library is told later
+def _openvino(target: str, drafter: ServedDrafter) -> list[str]:  # noqa: ARG001  # given to the library later
     converted = ("--task", "text-generation-with-past", "--trust-remote-code", f"{drafter.path}/{OPENVINO_FOLDER}")
     return ["--model", drafter.path, *converted]
 
 
 def _openvino_taps(drafter: DrafterToExport, path: Path) -> str:
-    """The shell command that writes the boundaries into the converted model, which takes default ones otherwise."""
+    """The shell command that writes the boundaries into the converted model, which otherwise uses default ones."""
     boundaries = ", ".join(map(str, drafter.config.taps or ()))
     added = f's|<eagle3_mode.*|&<hidden_layers_list value="{boundaries}" />|'
     return shlex.join(["sed", "-i", added, str(path / OPENVINO_FOLDER / "openvino_model.xml")])

@@ -53,7 +53,7 @@ def _single(flag: str) -> Translator:
 
 
 def _choice(choices: Mapping[Any, list[str]]) -> Translator:
-    """A translator for an option of which the engine supports only some values."""
+    """A translator for an option if the engine supports only some of its values."""
 
     def translate(name: str, value: Any, _given: Options) -> list[str]:
         if value not in choices:

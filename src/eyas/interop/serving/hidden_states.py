@@ -23,11 +23,11 @@ _OWN = "capture with eyas's own pass (leave out --engine)"
 
 
 def connector_arguments(boundaries: Sequence[int], folder: Path, dtype: str, longest: int) -> list[str]:
-    """vLLM's arguments for a server that writes the states at these boundaries, a file a request, into `folder`.
+    """vLLM's arguments for a server that writes the states at these boundaries into `folder`, one file per request.
 
-    `dtype` is the model's, and so the files'; requests have at most `longest` tokens, to which one is added. A sampled
-    token is the most probable one, whatever the model's generation config says. Without the prefix cache the states of
-    a chat don't depend on the chats before it.
+    `dtype` is the model's, and so the files'. Requests have at most `longest` tokens, and one more is generated: the
+    most probable one, whatever the model's generation config says. Without the prefix cache, the states of a chat don't
+    depend on the chats before it.
     """
     layers = {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(boundaries)}}
     speculation = {"method": METHOD, "num_speculative_tokens": 1, "draft_model_config": layers}
@@ -61,17 +61,17 @@ def _installed_version() -> str:
 
 
 def connector_refusal(version: str) -> str:
-    """What is wrong with a vLLM that lacks the connector, and what to do."""
+    """The message for a vLLM that lacks the connector: what is wrong, and what to do."""
     return f"vLLM {version} has no {CONNECTOR}, which writes the hidden states: use vLLM {SINCE} or later, or {_OWN}"
 
 
 def explained(log: str) -> str | None:
-    """What the output of a server that failed says about the connector; None if it is about something else."""
+    """The message for a failed server whose output is about the connector; None if it is about something else."""
     if re.search(rf"Unsupported connector type: {CONNECTOR}|input_value='{METHOD}'", log):
         named = re.search(r"version (\d[\w.+]*)", log)
         return connector_refusal(named[1] if named else "as installed there")
     if "pin_memory=True requires" in log or "Torch not compiled with CUDA" in log:
-        return f"vLLM's {CONNECTOR} needs a GPU, which this vLLM doesn't compute on: give it one, or {_OWN}"
+        return f"vLLM's {CONNECTOR} needs a GPU, and this vLLM doesn't run on one: give it one, or {_OWN}"
     if "does not support EAGLE3 interface" in log:
-        return f"vLLM gives out the hidden states only of models that it runs EAGLE-3 with, not this one's: {_OWN}"
+        return f"vLLM writes the hidden states only of models that it runs EAGLE-3 with, not of this one: {_OWN}"
     return None

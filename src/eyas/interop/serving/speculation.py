@@ -62,7 +62,7 @@ _ARCHITECTURES: dict[tuple[str, Family], frozenset[str]] = {
     ("vllm", PEAGLE): frozenset({"LlamaForCausalLM", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}),
     ("vllm", EAGLE3_MLA): frozenset({"Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM"}),
 }
-"""Further architecture names that a consumer accepts for a family, besides the one that export writes."""
+"""Further architecture names that a consumer accepts for a family, in addition to the one that export writes."""
 
 
 def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -> list[str]:
@@ -93,7 +93,7 @@ def obstacles(consumer: str, drafter: DrafterToExport, checkpoint: Checkpoint) -
 
 
 def _architecture(consumer: str, drafter: DrafterToExport, written: Form, config: Mapping[str, Any]) -> list[str]:
-    if consumer == "speculators":  # recognised by another key
+    if consumer == "speculators":  # recognized by another key
         return []
     known = frozenset(written.config["architectures"])
     if drafter.kind.family is not None and not drafter.get("qk_norm"):  # only one architecture has these norms
@@ -142,8 +142,8 @@ def _layers(consumer: str, drafter: DrafterToExport, config: Mapping[str, Any]) 
 def _outputs(
     consumer: str, drafter: DrafterToExport, written: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
-    """Compare what the consumer would read of a block drafter's section, or in its place, with what it should be."""
-    if consumer == "speculators":  # they have keys of their own there
+    """Compare the section of a block drafter's config, or the keys in its place, with what the consumer should read."""
+    if consumer == "speculators":  # its form has keys of its own
         return []
     nested = drafter.kind.family != DSPARK
     section = (config.get("dflash_config") or {}) if nested else config

@@ -1,1 +1,1 @@
-"""The routes of the OpenAI-compatible API: requests to the engine's form, generations to JSON."""
+"""The routes of the OpenAI-compatible API: from requests to the engine's form, from generations to JSON."""

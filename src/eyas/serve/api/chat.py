@@ -54,20 +54,20 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context, 
 async def read_bad_words(
     body: GenerationRequest, context: ServerContext, info: RequestInfo
 ) -> tuple[tuple[int, ...], ...]:
-    """The body's bad words as `bad_word_ids` makes them."""
+    """The body's bad words, tokenized by `bad_word_ids`."""
     words = body.bad_words or ()
     if not words:
         return ()
-    size = 2 * characters_in(words)  # each is cut into tokens twice
+    size = 2 * characters_in(words)  # each is tokenized twice
     return await context.in_worker(bad_word_ids, context.engine.tokenizer, words, characters=size, info=info)
 
 
 async def start_chat(
     body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str, shorten: bool = False
 ) -> tuple[Generation, Calling | None]:
-    """Encode a chat and hand it to the engine; returns the answers being generated, and how they call tools.
+    """Encode a chat and hand it to the engine; return the answers being generated, and how they call tools.
 
-    `shorten`: where `max_tokens` don't fit the context, an answer may have as many tokens as do.
+    `shorten`: if `max_tokens` doesn't fit the context, lower it to what fits instead of raising.
     """
     context.check_model(body.model)
     tokenizer = required(context.engine.tokenizer)
@@ -102,7 +102,7 @@ async def start_chat(
 
 
 def size_of(body: ChatCompletionRequest, context: ServerContext) -> int:
-    """The characters of a chat and its tools; ApiError 400 if they are far too many."""
+    """Count the characters of a chat and its tools. Raises ApiError 400 if they are far too many."""
     size = sum(message.characters for message in body.messages)
     size += characters_in(tool_schemas(body.tools), body.chat_template_kwargs)
     check_size(required(context.engine.tokenizer), size, context.max_model_len)
@@ -112,7 +112,7 @@ def size_of(body: ChatCompletionRequest, context: ServerContext) -> int:
 async def read_chat(
     body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, tools: Calling | None
 ) -> tuple[int, ...]:
-    """The token ids of a chat up to where the answer begins; ApiError 400 if it is far too long."""
+    """Tokenize a chat up to where the answer begins. Raises ApiError 400 if it is far too long."""
     tokenizer = required(context.engine.tokenizer)
     variables, unread = template_settings(tokenizer, body, tools.schemas if tools else ())
     context.log_ignored(unread)

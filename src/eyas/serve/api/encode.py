@@ -1,4 +1,4 @@
-"""From an API request to the engine's requests: prompts as token ids, sampling parameters, limits of the context."""
+"""From an API request to the engine's requests: prompts as token ids, sampling parameters, context limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FOR_TEMPLATES = ("reasoning_effort", "enable_thinking")
 _JAVASCRIPT_SAFE = 2**53
 """Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
 _SHRINKING = 4
-"""How many times shorter a text may become before it is tokenized (composed characters, collapsed spaces)."""
+"""Factor by which normalization may shorten a text before it is tokenized (composed characters, collapsed spaces)."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def chat_prompt(
     chat_template_kwargs: dict[str, Any] | None = None,
     **rendering: bool,
 ) -> tuple[int, ...]:
-    """Tokenize a chat up to where the answer begins, by the switches of `encode_chat`, which may raise RequestError.
+    """Tokenize a chat up to where the answer begins, with the switches of `encode_chat`, which may raise RequestError.
 
-    ApiError 400 for a variable that the template doesn't take from `chat_template_kwargs`.
+    Raises ApiError 400 for a variable in `chat_template_kwargs` that the template doesn't take from it.
     """
     if chat_template_kwargs:
         readable = template_variables(required(tokenizer), tools)
@@ -66,9 +66,9 @@ def chat_prompt(
 def template_settings(
     tokenizer: Any, body: ChatCompletionRequest, tools: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The variables for a chat's template, and the fields that would be some but that it doesn't read, with a reason.
+    """Return the variables for a chat's template, and the fields that the template doesn't read, with the reason.
 
-    What `chat_template_kwargs` sets goes before the fields that clients set for every model.
+    `chat_template_kwargs` takes precedence over the fields that clients set for every model.
     """
     given = {name: value for name in _FOR_TEMPLATES if (value := getattr(body, name)) is not None}
     if not given:
@@ -85,9 +85,9 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Tokenize bad words as vLLM does: each as it begins a text, and as it follows a space if that has its own token.
+    """Tokenize bad words as vLLM does: each at the start of a text, and after a space if its token absorbs that.
 
-    RequestError for a word without tokens.
+    Raises RequestError for a word without tokens.
     """
     found: list[tuple[int, ...]] = []
     for word in words:
@@ -103,7 +103,7 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...],
 
 
 def characters_in(*values: Any) -> int:
-    """The characters of all texts in JSON values, names of fields included."""
+    """Count the characters of all strings in JSON values, field names included."""
     count, left = 0, list(values)
     while left:
         value = left.pop()
@@ -130,23 +130,23 @@ def check_token_ids(tokens: Sequence[int], vocab_size: int, param: str) -> None:
     """Raise ApiError 400 for token ids outside the vocabulary."""
     highest = max(tokens, default=0)
     if highest >= vocab_size:
-        message = f"{param} has id {highest}, the vocabulary has {vocab_size}"
+        message = f"{param} has id {highest}, but the vocabulary has only {vocab_size} tokens"
         raise ApiError(400, message, code="invalid_value", param=param)
 
 
 class Wanted(NamedTuple):
-    """What a body asks for that the two APIs say differently, or that had to be read first."""
+    """What a body asks for that the two APIs express differently, or that had to be processed first."""
 
     max_tokens: int | None
     logprobs: int | None
     """How many alternatives; None = no log-probabilities."""
     prompt_logprobs: int | None
     bad_words: tuple[tuple[int, ...], ...]
-    """As `bad_word_ids` makes them."""
+    """Tokenized by `bad_word_ids`."""
     grammar: GrammarSpec | None
     chat: bool = False
     shorten: bool = False
-    """Where `max_tokens` don't fit, the answer may have as many tokens as do."""
+    """Whether to lower `max_tokens` to what fits the context instead of raising."""
 
 
 def encode_request(
@@ -158,9 +158,9 @@ def encode_request(
     context: int | None,
     default_seed: int | None,
 ) -> EncodedRequest:
-    """Make the engine's requests of tokenized prompts; ApiError 400 if they don't fit the `context`.
+    """Make the engine's requests from tokenized prompts. Raises ApiError 400 if they don't fit the `context`.
 
-    A body without a seed gets `default_seed`, or one that is drawn.
+    A body without a seed gets `default_seed`, or else a random one.
     """
     seed = default_seed if body.seed is None else body.seed
     if seed is None:

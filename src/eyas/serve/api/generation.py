@@ -1,9 +1,9 @@
 """One HTTP request while it is being generated: its sequences' chunks become the steps of its choices.
 
-`Generation.start` hands the sequences to the engine's thread. Reading the generation detokenizes them, ends choices at
-stop strings, reports to the observer, and raises what ended a sequence that wasn't its own end.
+`Generation.start` hands the sequences to the engine's thread. Iterating over the generation detokenizes them, ends
+choices at stop strings, reports to the observer, and raises an error if a sequence ended abnormally.
 
-Text never ends inside a character, and what may be the beginning of a stop string is held back until it is certain.
+Text never ends inside a character, and a possible beginning of a stop string is held back until it is decided.
 Speculation makes chunks of other sizes than plain decoding; the text does not depend on them.
 """
 
@@ -29,7 +29,7 @@ from eyas.types import Chunk, PromptLogprobs, Stats, TokenLogprobs
 class ScoredToken:
     """A generated token's log-probabilities, and the offset in the output at which its text begins, in characters.
 
-    Tokens that make up characters only together all begin where these do.
+    Tokens that only together form a character all have that character's offset.
     """
 
     offset: int
@@ -54,9 +54,9 @@ class ChoiceOutput:
     ) -> None:
         """`body` says what ends the text and what belongs to it.
 
-        `kept`: special tokens that are part of the text, as the marks of tool calls are.
+        `kept`: special tokens that are part of the text, such as the markers of tool calls.
 
-        `score_all`: report log-probabilities also of tokens that have no text, such as the end token.
+        `score_all`: also report log-probabilities of tokens without text, such as the end token.
         """
         special = special_token_ids(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, special if body.skip_special_tokens is False else kept)
@@ -69,9 +69,9 @@ class ChoiceOutput:
         self._emitted = 0  # characters
         self._scored: list[ScoredToken] = []
         self.token_ids: list[int] = []
-        """The tokens of the output, the one that ended it included."""
+        """The tokens of the output, including the one that ended it."""
         self.prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
-        """Those of the prompt's tokens but the first, from the first chunk on, if they were requested."""
+        """Log-probabilities of all prompt tokens but the first, if requested; set by the first chunk."""
         self.finish_reason: str | None = None
         self.stop_string: str | None = None
         """The stop string that ended the output, if one did."""
@@ -138,19 +138,19 @@ class CutText(NamedTuple):
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first, and before the longest of several.
+    """Cuts a text before the stop string that completes first, or before the longest of several that do.
 
-    Stop strings are matched character by character (Knuth-Morris-Pratt), however the text is cut into pieces.
+    Stop strings are matched character by character (Knuth-Morris-Pratt), however the text is split into pieces.
     """
 
     def __init__(self, stops: Sequence[str], included: bool = False) -> None:
-        """`included`: cut behind the stop string."""
+        """`included`: cut after the stop string instead."""
         self._included = included
         self._patterns = [_Pattern(stop) for stop in stops]
         self._held = ""  # may be the beginning of a stop string
 
     def push(self, piece: str) -> CutText:
-        """Add a piece and return the text up to where a stop string may begin, or begins."""
+        """Add a piece and return the text up to where a stop string begins or may begin."""
         if not self._patterns:
             return CutText(piece)
         text = self._held + piece
@@ -170,7 +170,7 @@ class StopStrings:
 
 
 class _Pattern:
-    """A stop string, and how many of its characters the text so far ends with."""
+    """A stop string, and the length of its longest prefix that the text so far ends with."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -207,7 +207,7 @@ class ChoiceStep(NamedTuple):
 
 
 class Generation:
-    """Iterate over its steps, and `close` it in any case, so that nothing is generated for nobody."""
+    """Iterate over its steps, and always `close` it, so that nothing is generated in vain."""
 
     def __init__(
         self, context: ServerContext, request: EncodedRequest, handle: RequestHandle, outputs: list[ChoiceOutput],
@@ -231,10 +231,10 @@ class Generation:
         queue_key: str,
         received: float,
     ) -> Generation:
-        """Hand the sequences to the engine; ApiError 400 if there are too many, and all of `EngineThread.submit`.
+        """Hand the sequences to the engine. Raises ApiError 400 if they are too many, or as `EngineThread.submit`.
 
-        `received` is when the request arrived (`time.monotonic`), from which on its time counts. Where there are API
-        keys, each has prefixes of its own.
+        `received` is when the request arrived (`time.monotonic`); its time limit counts from then. With API keys,
+        cached prefixes are only reused by requests with the same key.
         """
         count, most = len(request.sequences), context.settings.max_choices
         if count > most:
@@ -311,16 +311,16 @@ class Generation:
         }
 
     def usage_so_far(self, choice_index: int) -> dict[str, object]:
-        """The tokens of one choice and its prompt, at any time."""
+        """The token counts of one choice and its prompt so far."""
         prompt = len(self.request.sequences[choice_index].prompt)
         completion = len(self.outputs[choice_index].token_ids)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def speculation_of(stats: Stats) -> dict[str, object]:
-    """A sequence's `metrics.speculative_decoding`, as vLLM's #48915 has it: of the rounds that drafted.
+    """A sequence's `metrics.speculative_decoding` as in vLLM's #48915, over the rounds that drafted.
 
-    Draft tokens are counted along the path that a tree offers, as in `usage.eyas`.
+    Draft tokens are counted by a tree's depth, as in `usage.eyas`.
     """
     rounds, most = (stats.offered_by_depth or [0])[0], len(stats.offered_by_depth)
     by_accepted = (stats.accepted_histogram + [0] * (most + 1))[: most + 1]
@@ -346,7 +346,7 @@ def _failure(output: ChoiceOutput) -> ApiError | None:
     if output.finish_reason == "error" and blamed == RequestError.__name__:
         return ApiError(400, why, code="request_failed")
     if output.finish_reason == "error" and blamed in _NO_MEMORY:
-        why = "this server hasn't enough memory for the request, even alone: shorten the prompt or lower max_tokens"
+        why = "the server lacks the memory for this request, even alone: shorten the prompt or lower max_tokens"
         return ApiError(503, why, code="out_of_memory", headers={"Retry-After": "60"})
     if output.finish_reason == "error":
         return ApiError(500, f"the engine failed on this request: {output.error}", code="engine_error")

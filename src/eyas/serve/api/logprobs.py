@@ -1,4 +1,4 @@
-"""Log-probabilities as JSON, in OpenAI's two forms: tokens as text and, in chats, as their UTF-8 bytes."""
+"""Log-probabilities as JSON, in OpenAI's two forms: tokens as text and, in chats, also as UTF-8 bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eyas.types import PromptLogprobs
 _LEAST = -9999.0
 """OpenAI's value for impossible tokens: JSON has no infinity."""
 _AT_ONCE, _REST_SECONDS = 100, 0.01
-"""Prompt tokens that are written in a row, which takes about 5 ms; the rest follows."""
+"""Prompt tokens written in a row, which takes about 5 ms, and the pause after them."""
 
 
 class TokenTexts:
@@ -28,7 +28,7 @@ class TokenTexts:
         self._cache: dict[int, tuple[str, bytes]] = {}
 
     def __call__(self, token: int) -> tuple[str, bytes]:
-        """A token's text after other text, that is with its leading space, and its bytes."""
+        """A token's text as it follows other text, with its leading space, and its bytes."""
         if token not in self._cache:
             text = self._tokenizer.decode([*self._before, token])[self._before_length :]
             data = text.encode()
@@ -58,7 +58,7 @@ class Echo:
 
     @classmethod
     def of(cls, tokenizer: Any, prompt: str | Sequence[int], tokens: Sequence[int], scored: bool) -> Echo:
-        """Of a `prompt` as it was sent, and its `tokens`; those that the tokenizer adds begin where the text does."""
+        """Make it from a `prompt` as sent and its `tokens`; those that the tokenizer adds begin where the text does."""
         text = prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
         if not scored:
             return cls(text)
@@ -84,7 +84,7 @@ def completion_logprobs(token_texts: TokenTexts, scored: Sequence[ScoredToken], 
 def echoed_logprobs(
     token_texts: TokenTexts, echo: Echo, first: int, rest: Sequence[PromptLogprobs], alternatives: int
 ) -> dict[str, Any]:
-    """The same of an echoed prompt: its `first` token, which has none, and the `rest`."""
+    """The same for an echoed prompt: its `first` token, which has no log-probability, and the `rest`."""
     tops = [_by_text(token_texts, each.top[:alternatives]) for each in rest]
     return {
         "tokens": [token_texts(token)[0] for token in (first, *(each.token_id for each in rest))],
@@ -97,9 +97,9 @@ def echoed_logprobs(
 def prompt_logprobs(
     token_texts: TokenTexts, scored: Sequence[PromptLogprobs], alternatives: int
 ) -> list[dict[str, Any] | None]:
-    """The field `prompt_logprobs` in vLLM's form: by token id, the prompt's token and the best ones in its place.
+    """The field `prompt_logprobs` in vLLM's form: by token id, the prompt's token and the likeliest in its place.
 
-    A long prompt's is made on a worker thread, with rests in which Python's lock is free for everybody else.
+    For a long prompt this runs on a worker thread, with pauses that release the GIL to other threads.
     """
     entries: list[dict[str, Any] | None] = [None]
     for each in scored:
@@ -120,7 +120,7 @@ def _entry(token_texts: TokenTexts, token: int, value: float) -> dict[str, Any]:
 
 
 def _by_text(token_texts: TokenTexts, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Log-probabilities by token text; of tokens with the same text the most likely one counts."""
+    """Log-probabilities by token text; among tokens with the same text, the most likely one counts."""
     found: dict[str, float] = {}
     for token, value in top:
         found.setdefault(token_texts(token)[0], _finite(value))
@@ -132,7 +132,7 @@ def _finite(value: float) -> float:
 
 
 def _raw_bytes(piece: str) -> bytes | None:
-    """The bytes of a vocabulary piece that is written as `<0xE2>`, or with one character for each byte; else None."""
+    """The bytes of a vocabulary piece that is written as `<0xE2>` or with one character per byte; otherwise None."""
     if len(piece) == 6 and piece.startswith("<0x"):
         return bytes([int(piece[3:5], 16)])
     table = _byte_alphabet()

@@ -1,4 +1,4 @@
-"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as one."""
+"""The routes `POST /v1/messages` and its `count_tokens`: Anthropic's form of a chat, answered as a chat."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class BlocksWriter(ChatResponseWriter):
 
 
 def _as_object(arguments: str) -> Json:
-    """A call's input; of one that was cut off, what there is of it, as Anthropic's client reads it."""
+    """A call's input; if the call was cut off, the part that was written, as Anthropic's client parses it."""
     try:
         parsed = from_json(arguments.encode(), partial_mode="trailing-strings")
     except ValueError:
@@ -162,7 +162,7 @@ async def create_message(body: MessagesRequest, context: Context, info: Info) ->
     try:
         generation, tools = await start_chat(body.as_chat(), context, info, endpoint=ANTHROPIC, shorten=True)
     except ApiError as error:
-        if error.code == "context_length_exceeded":  # the words by which agents know that they have to shorten it
+        if error.code == "context_length_exceeded":  # agents recognize these words and shorten the conversation
             error.message = f"prompt is too long: {error.message}"
         raise
     writer = BlocksWriter(body, generation, f"msg_{info.id}", tools)

@@ -65,7 +65,7 @@ def draft_fields(draft: DraftRound, tokenizer: Any) -> Json:
 
 
 def _piece(tokenizer: Any, before: int, token: int) -> str:
-    """A node's text after its parent's, which decides about a leading space; special tokens by their names."""
+    """A node's text after its parent's, which decides about a leading space; special tokens appear by name."""
     shared = len(tokenizer.decode([before]))
     text: str = tokenizer.decode([before, token])[shared:]
     return text
@@ -73,12 +73,12 @@ def _piece(tokenizer: Any, before: int, token: int) -> str:
 
 Json = dict[str, Any]
 _MOST_SCORED = 64
-"""Positions whose log-probabilities are written on the event loop; more are written beside it."""
+"""Maximum positions whose log-probabilities are written on the event loop; more go to a worker thread."""
 Part = TextPiece | CallPiece
 
 
 class ResponseWriter(ABC):
-    """Writes a generation as JSON, in what the two APIs have in common; subclasses write the fields of a choice."""
+    """Writes a generation as JSON, as far as the two APIs are alike; subclasses write the fields of a choice."""
 
     object_name: str
     chunk_object_name: str
@@ -86,7 +86,7 @@ class ResponseWriter(ABC):
     def __init__(self, body: GenerationRequest, generation: Generation, response_id: str) -> None:
         self.generation, context = generation, generation.context
         self._tokenizer = context.engine.tokenizer
-        self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # then there is no text
+        self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # without one there is no text
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
         self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
         self._reports_speculation = context.settings.per_request_spec_decode_metrics == "summary"
@@ -170,7 +170,7 @@ class ResponseWriter(ABC):
         )
 
     def common_fields(self) -> Json:
-        """Fields beside the choices that only one of the APIs has."""
+        """Fields next to the choices that only one of the APIs has."""
         return {}
 
     def prompt_fields(self, choice_index: int) -> Json:
@@ -213,7 +213,7 @@ class ResponseWriter(ABC):
             self.generation.close()
 
     def first_chunk_fields(self) -> Json:
-        """Fields beside the choices that only one of the APIs has in the first chunk of a stream."""
+        """Fields next to the choices that only one of the APIs has in the first chunk of a stream."""
         return {}
 
     def prompt_ids(self, choice_index: int) -> Json:
@@ -231,7 +231,7 @@ class ResponseWriter(ABC):
 
 
 def _metrics(generation: Generation, reported: bool) -> Json:
-    """The field `metrics`, if the server writes it: as vLLM, for one choice only."""
+    """The field `metrics`, if enabled on the server; as in vLLM, only for a single choice."""
     if not reported or len(generation.outputs) > 1:
         return {}
     return {"metrics": {"speculative_decoding": speculation_of(generation.outputs[0].stats or Stats())}}
@@ -249,7 +249,7 @@ class ChatResponseWriter(ResponseWriter):
         super().__init__(body, generation, response_id)
         self._tools = tools
         self.unwritten: list[ScoredToken] = []
-        """Tokens that `shown_parts` has read, and whose log-probabilities are still to be written."""
+        """Tokens read by `shown_parts` whose log-probabilities are not written yet."""
         self._parsers = [] if tools is None else [ToolCallParser(tools.style) for _ in generation.outputs]
 
     def first_fields(self, choice_index: int) -> Json | None:  # noqa: ARG002  # all begin alike
@@ -265,7 +265,7 @@ class ChatResponseWriter(ResponseWriter):
         return [part for part in parts if self._shows(part, self._tools)]
 
     async def shown_parts(self) -> AsyncGenerator[Part, None]:
-        """The parts of the only choice; space is held back until text follows, and dropped before calls."""
+        """Yield the parts of the only choice; whitespace is held back until text follows, and dropped before calls."""
         space, in_text, shown = "", False, False
         async for step in self.generation:
             self.unwritten += step.delta.scored
@@ -340,7 +340,7 @@ class ChatResponseWriter(ResponseWriter):
 
 
 class CompletionResponseWriter(ResponseWriter):
-    """Writes plain text; `echoes` are what the choices begin with, none without `echo`."""
+    """Writes plain text; `echoes` are the prompts that the choices begin with, empty without `echo`."""
 
     object_name = "text_completion"
     chunk_object_name = "text_completion"

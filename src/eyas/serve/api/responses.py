@@ -1,4 +1,4 @@
-"""The route `POST /v1/responses`: OpenAI's newer form of a chat, answered as one. Nothing is stored."""
+"""The route `POST /v1/responses`: OpenAI's newer form of a chat, answered as a chat. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class OutputItemsWriter(ChatResponseWriter):
             yield self._item_event("response.function_call_arguments.delta", delta=piece.arguments)
 
     def _begin(self, item: Json, **empty: Any) -> Iterator[Json]:
-        """End the open item and begin another one, which is `empty` so far."""
+        """End the open item and begin another one, with `empty` content so far."""
         yield from self._close("completed")
         self._items.append(item | {"status": "in_progress"} | empty)
         self._open = True
@@ -188,7 +188,7 @@ class OutputItemsWriter(ChatResponseWriter):
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/responses"
 _PARAMS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-"""What fields of a chat are called here, for errors."""
+"""Fields of a chat -> their names in this API, for errors."""
 
 
 @router.post(PATH, responses=generation_responses(ResponseObject, ResponseEvent))

@@ -1,4 +1,4 @@
-"""The small routes and their bodies: models, tokenize and detokenize as vLLM has them, health, version, metrics."""
+"""The small routes and their bodies: models, tokenize and detokenize as in vLLM, health, version, metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eyas.serve.schema.response import READING, WITH_BODY, ResponseModel, error_
 from eyas.text.template import required
 
 MOST_TO_TOKENIZE = 1 << 20
-"""Most characters to tokenize, or tokens to detokenize, in one request: no context holds more."""
+"""Maximum characters to tokenize, or tokens to detokenize, in one request: no context holds more."""
 
 
 class ModelCard(ResponseModel):
@@ -96,11 +96,11 @@ class HealthResponse(ResponseModel):
 class LoadResponse(ResponseModel):
     """How much work the server has."""
 
-    server_load: int = Field(description="sequences that wait or run")
+    server_load: int = Field(description="number of waiting and running sequences")
 
 
 class VersionResponse(ResponseModel):
-    """The version of eyas that serves."""
+    """The running version of eyas."""
 
     version: str
 
@@ -156,7 +156,7 @@ async def tokenize(body: TokenizeRequest, context: Context, info: Info) -> Any:
     size = len(body.prompt or "") + sum(message.characters for message in body.messages or ())
     size += characters_in(tool_schemas(body.tools))
     if size > MOST_TO_TOKENIZE:
-        message = f"the messages have {size} characters, at most {MOST_TO_TOKENIZE} are cut into tokens at once"
+        message = f"the messages have {size} characters, but one request can tokenize at most {MOST_TO_TOKENIZE}"
         raise ApiError(400, message, code="too_long", param="messages")
     ids, texts = await context.in_worker(encode, characters=size, info=info)
     return {"count": len(ids), "max_model_len": context.max_model_len, "tokens": ids, "token_strs": texts}
@@ -183,13 +183,13 @@ async def health(context: Context) -> Any:
 
 @router.get("/load", response_model=LoadResponse, responses=error_responses(500))
 async def load(context: Context) -> Any:
-    """How many sequences wait or run, as vLLM tells it."""
+    """How many sequences wait or run, in vLLM's form."""
     return {"server_load": context.thread.unfinished}
 
 
 @router.get("/version", response_model=VersionResponse, responses=error_responses(500))
 async def version() -> Any:
-    """The version of eyas that serves."""
+    """The running version of eyas."""
     return {"version": eyas.__version__}
 
 

@@ -1,1 +1,1 @@
-"""HTTP below the routes: request bodies, and answers as documents or event streams."""
+"""HTTP below the routes: request bodies, and responses as JSON documents or event streams."""

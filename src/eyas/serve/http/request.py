@@ -1,4 +1,4 @@
-"""Reading requests: bodies of bounded size, JSON and nothing else, and clients that leave before they are answered."""
+"""Reading requests: bodies of limited size, strict JSON, and clients that leave before they are answered."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from eyas.serve.errors import ApiError
 
 T = TypeVar("T")
 _LINGER_BYTES, _LINGER_SECONDS = 128 << 20, 5.0
-"""How much of a body that is too large is read and dropped: a client cut off while it sends never sees the error."""
+"""How much of an oversized body is read and dropped: a client cut off while sending never sees the error."""
 _MOST_VALUES = 1 << 15
-"""Most values of a JSON body: megabytes of little wrong ones would take minutes to refuse."""
+"""Maximum values in a JSON body: megabytes of small invalid ones would take minutes to refuse."""
 
 
 class BodyLimitMiddleware:
-    """ASGI middleware: 413 for bodies over `limit` bytes, declared or found out while reading; 408 for slow ones.
+    """ASGI middleware: 413 for bodies over `limit` bytes, declared or noticed while reading; 408 for slow ones.
 
-    Bodies that are sent as `Content-Encoding: gzip` are decompressed, to at most `limit` bytes; 415 for other codings.
+    Bodies with `Content-Encoding: gzip` are decompressed, to at most `limit` bytes; 415 for other encodings.
     """
 
     def __init__(self, app: ASGIApp, limit: int, seconds: float) -> None:
@@ -41,13 +41,13 @@ class BodyLimitMiddleware:
         headers = dict(scope["headers"])
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared[:20]) > self._limit:
-            if headers.get(b"expect", b"").lower() != b"100-continue":  # else it hasn't been sent yet
+            if headers.get(b"expect", b"").lower() != b"100-continue":  # otherwise the body hasn't been sent yet
                 await _drop(receive)
             await self._too_large().send(scope, receive, send)
             return
         coding = headers.get(b"content-encoding", b"").strip().lower()
         if coding not in (b"", b"identity", b"gzip", b"x-gzip"):
-            message = f"the body is encoded as {coding.decode('latin-1')[:50]!r}: send it as it is, or as gzip"
+            message = f"the body is encoded as {coding.decode('latin-1')[:50]!r}: send it uncompressed or as gzip"
             error = ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "gzip, identity"})
             await error.send(scope, receive, send)
             return
@@ -56,12 +56,12 @@ class BodyLimitMiddleware:
 
         async def limited_receive() -> Message:
             nonlocal got, complete
-            if complete:  # nothing comes any more but the end of the connection
+            if complete:  # only the end of the connection can follow
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), self._seconds)
             except asyncio.TimeoutError:
-                text = f"the body stopped coming for {self._seconds:g} seconds"
+                text = f"no more of the body arrived for {self._seconds:g} seconds"
                 raise ApiError(408, text, code="body_too_slow", headers={"Connection": "close"}) from None
             if message["type"] == "http.request":
                 got, complete = got + len(message.get("body", b"")), not message.get("more_body")
@@ -76,12 +76,12 @@ class BodyLimitMiddleware:
         await self._app(scope, limited_receive, send)
 
     def _too_large(self) -> ApiError:
-        message = f"the body is larger than {self._limit} bytes, the most this server reads"
+        message = f"the body is larger than {self._limit} bytes, the limit of this server"
         return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})
 
 
 class _Gunzip:
-    """Decompresses one gzip body, piece by piece, and stops where it grows beyond `limit` bytes."""
+    """Decompresses one gzip body, piece by piece, and stops once it exceeds `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -93,20 +93,20 @@ class _Gunzip:
         return self._left < 0
 
     def decompress(self, data: bytes, last: bool) -> bytes:
-        """Decompress a piece of the body, the `last` one or not; ApiError 400 if the body isn't gzip as a whole."""
+        """Decompress a piece of the body, maybe the `last`. Raises ApiError 400 unless the whole body is valid gzip."""
         try:
             piece = self._stream.decompress(data, self._left + 1)
         except zlib.error as error:
             raise ApiError(400, f"the body is not gzip: {error}", code="invalid_encoding") from error
         self._left -= len(piece)
         if self._stream.unused_data or (last and not self._stream.eof and not self.too_large):
-            problem = "goes on behind its end" if self._stream.unused_data else "is cut off"
+            problem = "continues after its end" if self._stream.unused_data else "is cut off"
             raise ApiError(400, f"the gzip body {problem}", code="invalid_encoding")
         return piece
 
 
 async def _drop(receive: Receive) -> None:
-    """Read on for a while, so that the client can finish sending and read the answer."""
+    """Keep reading for a while, so that the client can finish sending and read the response."""
 
     async def read_on() -> None:
         dropped, more = 0, True
@@ -120,10 +120,10 @@ async def _drop(receive: Receive) -> None:
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its body as a `JsonRequest`, and whose work is cancelled when the client leaves."""
+    """A route that reads its body as a `JsonRequest` and cancels its work when the client leaves."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap FastAPI's handler, which finds the body read and parsed."""
+        """Wrap FastAPI's handler, so that the body is read and parsed before it runs."""
         handler = super().get_route_handler()
 
         async def read_then_handle(request: Request) -> Response:
@@ -143,10 +143,10 @@ class JsonRoute(APIRoute):
 
 
 class JsonRequest(Request):
-    """A request whose JSON is bounded in depth and in values, strict UTF-8, and has neither NaN nor a key twice."""
+    """A request whose JSON has limited depth and values, strict UTF-8, and neither NaN nor duplicate keys."""
 
     async def json(self) -> Any:
-        """Parse the body; ApiError 400 if it is not such JSON."""
+        """Parse the body. Raises ApiError 400 if it is not such JSON."""
         if not hasattr(self, "_json"):
             body = await self.body()
             try:
@@ -157,14 +157,14 @@ class JsonRequest(Request):
         return self._json
 
     def check_content_type(self) -> None:
-        """Raise ApiError 415 unless the body is declared as JSON, which forms of other sites can't do."""
+        """Raise ApiError 415 unless the body is declared as JSON, which a form on another site can't do."""
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise ApiError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
 
 
 def _check_count(body: Any) -> None:
-    """Raise ApiError 400 if there are too many values; prompts of nothing but token ids don't count."""
+    """Raise ApiError 400 if there are too many values; prompts made only of token ids don't count."""
     given = [body.get(name) for name in ("prompt", "tokens")] if isinstance(body, dict) else []
     prompts = [*given, *(each for one in given if isinstance(one, list) for each in one[:_MOST_VALUES])]
     ids = {id(each) for each in prompts if isinstance(each, list) and set(map(type, each)) == {int}}
@@ -187,7 +187,7 @@ async def disconnected(receive: Receive) -> None:
 
 
 async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Await work and return its result; it is cancelled as soon as the client is gone."""
+    """Await work and return its result; cancel it as soon as the client is gone."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(receive))
     try:
@@ -202,5 +202,5 @@ async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _client_gone() -> ApiError:
-    """What is logged and counted for a client that left; nobody reads it."""
+    """The error that is logged and counted for a client that left; it is never read."""
     return ApiError(499, "the client is gone", code="client_gone")

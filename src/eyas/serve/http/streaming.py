@@ -20,13 +20,13 @@ from eyas.serve.http.request import disconnected
 DONE = b"data: [DONE]\n\n"
 """The event that ends a stream."""
 _SECONDS_AT_ONCE = 0.005
-"""How long the event loop writes JSON before others have their turn."""
+"""How long JSON is encoded on the event loop before other tasks get a turn."""
 _LEVELS, _VALUES_AT_ONCE = 4, 32
-"""Levels of a document that are written value by value, and values of lists further in that are written together."""
+"""Outer levels of a document that are encoded value by value, and values per piece in the lists below them."""
 
 
 class GeneratedResponse(Protocol):
-    """A response that is being generated; one of the two is called, once."""
+    """A response that is being generated. Only one of the two methods is called, once."""
 
     async def full(self) -> dict[str, Any]:
         """The body of a response that isn't streamed, once everything is generated."""
@@ -38,9 +38,9 @@ class GeneratedResponse(Protocol):
 async def respond(
     generated: GeneratedResponse, *, stream: bool | None, write_seconds: float, typed: bool = False
 ) -> Response:
-    """Make the HTTP response: a stream right away, a JSON document once it is complete.
+    """Make the HTTP response: a stream immediately, a JSON document once it is complete.
 
-    `typed` events are named by their `type`, and the last of them ends the stream: the form of the Responses API.
+    `typed`: events are named by their `type`, and the last one ends the stream, as in the Responses API.
     """
     if stream:
         return EventStream(generated.events(), write_seconds, typed)
@@ -48,7 +48,7 @@ async def respond(
 
 
 async def encoded(value: Any) -> bytes:
-    """The JSON of a value, made in pieces between which other requests have their turn."""
+    """Encode a value as JSON, in pieces between which other requests get a turn."""
     pieces, loop = [], asyncio.get_running_loop()
     until = loop.time() + _SECONDS_AT_ONCE
     for piece in _json_pieces(value):
@@ -60,7 +60,7 @@ async def encoded(value: Any) -> bytes:
 
 
 def _json_pieces(value: Any, depth: int = 0) -> Iterator[str]:
-    """The JSON of a value in pieces: its outer levels one by one, long lists further in a few values at a time."""
+    """Yield the JSON of a value in pieces: outer levels value by value, long lists below them a few at a time."""
     if isinstance(value, dict) and value and depth < _LEVELS:
         for start, (name, each) in zip(chain("{", repeat(",")), value.items(), strict=False):
             yield f"{start}{_json(name)}:"
@@ -84,7 +84,7 @@ def _json(value: Any) -> str:
 
 
 class EventStream(Response):
-    """Sends what a generator yields as events and closes the generator, in whatever way the stream ends."""
+    """Sends what a generator yields as events, and closes the generator however the stream ends."""
 
     media_type = "text/event-stream"
 

@@ -1,6 +1,6 @@
-"""Logs of a server: a line for each request, and a line of statistics in intervals while the engine works.
+"""Logs of a server: a line for each request, and a line of statistics at intervals while the engine works.
 
-Prompts and answers are never logged. A warning that repeats is written once a second.
+Prompts and answers are never logged. A repeated warning is written at most once a second.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Form = Literal["text", "json"]
 
 _LOGGER = logging.getLogger("eyas.serve")
 _LONGEST_PATH = 200
-"""Characters of a path that is no endpoint, which a client made up."""
+"""Maximum characters logged of a path that isn't an endpoint: clients can make up any path."""
 _MOST_SEEN = 1024
 """How many different warnings `RepeatFilter` remembers."""
 
 
 def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = logging.INFO) -> None:
-    """Make the server's loggers, uvicorn's and asyncio's write to a stream; uvicorn needs `log_config=None` for it."""
+    """Make the loggers of the server, uvicorn and asyncio write to a stream; uvicorn needs `log_config=None` for it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
     handler.addFilter(RepeatFilter())
@@ -48,15 +48,15 @@ def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = lo
 
 
 class RepeatFilter(logging.Filter):
-    """Lets a warning or error through once a second, and has the next line say how often it was held back.
+    """Lets a warning or error through once a second; the next one says how many were held back.
 
-    Lines with fields of their own, such as those of requests, all pass.
+    Lines with fields of their own, such as request lines, always pass.
     """
 
     def __init__(self, seconds: float = 1.0) -> None:
         super().__init__()
         self._seconds = seconds
-        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # when it was last written, how often held back
+        self._seen: dict[tuple[object, ...], tuple[float, int]] = {}  # (last written, number held back)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is to be written."""
@@ -77,7 +77,7 @@ class RepeatFilter(logging.Filter):
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
-    from eyas.targets.fingerprint import weight_shapes  # with torch, as late as possible
+    from eyas.targets.fingerprint import weight_shapes  # imports torch: as late as possible
     from eyas.targets.native.linears import describe_products
 
     target, controller = engine.target, engine.controller
@@ -107,16 +107,16 @@ def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: f
 
 
 def log_listening(name: str, address: str, loading: str) -> None:
-    """Log where the server is, and its page."""
+    """Log the addresses of the API, the page and the health check."""
     fields = {"api": f"{address}/v1", "page": f"{address}/", "health": f"{address}/health"}
     _write(logging.INFO, f"eyas serves {name}: {loading}", fields)
 
 
 class Logs(Observer):
-    """Logs requests at their end, errors, and statistics; `close` ends its timer."""
+    """Logs finished requests, errors and statistics; `close` stops its timer."""
 
     def __init__(self, every: float = 10.0) -> None:
-        """`every`: seconds between lines of statistics; 0 = none."""
+        """`every`: seconds between lines of statistics; 0 = no such lines."""
         self._every = every
         self._interval = StatisticsInterval()
         self._timer: threading.Timer | None = None
@@ -124,7 +124,7 @@ class Logs(Observer):
         self._lock = threading.Lock()
 
     def request_received(self, sequence: ReceivedSequence) -> None:
-        """Log its id and sizes at level debug."""
+        """Log its id and sizes at debug level."""
         _write(logging.DEBUG, "received", dict(vars(sequence)))
 
     def finished(self, finished: FinishedSequence) -> None:
@@ -147,7 +147,7 @@ class Logs(Observer):
         _write(logging.WARNING if finished.reason == "error" else logging.INFO, "finished", fields)
 
     def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
-        """Log an error response, at level error if the server is at fault."""
+        """Log an error response, at error level if the server is at fault."""
         fields = {"endpoint": endpoint or path[:_LONGEST_PATH], "status": status, "code": code}
         _write(logging.ERROR if status >= 500 else logging.INFO, "refused", fields)
 
@@ -161,7 +161,7 @@ class Logs(Observer):
                 self._start()
 
     def close(self) -> None:
-        """Log the statistics since the last line, then none any more."""
+        """Log the statistics since the last line, and stop logging them."""
         with self._lock:
             self._closed = True
             timer, self._timer = self._timer, None
@@ -176,7 +176,7 @@ class Logs(Observer):
         self._timer.start()
 
     def _tick(self) -> None:
-        """Log the interval that is over; the timer goes on unless the engine was idle."""
+        """Log the interval that is over; restart the timer unless the engine was idle."""
         written = self._write_statistics()
         with self._lock:
             if self._closed:
@@ -207,7 +207,7 @@ class LineFormatter(logging.Formatter):
         self._json = form == "json"
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one line; as text, a traceback takes lines of its own."""
+        """Format one line; in text form, a traceback follows on lines of its own."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         message, level = record.getMessage(), record.levelname.lower()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
@@ -223,7 +223,7 @@ class LineFormatter(logging.Formatter):
 def _readable(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(str(each) for each in value)
-    if isinstance(value, str):  # what clients send may hold spaces, line breaks and escapes
+    if isinstance(value, str):  # what clients send may contain spaces, line breaks and escapes
         return value if value.isprintable() and value and " " not in value else json.dumps(value)
     return json.dumps(value, default=str)
 
@@ -291,16 +291,16 @@ class StatisticsInterval:
 
 
 def open_stderr(form: Form) -> None:
-    """From now on the process writes its log and everything else that goes to standard error in this form."""
+    """From now on, write the log and everything else that goes to standard error in this form."""
     stderr = DurableStream(sys.stderr)
     log_to(stderr, form)
     sys.stderr = JsonLineStream(stderr) if form == "json" else stderr
 
 
 class DurableStream(io.TextIOBase):
-    """A stream over another one, where a full disk, or a reader that is gone, costs what was written and nothing else.
+    """A stream around another one that survives a full disk or a reader that is gone: only the written text is lost.
 
-    It keeps nothing in a buffer that would have to be written at the end.
+    It keeps no buffer that would have to be flushed at exit.
     """
 
     errors = "backslashreplace"
@@ -311,15 +311,15 @@ class DurableStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of what is written."""
+        """The encoding of the output."""
         return "utf-8"
 
     def fileno(self) -> int:
-        """The file descriptor, if the stream below has one."""
+        """The file descriptor, if the underlying stream has one."""
         return self._stream.fileno()
 
     def isatty(self) -> bool:
-        """Whether somebody is watching."""
+        """Whether the underlying stream is a terminal."""
         return self._stream.isatty()
 
     def writable(self) -> bool:
@@ -327,7 +327,7 @@ class DurableStream(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write text, or as much of it as can be."""
+        """Write text, or as much of it as possible."""
         with self._lock, suppress(OSError, ValueError):  # ValueError: the stream is closed
             try:
                 number = self._stream.fileno()
@@ -342,7 +342,7 @@ class DurableStream(io.TextIOBase):
 
 
 class JsonLineStream(DurableStream):
-    """Writes each line as the JSON object of a log line, for what isn't logged: notes, warnings, tracebacks."""
+    """Writes each line as a JSON log line, for output that isn't logged: notes, warnings, tracebacks."""
 
     def __init__(self, stream: DurableStream) -> None:
         super().__init__(stream)
@@ -354,7 +354,7 @@ class JsonLineStream(DurableStream):
         return False
 
     def write(self, text: str) -> int:
-        """Write the lines that are complete; the rest waits for its end."""
+        """Write the complete lines; the rest waits for its line break."""
         with self._lock:
             *lines, self._begun = (self._begun + text).replace("\r", "\n").split("\n")
             for line in filter(str.strip, lines):

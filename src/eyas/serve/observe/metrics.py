@@ -1,7 +1,7 @@
-"""Prometheus metrics of a server, in a registry of their own. `docs/serve_metrics.md` lists them beside vLLM's.
+"""Prometheus metrics of a server, in a registry of their own. `docs/serve_metrics.md` lists them next to vLLM's.
 
-Counters of rounds and drafts grow at every step by what the round reports. What the engine counts itself since it was
-made (prompt tokens, preemptions, ...) is read from its state. Latencies are taken where clients get their tokens.
+Counters of rounds and drafts grow at every step by what the round reports. Totals that the engine keeps itself (prompt
+tokens, preemptions, ...) are read from its state. Latencies are measured where tokens are delivered to clients.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COMPLETE = frozenset({"stop", "length"})
-"""Finish reasons of complete answers, whose times are observed."""
+"""Finish reasons of complete answers; other answers' total times aren't observed."""
 
 PREFIX = "eyas:"
-"""Begins the name of every metric; the tables below leave it out."""
+"""Prefix of every metric's name; the tables below leave it out."""
 
 # Buckets of histograms: seconds, tokens, draft tokens.
 _SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
@@ -47,8 +47,8 @@ GAUGES = {
     "allocated_tokens": "Tokens the slot cache is allocated for.",
     "prefix_cached_tokens": "Tokens kept in the prefix cache.",
     "tree_depth": "Depth of the draft trees in use; 0 = plain decoding.",
-    "tree_width": "Most nodes on a level of the draft trees; 0 = plain decoding.",
-    "tree_budget": "Most nodes of a round, for the whole batch; 0 = plain decoding.",
+    "tree_width": "Maximum nodes per level of the draft trees; 0 = plain decoding.",
+    "tree_budget": "Maximum nodes per round for the whole batch; 0 = plain decoding.",
     "predicted_tokens_per_second": "The controller's prediction for the trees in use.",
     "predicted_plain_tokens_per_second": "The controller's prediction for plain decoding of the same batch.",
     "measured_tokens_per_second": "Tokens generated per second over the last rounds.",
@@ -57,8 +57,8 @@ COUNTERS = {
     "spec_decode_num_drafts": "Drafts that were verified: one for each sequence that had a tree in a round.",
     "spec_decode_num_draft_tokens": "Draft tokens that were verified: nodes of trees.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were accepted.",
-    "spec_decode_draft_depth": "Sum of the drafts' depths, which is the most that could have been accepted.",
-    "target_pass_tokens": "Tokens that target passes computed while decoding: one for each sequence, and draft tokens.",
+    "spec_decode_draft_depth": "Sum of the drafts' depths: the most draft tokens that could have been accepted.",
+    "target_pass_tokens": "Tokens computed by target passes while decoding: one for each sequence, plus draft tokens.",
     "draft_seconds": "Seconds spent drafting.",
     "pass_seconds": "Seconds spent verifying drafts.",
 }
@@ -72,14 +72,14 @@ FROM_STATE = {  # counters: the attribute of EngineState that has the count, and
 HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {  # the help text and the buckets
     "time_to_first_token_seconds": ("Seconds from receiving a request to its first token.", _SHORT),
     "inter_token_latency_seconds": ("Seconds of a round divided by the tokens it generated.", _PER_TOKEN),
-    "request_time_per_output_token_seconds": ("Mean seconds of a token after the first, by request.", _PER_TOKEN),
+    "request_time_per_output_token_seconds": ("Mean seconds per token after the first, per request.", _PER_TOKEN),
     "e2e_request_latency_seconds": ("Seconds from receiving a request to its end, for complete answers.", _LONG),
     "request_queue_time_seconds": ("Seconds from receiving a request to its slot.", _LONG),
     "request_prompt_tokens": ("Prompt tokens of a request.", _TOKENS),
     "request_generation_tokens": ("Tokens generated for a request.", _TOKENS),
-    "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted of a draft.", _ACCEPTED),
+    "spec_decode_accepted_tokens_per_draft": ("Draft tokens accepted per draft.", _ACCEPTED),
 }
-LABELLED = {  # counters: the label besides the model's name, and the help text
+LABELLED = {  # counters: the label in addition to the model's name, and the help text
     "spec_decode_num_accepted_tokens_per_pos": ("position", "Drafts accepted at this position; 0 = the first."),
     "spec_decode_num_drafts_by_context": ("context", "Drafts that were verified, by tokens before them."),
     "spec_decode_num_accepted_tokens_by_context": ("context", "Draft tokens accepted, by tokens before the draft."),
@@ -94,7 +94,7 @@ class Metrics(Observer):
     """Counts what a server does; `page()` is the response of `/metrics`."""
 
     def __init__(self, model_name: str, endpoints: Collection[str] = ()) -> None:
-        """`endpoints`: paths that may become labels; any other path is `other`, since clients make them up."""
+        """`endpoints`: paths that may become labels; any other path becomes `other`, since clients can make them up."""
         self._model, self._endpoints = model_name, frozenset(endpoints)
         self._registry = CollectorRegistry()
         labels = ["model_name"]
@@ -123,7 +123,7 @@ class Metrics(Observer):
         self._seen = dict.fromkeys(FROM_STATE, 0)
 
     def add(self, series: Collector) -> None:
-        """Show further series on the page."""
+        """Add further series to the page."""
         self._registry.register(series)
 
     def page(self) -> bytes:
@@ -139,7 +139,7 @@ class Metrics(Observer):
         self._histograms["time_to_first_token_seconds"].observe(seconds)
 
     def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:  # noqa: ARG002
-        """Observe the mean time of the tokens, which came together out of one round."""
+        """Observe the mean time per token of the tokens, which all came from one round."""
         self._histograms["inter_token_latency_seconds"].observe(seconds / count)
 
     def finished(self, finished: FinishedSequence) -> None:

@@ -1,7 +1,7 @@
-"""Observers of a server, which it calls as sequences arrive, begin and end, and at every step of the engine.
+"""Observers of a server, which calls them as sequences arrive, begin and end, and at every step of the engine.
 
 The event loop calls the hooks about requests, the engine's thread calls `stepped`, possibly at the same time. A hook
-may neither block nor raise. The observers are `Metrics` (Prometheus), `Logs` and the playground's `Gauges`.
+must neither block nor raise. The observers are `Metrics` (Prometheus), `Logs` and the playground's `Gauges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReceivedSequence:
-    """A sequence to generate. Each of a request's choices is one, with an id of its own (`ID-0`, `ID-1`, ...)."""
+    """A sequence to generate: one choice of a request, with an id of its own (`ID-0`, `ID-1`, ...)."""
 
     id: str
     endpoint: str
@@ -42,14 +42,14 @@ class FinishedSequence:
     reason: str
     """`stop`, `length`, `cancelled`, `deadline` or `error`."""
     stats: Stats
-    """What the engine counted; tokens and nothing else if the request ended before the engine could say."""
+    """The engine's statistics; only the number of tokens if the request ended before the engine reported them."""
     seconds: float
     first_token_seconds: float | None
     """None if the sequence ended without a token."""
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Mean time of a token after the first (TPOT); None if there are fewer than two."""
+        """Mean time per token after the first (TPOT); None with fewer than two tokens."""
         if self.first_token_seconds is None or self.stats.tokens < 2:
             return None
         return (self.seconds - self.first_token_seconds) / (self.stats.tokens - 1)
@@ -65,15 +65,15 @@ class Observer:
         """Its first tokens came `seconds` after its request was received."""
 
     def more_tokens(self, sequence: ReceivedSequence, count: int, seconds: float) -> None:
-        """`count` more tokens came, `seconds` after the ones before."""
+        """`count` more tokens came, `seconds` after the previous ones."""
 
     def finished(self, finished: FinishedSequence) -> None:
-        """A sequence ended, in whatever way."""
+        """A sequence ended, for whatever reason."""
 
     def refused(self, endpoint: str, status: int, code: str, path: str) -> None:
         """A request was answered with an error: HTTP status and the `code` (or `type`) of the error's body.
 
-        `endpoint` is "" where the `path` that was asked for is none.
+        `endpoint` is "" if the requested `path` isn't an endpoint.
         """
 
     def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
@@ -81,7 +81,7 @@ class Observer:
 
 
 class Observers(Observer):
-    """Several observers as one; each hook calls theirs in order."""
+    """Several observers as one; each hook calls its counterparts in order."""
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self.members = tuple(observers)
@@ -97,9 +97,9 @@ for _hook in ("request_received", "first_token", "more_tokens", "finished", "ref
 
 @dataclass
 class SequenceClock:
-    """Takes the times of one sequence and reports them to the observer. Made when the sequence is handed over.
+    """Times one sequence and reports to the observer. Make it when the sequence is handed to the engine.
 
-    `add` every chunk. `end` is needed only if no chunk has a completion; a second end does nothing.
+    Call `add` for every chunk, and `end` if no chunk had a completion; a second `end` does nothing.
     """
 
     observer: Observer
@@ -129,7 +129,7 @@ class SequenceClock:
             self.end(chunk.completion.finish_reason, chunk.completion.stats)
 
     def end(self, reason: str, stats: Stats | None = None) -> None:
-        """Report the end of the sequence; without the engine's `stats` its tokens are those of the chunks."""
+        """Report the end of the sequence; without the engine's `stats`, the tokens of its chunks are counted."""
         if self._ended:
             return
         self._ended = True

@@ -1,8 +1,8 @@
 """The playground: its routes, its page, and the observer behind its gauges.
 
-The scripts are ES modules, joined into one in the order of `_SCRIPTS`: their `import` lines and `export` words are
-removed. The libraries that they use come before them, as released. The Content-Security-Policy allows this style and
-these scripts by their hashes, and no other; markup can be made of text only by DOMPurify.
+The scripts are ES modules, joined in the order of `_SCRIPTS` without their `import` lines and `export` keywords. The
+libraries that they use come before them, as released. The Content-Security-Policy allows only this style and these
+scripts, by their hashes, and only DOMPurify may turn text into markup.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Totals:
 
     tokens: int = 0
     row_rounds: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
-    """By context: entry i is of bucket i, as in `accepted`."""
+    """By context: entry i belongs to bucket i, as in `accepted`."""
     accepted: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
 
     def plus(self, outcome: RoundOutput) -> _Totals:
@@ -63,9 +63,9 @@ class Gauges(Observer):
             self._totals = self._totals.plus(outcome)
 
     def read(self) -> dict[str, Any]:
-        """The JSON of `/stats`: the page makes rates of two readings by their totals and their `seconds`.
+        """The JSON of `/stats`; the page computes rates from the totals and `seconds` of two readings.
 
-        `busy` says why times can't be trusted now, or is null.
+        `busy` says why timings can't be trusted now, or is null.
         """
         totals, state, controller = self._totals, self._state, self._controller
         return {
@@ -147,8 +147,8 @@ def playground(
 ) -> APIRouter:
     """Make the routes `/`, which is open and without secrets, `/stats` and `/learning`, which need the API's key.
 
-    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learnt` is
-    what a server that learns shows of it, read from its disk; without it there is no `/learning`.
+    `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learnt`
+    returns what a learning server shows of its progress, read from disk; without it there is no `/learning`.
     """
     router = APIRouter(include_in_schema=False)
 
@@ -170,7 +170,7 @@ def playground(
     if learnt is not None:
 
         @router.get("/learning")
-        def show_learning() -> dict[str, Any]:  # no coroutine: a slow disk keeps a thread waiting, and no request
+        def show_learning() -> dict[str, Any]:  # not a coroutine: a slow disk blocks only a thread
             speculating()
             return learnt()
 

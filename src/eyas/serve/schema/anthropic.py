@@ -1,6 +1,6 @@
 """Messages, response and events of `POST /v1/messages` and its `count_tokens`: Anthropic's Messages API.
 
-A request is a chat in other words: `MessagesRequest.as_chat` says it as one, and it is answered as one.
+A request is a chat in another form: `MessagesRequest.as_chat` converts it, and it is answered as a chat.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _BLOCKS = {
 }
 """Types of content blocks -> the roles whose messages may have them."""
 _TEXT_ONLY = dict.fromkeys(("image", "document", "search_result", "container_upload"), "eyas serves text")
-ELSEWHERE = Ignored("it is about Anthropic's service")
+ELSEWHERE = Ignored("it concerns Anthropic's own service")
 DROPPED = Ignored("earlier thinking is not shown to the model")
 
 
@@ -62,7 +62,7 @@ class AnthropicText(CacheMarks):
 
 
 class ThinkingBlock(RequestModel):
-    """What an earlier answer thought."""
+    """The thinking of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: Annotated[str, DROPPED]
@@ -70,7 +70,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """What an earlier answer thought, encrypted."""
+    """The thinking of an earlier answer, encrypted."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[str, DROPPED]
@@ -123,7 +123,7 @@ class AnthropicMessage(RequestModel):
         return self
 
     def as_messages(self) -> Iterator[RequestMessage]:
-        """The messages of the chat that this is: the results of tools are messages of their own."""
+        """Yield this message as messages of the chat API: tool results become messages of their own."""
         text, calls = "", list[RequestToolCall]()
         for block in [AnthropicText(type="text", text=self.content)] if isinstance(self.content, str) else self.content:
             if isinstance(block, AnthropicText):
@@ -156,7 +156,7 @@ _OWN_TOOLS = only_kinds(
 
 
 class AnthropicTool(CacheMarks):
-    """A tool of the client's own; Anthropic's are not served."""
+    """A tool defined by the client; Anthropic's own tools are not served."""
 
     type: Literal["custom"] | None = None
     name: ToolName
@@ -169,7 +169,7 @@ class AnthropicTool(CacheMarks):
     allowed_callers: Annotated[Any, ELSEWHERE] = None
 
     def as_tool(self) -> Tool:
-        """The tool as the chat API has it."""
+        """The tool in the chat API's form."""
         function = FunctionDefinition(
             name=self.name, description=self.description, parameters=self.input_schema, strict=self.strict
         )
@@ -177,7 +177,7 @@ class AnthropicTool(CacheMarks):
 
 
 class AnthropicToolChoice(RequestModel):
-    """Whether tools may, must or can't be called, and which."""
+    """Whether tools may, must or must not be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -186,21 +186,21 @@ class AnthropicToolChoice(RequestModel):
     @model_validator(mode="after")
     def _a_name_for_a_tool(self) -> AnthropicToolChoice:
         if (self.name is not None) != (self.type == "tool"):
-            raise ValueError("tool_choice has a name if, and only if, its type is tool")
+            raise ValueError("tool_choice must have a name if its type is tool, and only then")
         return self
 
     def as_choice(self) -> Literal["none", "auto", "required"] | NamedToolChoice:
-        """The choice as the chat API has it."""
+        """The choice in the chat API's form."""
         if self.name is not None:
             return NamedToolChoice(type="function", function=NamedFunction(name=self.name))
         return "required" if self.type == "any" else "none" if self.type == "none" else "auto"
 
 
 class Thinking(RequestModel):
-    """Whether the model should think, where its chat template lets that be set (`enable_thinking`)."""
+    """Whether the model should think, if its chat template has a setting for it (`enable_thinking`)."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[Any, Ignored("thinking is part of the text, and counts as it does")] = None
+    budget_tokens: Annotated[Any, Ignored("thinking is part of the text, and is counted with it")] = None
     display: Annotated[Any, Ignored("thinking is part of the text")] = None
 
 
@@ -212,7 +212,7 @@ class OutputFormat(RequestModel):
 
 
 class OutputConfig(RequestModel):
-    """The form of the answer, and the effort, where the chat template reads one (`reasoning_effort`)."""
+    """The form of the answer, and the effort if the chat template reads it (`reasoning_effort`)."""
 
     effort: Name | None = None
     format: OutputFormat | None = None
@@ -220,20 +220,20 @@ class OutputConfig(RequestModel):
 
 
 class ThinkingEdit(RequestModel):
-    """Which earlier thinking is removed: here all of it is."""
+    """Which earlier thinking to remove; here, all of it always is."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Annotated[Any, DROPPED] = None
 
 
 class ContextEdits(RequestModel):
-    """What is removed from the conversation before the model reads it; only thinking is."""
+    """What to remove from the conversation before the model reads it; only thinking can be removed."""
 
     edits: list[ThinkingEdit] | None = None
 
 
 class RequestMetadata(RequestModel):
-    """Who is asking."""
+    """The user who sends the request."""
 
     user_id: Annotated[str, Field(max_length=4 * _LONGEST_USER)] | None = Field(
         default=None, description="requests of one user queue behind each other; users share slots fairly"
@@ -241,7 +241,7 @@ class RequestMetadata(RequestModel):
 
 
 class AnthropicConversation(IgnoredFields):
-    """What is read before an answer begins."""
+    """The part of a request that the model reads before its answer begins."""
 
     model: Name
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
@@ -266,7 +266,7 @@ class AnthropicConversation(IgnoredFields):
         return self
 
     def as_chat(self, **further: Any) -> ChatCompletionRequest:
-        """The same request to the chat API; an assistant's message at the end is the beginning of the answer."""
+        """The same request for the chat API; an assistant message at the end is the beginning of the answer."""
         system = [] if self.system is None else [RequestMessage(role="system", content=joined_text(self.system))]
         messages = [*system, *(each for message in self.messages for each in message.as_messages())]
         begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
@@ -290,10 +290,10 @@ class AnthropicConversation(IgnoredFields):
 
 
 class MessagesRequest(AnthropicConversation):
-    """A conversation to answer, with Anthropic's fields, and `seed` and `eyas` besides."""
+    """A conversation to answer, with Anthropic's fields plus `seed` and `eyas`."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
-    """More than the context leaves is taken: the answer then ends with `model_context_window_exceeded`."""
+    """May exceed the rest of the context; an answer that fills it ends with `model_context_window_exceeded`."""
     stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
@@ -309,7 +309,7 @@ class MessagesRequest(AnthropicConversation):
         return self
 
     def as_chat(self, **further: Any) -> ChatCompletionRequest:
-        """The same request to the chat API."""
+        """The same request for the chat API."""
         user = self.metadata.user_id if self.metadata else None
         sampling = {name: getattr(self, name) for name in ("stream", "temperature", "top_k", "top_p", "seed", "eyas")}
         return super().as_chat(
@@ -330,7 +330,7 @@ class AnswerText(ResponseModel):
 
 
 class AnswerToolUse(ResponseModel):
-    """A call of the answer; of one that was cut off, `input` is what had been written."""
+    """A call of the answer; if it was cut off, `input` is the part that was written."""
 
     type: Literal["tool_use"] = "tool_use"
     id: str
@@ -339,7 +339,7 @@ class AnswerToolUse(ResponseModel):
 
 
 class MessagesUsage(ResponseModel):
-    """Tokens read and generated: the whole prompt is `input_tokens` and `cache_read_input_tokens`."""
+    """Tokens read and generated; the whole prompt is `input_tokens` plus `cache_read_input_tokens`."""
 
     input_tokens: int
     cache_creation_input_tokens: int

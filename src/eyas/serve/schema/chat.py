@@ -18,7 +18,7 @@ TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MOST_
 
 
 class CompletionRequest(GenerationRequest):
-    """One prompt or several to continue, with OpenAI's fields and those of vLLM that are served."""
+    """One or more prompts to continue, with OpenAI's fields and the supported fields of vLLM."""
 
     prompt: str | Prompts | TokenPrompt | TokenPrompts
     echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
@@ -29,14 +29,14 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise ValueError("max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or at least 1")
+            raise ValueError("max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or raise it")
         if self.best_of is not None and self.n not in (None, 1):
             raise ValueError("best_of is less than n")
         return self
 
     @property
     def scored_alternatives(self) -> int | None:
-        """How many alternatives are wanted to each token of the prompt; None = no log-probabilities of it."""
+        """How many alternatives to report for each prompt token; None = no log-probabilities of the prompt."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((count for count in wanted if count is not None), default=None)
 
@@ -52,9 +52,9 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(ResponseModel):
-    """Log-probabilities of the generated tokens: parallel lists with an entry for each.
+    """Log-probabilities of the generated tokens: parallel lists with one entry per token.
 
-    With `echo` the prompt's tokens come first, and the first of them has none.
+    With `echo`, the prompt's tokens come first; the very first one has no log-probability.
     """
 
     tokens: list[str]
@@ -84,7 +84,7 @@ class CompletionResponse(FullResponse):
 
 
 class CompletionChunkChoice(ResponseModel):
-    """What a chunk adds to the choice that has this index."""
+    """What a chunk adds to the choice with this index."""
 
     index: int
     text: str
@@ -107,7 +107,7 @@ MOST_TOOLS = 128
 
 
 class JsonSchema(RequestModel):
-    """A named JSON schema that the answer has to satisfy."""
+    """A named JSON schema that the answer must satisfy."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
@@ -139,7 +139,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
 
 class ChatCompletionRequest(GenerationRequest):
-    """A chat to answer, with OpenAI's fields and those of vLLM that are served."""
+    """A chat to answer, with OpenAI's fields and the supported fields of vLLM."""
 
     messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -151,7 +151,7 @@ class ChatCompletionRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = Field(default=None, description="false: don't begin an answer")
     continue_final_message: bool | None = Field(
-        default=None, description="go on with the last message; needs add_generation_prompt: false"
+        default=None, description="continue the last message; needs add_generation_prompt: false"
     )
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
     reasoning_effort: Name | None = Field(default=None, description="for the chat template, if it reads it")
@@ -165,7 +165,7 @@ class ChatCompletionRequest(GenerationRequest):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError("max_tokens and max_completion_tokens are the same: send one of them")
+            raise ValueError("max_tokens and max_completion_tokens mean the same: send one of them")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice needs tools")
         if self.continue_final_message and self.add_generation_prompt is not False:
@@ -226,7 +226,7 @@ class ToolCallFunctionDelta(ResponseModel):
 
 
 class ToolCallDelta(ResponseModel):
-    """A piece of the tool call that has this index."""
+    """A piece of the tool call with this index."""
 
     index: int
     id: str | None = None
@@ -243,7 +243,7 @@ class ChatDelta(ResponseModel):
 
 
 class ChatChunkChoice(ResponseModel):
-    """What a chunk adds to the choice that has this index."""
+    """What a chunk adds to the choice with this index."""
 
     index: int
     delta: ChatDelta

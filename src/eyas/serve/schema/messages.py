@@ -1,4 +1,4 @@
-"""Chat messages and tools: what clients send and what the assistant answers."""
+"""Chat messages and tools, as clients send them and as the assistant answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eyas.serve.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
 _NULL_WHEN_SENT_BACK = ("audio", "function_call", "refusal")
-"""Fields that assistant messages of OpenAI's clients have, taken as long as they are null."""
+"""Fields that OpenAI's clients send in assistant messages; accepted only as null."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 _UNSEEN = Ignored("it came with an earlier answer, and the model doesn't see it")
 
@@ -59,7 +59,7 @@ class RequestMessage(CacheMarks):
     content: Annotated[str | list[TextPart] | None, _PARTS] = None
     name: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = Field(default=None, description="vLLM's newer name of reasoning_content")
+    reasoning: str | None = Field(default=None, description="vLLM's newer name for reasoning_content")
     annotations: Annotated[list[Any] | None, _UNSEEN] = None
     provider_specific_fields: Annotated[dict[str, Any] | None, _UNSEEN] = None
     tool_calls: list[RequestToolCall] | None = None
@@ -75,16 +75,16 @@ class RequestMessage(CacheMarks):
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> RequestMessage:
         if self.reasoning not in (None, self.reasoning_content) and self.reasoning_content is not None:
-            raise ValueError("reasoning and reasoning_content are the same: send one of them")
+            raise ValueError("reasoning and reasoning_content mean the same: send one of them")
         for name in ("annotations", "provider_specific_fields"):
             if getattr(self, name) is not None and self.role != "assistant":
-                raise ValueError(f"only an assistant's messages have {name}, not a {self.role}'s")
+                raise ValueError(f"{name} is only allowed in assistant messages, not in {self.role} messages")
         self.as_message()
         return self
 
     @property
     def characters(self) -> int:
-        """Length of all that the template may show, in characters."""
+        """Characters of everything that the template may show."""
         content = self.content or ""
         parts = [content] if isinstance(content, str) else [part.text for part in content]
         calls = [call.function for call in self.tool_calls or ()]
@@ -123,7 +123,7 @@ class Tool(CacheMarks):
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """The tools as chat templates take them."""
+    """The tools as chat templates expect them."""
     marks = set(CacheMarks.model_fields)
     return [tool.model_dump(mode="json", exclude_none=True, exclude=marks) for tool in tools or ()]
 

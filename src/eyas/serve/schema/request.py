@@ -1,8 +1,8 @@
-"""What request bodies have in common, and the fields that chat and text completions share.
+"""Common parts of request bodies, and the fields that chat and text completions share.
 
 Bodies are read strictly: an unknown field is an error, and so is text where a number belongs. Fields of other APIs that
 would change the answer are refused with the reason (`NOT_SERVED`), unless they are null or have the value in `NEUTRAL`.
-Those that change nothing (`Ignored`) are taken with any value, and named in the log.
+Fields that change nothing (`Ignored`) are accepted with any value, and named in the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import (
 
 _TEXT_ONLY = "eyas serves text"
 _STATELESS = "responses aren't stored: send the earlier items as input"
-_TOOLS = "write tools and tool_choice instead"
+_TOOLS = "use tools and tool_choice instead"
 
 _SAMPLER = "this sampler isn't served: leave it out, or send the value that turns it off"
 _OFF: dict[str, float | bool] = {
@@ -49,14 +49,14 @@ NOT_SERVED: dict[str, str] = {
     "audio": _TEXT_ONLY,
     "background": "there are no background responses: leave it out or send false",
     "modalities": f'{_TEXT_ONLY}: leave it out or send ["text"]',
-    "best_of": "answers aren't ranked: ask for n of them",
+    "best_of": "answers aren't ranked: request n of them",
     "context_management": "the context isn't shortened here",
     "conversation": _STATELESS,
-    "json_schema": "write response_format instead",
-    "grammar": "write structured_outputs.grammar, in llguidance's dialect, instead",
-    "n_predict": "write max_tokens instead",
+    "json_schema": "use response_format instead",
+    "grammar": "use structured_outputs.grammar, in llguidance's dialect, instead",
+    "n_predict": "use max_tokens instead",
     "previous_response_id": _STATELESS,
-    "repeat_penalty": "write repetition_penalty, which is over the whole text, instead",
+    "repeat_penalty": "use repetition_penalty, which covers the whole text, instead",
     "suffix": "text is only continued, never filled in",
     "function_call": _TOOLS,
     "functions": _TOOLS,
@@ -73,7 +73,7 @@ NOT_SERVED: dict[str, str] = {
 """Fields of OpenAI's and other APIs that would change the answer and are not served, and why."""
 
 NEUTRAL: dict[str, float | bool | str] = {**_OFF, "suffix": "", "repeat_penalty": 1}
-"""Values of such fields that change nothing, and are taken."""
+"""Values of these fields that change nothing and are accepted."""
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
@@ -82,12 +82,12 @@ MOST_BAD_WORDS = 256
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
-"""Validation stops at the first bad id: a body may hold millions."""
+"""Validation stops at the first invalid id: a body may hold millions."""
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 def _no_empty_stops(value: Any) -> Any:
-    """Say it plainly; left to the union, the error would be that a list is no text."""
+    """Raise a clear error; the union's own would say that a list isn't a string."""
     if value == "" or (isinstance(value, list) and "" in value):
         raise ValueError("a stop string has at least one character: leave empty ones out")
     return value
@@ -101,7 +101,7 @@ Bias = Annotated[Finite, Field(ge=-100, le=100)]
 
 
 def _only_false(value: Any) -> Any:
-    if value is not False:  # 0 equals it, and would pass
+    if value is not False:  # `!=` would let 0 pass
         raise ValueError("it may only be false")
     return value
 
@@ -111,23 +111,23 @@ Name = Annotated[str, StringConstraints(max_length=256)]
 
 
 def _is_off(name: str, value: Any) -> bool:
-    """Whether a field that isn't served is null, or has its neutral value."""
+    """Whether a field that isn't served is null or has its neutral value."""
     return value is None or (name in NEUTRAL and bool(value == NEUTRAL[name]))
 
 
 def why_not_served(location: Sequence[str | int]) -> str | None:
-    """Why the field at a location in the body isn't served; None if it is, or if OpenAI's API doesn't have it."""
+    """Why the field at a location in the body isn't served; None if it is, or if the field is unknown."""
     return NOT_SERVED.get(str(location[0])) if location else None
 
 
 @dataclass(frozen=True)
 class Ignored:
-    """Marks a field that clients send and that changes nothing here, and says why: any value is taken."""
+    """Marks a field that clients send but that changes nothing here, and says why. Any value is accepted."""
 
     why: str
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Say so in `/openapi.json`."""
+        """Describe the field as ignored in `/openapi.json`."""
         return {**handler(schema), "description": f"accepted and ignored: {self.why}"}
 
 
@@ -138,7 +138,7 @@ class RequestModel(BaseModel):
 
 
 def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The paths of fields in a body that were sent and are ignored, without indices, each with the reason."""
+    """Yield the paths of a body's fields that were sent but are ignored, without indices, each with the reason."""
     if isinstance(value, list) and value and isinstance(value[0], RequestModel):
         for each in value:
             yield from ignored_fields(each, path)
@@ -154,9 +154,9 @@ def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield here, why
 
 
-_PREFIXES = Ignored("shared prefixes are found by themselves")
+_PREFIXES = Ignored("shared prefixes are found automatically")
 _UNSTORED = Ignored("nothing is stored")
-_SLOTS = Ignored("the scheduler gives out slots")
+_SLOTS = Ignored("the scheduler assigns slots")
 _MEASURED = Ignored("usage.eyas has the counts and times")
 _THINKING = Ignored("thinking is part of the text, and the chat template decides about it")
 _SWITCHED_OFF = Ignored("the sampler that it belongs to is off")
@@ -165,9 +165,9 @@ UNPADDED = Ignored("events aren't padded")
 
 
 def only_kinds(known: Collection[str], things: str, why: Callable[[str], str]) -> BeforeValidator:
-    """Of a list of `things`, name the type of one that isn't served, and why.
+    """Make a validator for a list of `things` whose error names the type that isn't served, and why.
 
-    Left to the union, the error would list what each of its members expects.
+    The union's own error would list what each of its members expects.
     """
 
     def check(value: Any) -> Any:
@@ -184,14 +184,14 @@ TEXT_ONLY = f"are not supported: {_TEXT_ONLY}"
 
 
 class CacheMarks(RequestModel):
-    """Marks of where a prompt should be cached, which agents put into messages and tools."""
+    """Marks that agents put into messages and tools to say where a prompt should be cached."""
 
     cache_control: Annotated[Any, _PREFIXES] = None
     prompt_cache_breakpoint: Annotated[Any, _PREFIXES] = None
 
 
 class IgnoredFields(CacheMarks):
-    """What clients of OpenAI, OpenRouter, llama.cpp and vLLM send with a body, and what changes nothing here."""
+    """Fields that clients of OpenAI, OpenRouter, llama.cpp and vLLM send and that change nothing here."""
 
     store: Annotated[Any, _UNSTORED] = None
     metadata: Annotated[Any, _UNSTORED] = None
@@ -258,14 +258,14 @@ class StreamOptions(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """Constraints on the answer in vLLM's form; at most one of them, and the white space of JSON, may be given."""
+    """Constraints on the answer in vLLM's form: at most one of them, plus the whitespace for JSON."""
 
     json_: dict[str, Any] | str | None = Field(default=None, alias="json", description="a JSON schema")
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = Field(default=None, description="a Lark grammar in llguidance's dialect")
-    whitespace_pattern: str | None = Field(default=None, description="what may stand between the tokens of JSON")
+    whitespace_pattern: str | None = Field(default=None, description="regex of what may stand between JSON tokens")
 
 
 class SamplingFields(IgnoredFields):
@@ -278,7 +278,7 @@ class SamplingFields(IgnoredFields):
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = Field(default=None, description="the text ends with what stopped it")
+    include_stop_str_in_output: bool | None = Field(default=None, description="keep what stopped the text at its end")
     skip_special_tokens: bool | None = Field(default=None, description="false: special tokens are part of the text")
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -291,7 +291,7 @@ class SamplingFields(IgnoredFields):
     repetition_penalty: Annotated[Finite, Field(gt=0, le=10)] | None = None
     logit_bias: Annotated[dict[BiasKey, Bias], Field(max_length=MOST_BIASES)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=MOST_BAD_WORDS)] | None = Field(
-        default=None, description="texts that the answer doesn't contain, as the tokens they are usually written in"
+        default=None, description="texts that the answer must not contain, as their usual tokens"
     )
 
     structured_outputs: StructuredOutputs | None = None

@@ -1,4 +1,4 @@
-"""What response bodies have in common, error bodies, and the responses of routes as `/openapi.json` documents them."""
+"""Common parts of response bodies, error bodies, and the responses of routes as documented in `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 EVERYWHERE = (400, 403)
-"""Error statuses of every route: they are about a request's headers."""
+"""Error statuses of every route, caused by a request's headers."""
 READING = (401, 500)
 """Error statuses of routes that only read."""
 WITH_BODY = (400, 401, 404, 408, 413, 415, 500, 503)
@@ -16,12 +16,12 @@ WITH_BODY = (400, 401, 404, 408, 413, 415, 500, 503)
 _DESCRIPTIONS = {
     400: "a field or a header is wrong, unknown or not supported, or the context is too small",
     401: "the key is missing or wrong",
-    403: "the Host header is none of the server's names",
+    403: "the Host header isn't one of the server's names",
     404: "no such model",
     408: "the client paused too long while sending the body",
     413: "the body is too large",
-    415: "the body is not JSON, or encoded as something else than gzip",
-    429: "too many requests wait: try again after Retry-After seconds",
+    415: "the body is not JSON, or its encoding is not gzip",
+    429: "too many requests are waiting: try again after Retry-After seconds",
     500: "the server failed",
     503: "the model is being loaded, or the server is going down",
     504: "the request took longer than this server allows",
@@ -63,7 +63,7 @@ class SpeculationUsage(ResponseModel):
     acceptance_rate: float = Field(description="accepted draft tokens / draft tokens on the offered depth")
     accepted_by_position: list[float]
     accepted_histogram: list[int] = Field(description="[i] = rounds that accepted exactly i draft tokens")
-    accept_length_by_context: dict[str, float] = Field(description="range of tokens before a round: its accept length")
+    accept_length_by_context: dict[str, float] = Field(description="range of tokens before a round -> accept length")
     rounds_by_context: list[int] = Field(description="[i] = rounds in the i-th range: 0-1k, 1-2k, 2-4k, 4-8k, ...")
     prefill_seconds: float
     decode_seconds: float
@@ -87,7 +87,7 @@ class Usage(ChoiceUsage):
 
 
 class EyasResponse(ResponseModel):
-    """Extension of responses: what makes them repeatable."""
+    """Extension of responses: what makes them reproducible."""
 
     seed: int = Field(description="choice i was sampled with seed + i; send it again for the same answers")
 
@@ -101,7 +101,7 @@ class PromptLogprob(ResponseModel):
 
 
 PromptLogprobList = list[dict[str, PromptLogprob] | None]
-"""By token id, an entry for each token of the prompt and its alternatives; null for the first, as in vLLM."""
+"""For each prompt token, its entry and its alternatives' by token id; null for the first token, as in vLLM."""
 
 
 class ResponseHead(ResponseModel):
@@ -114,7 +114,7 @@ class ResponseHead(ResponseModel):
 
 
 class SpeculationMetrics(ResponseModel):
-    """What vLLM reports of speculation, if the server was started to."""
+    """vLLM's speculation metrics, if the server was started with them."""
 
     speculative_decoding: dict[str, float | int | list[int]]
 
@@ -145,7 +145,7 @@ def generation_responses(
     full: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody
 ) -> dict[int | str, dict[str, Any]]:
     """Document the responses of a route that generates: a full response, a stream of chunks, or an error."""
-    data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event's is `[DONE]`"}
+    data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event has `[DONE]`"}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     success = {"model": full, "content": {"text/event-stream": {"itemSchema": event}}}
     return {200: success, **error_responses(*WITH_BODY, 429, 504, body=error)}

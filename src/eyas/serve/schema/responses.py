@@ -1,6 +1,6 @@
 """Request, response and events of `POST /v1/responses`: OpenAI's Responses API without state.
 
-A request is a chat in other words: `ResponsesRequest.as_chat` says it as one, and it is answered as one.
+A request is a chat in another form: `ResponsesRequest.as_chat` converts it, and it is answered as a chat.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _check_kinds(items: Any) -> Any:
 
 
 class ItemPart(CacheMarks):
-    """A part of an item's content. What an answer had beside its text isn't shown to the model."""
+    """A part of an item's content. The model sees only the text of earlier answers."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -76,7 +76,7 @@ ItemContent = Annotated[str | list[ItemPart], only_kinds(("input_text", "output_
 
 
 class InputItem(RequestModel):
-    """What input items have in common. The model sees neither the ids nor the states of answers that are sent back."""
+    """The fields that all input items have. The model doesn't see the ids and statuses of answers sent back."""
 
     id: str | None = None
     status: ItemStatus | None = None
@@ -158,7 +158,7 @@ class ResponseStreamOptions(RequestModel):
 
 
 class Reasoning(RequestModel):
-    """How a model should think, where its chat template lets that be set; nothing is summarized."""
+    """How the model should think, if its chat template has a setting for it; nothing is summarized."""
 
     effort: Name | None = Field(default=None, description="for the chat template, if it reads reasoning_effort")
     summary: Annotated[Any, _NO_SUMMARY] = None
@@ -167,7 +167,7 @@ class Reasoning(RequestModel):
 
 
 class ResponsesRequest(SamplingFields):
-    """A conversation to answer, in items; no response is stored."""
+    """A conversation to answer, as items; no response is stored."""
 
     input: str | Items
     instructions: str | None = Field(default=None, description="becomes the first system message")
@@ -203,7 +203,7 @@ class ResponsesRequest(SamplingFields):
         return "message.output_text.logprobs" in (self.include or ())
 
     def as_chat(self) -> ChatCompletionRequest:
-        """The same request to the chat API."""
+        """The same request for the chat API."""
         shared = set(SamplingFields.model_fields) - set(IgnoredFields.model_fields)
         shared |= {"parallel_tool_calls", "chat_template_kwargs", "safety_identifier"}
         return ChatCompletionRequest(
@@ -225,7 +225,7 @@ class ResponsesRequest(SamplingFields):
         )
 
     def _messages(self) -> list[RequestMessage]:
-        """The messages of the chat; an answer's text and the calls after it are one message, as templates want it."""
+        """The messages of the chat; an answer's text and the calls after it become one message, as templates expect."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [] if self.instructions is None else [RequestMessage(role="system", content=self.instructions)]
         for item in items:
@@ -286,7 +286,7 @@ class OutputCall(ResponseModel):
 
 
 class OutputTokensDetails(ResponseModel):
-    """What the output tokens were used for; thinking is part of the text here, and isn't counted apart."""
+    """What the output tokens were used for; thinking is part of the text here and isn't counted separately."""
 
     reasoning_tokens: int
 

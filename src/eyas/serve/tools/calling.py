@@ -4,10 +4,10 @@ The style is recognized from the chat template:
 
 | style | an answer with calls |
 |---|---|
-| `hermes` | text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once a call (Hermes, Qwen) |
-| `llama3` | nothing but `{"name": ..., "parameters": {...}}`, perhaps behind `<|python_tag|>` |
+| `hermes` | text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call (Hermes, Qwen) |
+| `llama3` | only `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>` |
 | `mistral` | text, then `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` |
-| `mistral_args` | text, then `[TOOL_CALLS]name[ARGS]{...}`, once a call (from Mistral's tokenizer 11 on) |
+| `mistral_args` | text, then `[TOOL_CALLS]name[ARGS]{...}`, once per call (from Mistral's tokenizer 11 on) |
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class ToolStyle:
     marker: str
     """The text before a call. It may be a special token, which the parser needs to see in the decoded answer."""
     arguments: str
-    """The key of the arguments in a call that is an object."""
+    """The key of the arguments in a call that is written as an object."""
     end: str = ""
     """The text after a call; empty if a call needs no end mark."""
     bare: bool = False
-    """Whether an answer that begins with an object is a call without the marker; `;` may stand between calls."""
+    """Whether an answer that begins with an object is a call even without the marker; `;` may separate calls."""
     listed: bool = False
-    """Whether all calls may stand in one list after one marker."""
+    """Whether one marker may be followed by a list of all calls."""
     named: bool = False
-    """Whether the name may stand before the object, which then is the arguments."""
+    """Whether the name may precede the object, which then contains only the arguments."""
     id_length: int = 0
-    """How many letters and digits the id of a call has; 0 = an id in OpenAI's form."""
+    """Number of letters and digits in a call's id; 0 = an id in OpenAI's form."""
 
     def new_id(self) -> str:
         """Make a random id for a new call."""
@@ -67,7 +67,7 @@ MISTRAL_ARGS = ToolStyle("mistral_args", "[TOOL_CALLS]", "arguments", listed=Tru
 def detect_tool_style(template: str | Mapping[str, str] | None) -> ToolStyle | None:
     """The style of the calls in a chat template; None if it shows no tools, or writes calls in an unknown style.
 
-    Of several named templates the one for tools is read.
+    If there are several named templates, the one for tools is read.
     """
     if isinstance(template, Mapping):
         template = template.get("tool_use", template.get("default"))
@@ -92,9 +92,9 @@ def tool_call_grammar(
 ) -> GrammarSpec | None:
     """The grammar of answers that call `tools` (in OpenAI's form) in a style; several calls only if `parallel`.
 
-    With `tool_choice` `required` or a named tool an answer is nothing but calls. With `auto` there is no grammar (None)
-    unless a tool is `strict`: then it is text and calls whose arguments fit. RequestError if the named tool doesn't
-    exist, or if calls of strict tools can't be distinguished from text.
+    With `tool_choice` `required` or a named tool, an answer consists only of calls. With `auto` there is no grammar
+    (None) unless a tool is `strict`: then an answer is text, and calls whose arguments fit the schema. Raises
+    RequestError if the named tool doesn't exist, or if calls of strict tools can't be distinguished from text.
     """
     names = callable_tools(tools, tool_choice)
     forced = _is_forced(tool_choice)
@@ -124,7 +124,7 @@ def tool_call_grammar(
 
 
 def callable_tools(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None) -> list[str]:
-    """The names of the tools that `tool_choice` allows: none, all or the named one; RequestError if it is wrong."""
+    """The names of the tools that `tool_choice` allows: none, all or the named one. Raises RequestError if invalid."""
     names = [tool["function"]["name"] for tool in tools or ()]
     if len(set(names)) < len(names):
         raise RequestError(f"two tools have the same name: {', '.join(names)}")
@@ -145,13 +145,13 @@ def _is_forced(tool_choice: str | Mapping[str, Any] | None) -> bool:
 
 
 def _thinking(tokenizer: Any) -> str:
-    """Lark for marks of thinking, which are tokens but no text, and the text before each; empty if there are none."""
+    """Lark for thinking markers, which are tokens but not text, and the text before each; empty without markers."""
     marks = [lark_marker(name, tokenizer) for name in _THINKING_MARKS if name in tokenizer.get_added_vocab()]
     return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
 
 
 def _frame(style: ToolStyle, marker: str, tokenizer: Any) -> tuple[str, str, str]:
-    """Lark for what stands between the first marker and a call, between two calls, and after the last."""
+    """Lark for what comes between the first marker and a call, between two calls, and after the last call."""
     if style.bare:
         return "", lark_literal("; "), ""
     if style.named:
@@ -183,11 +183,11 @@ class Calling:
 
     style: ToolStyle
     schemas: list[dict[str, Any]]
-    """The tools as chat templates take them."""
+    """The tools as chat templates expect them."""
     grammar: GrammarSpec | None
     """The grammar that constrains the calls; None = they are only parsed out of the answer."""
     forced: bool
-    """Whether an answer is nothing but calls; the beginning of one that was cut is no text, either."""
+    """Whether an answer consists only of calls; then even the beginning of a truncated call isn't text."""
     parallel: bool
     """Whether an answer may make several calls."""
     special_tokens: frozenset[int]
@@ -197,8 +197,8 @@ class Calling:
 def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     """How a chat's answers may call tools; None if they may not call any.
 
-    ApiError 400 if the chat template shows no tools or writes calls in an unknown style, RequestError if tools and
-    `tool_choice` don't fit together.
+    Raises ApiError 400 if the chat template shows no tools or writes calls in an unknown style, and RequestError if
+    tools and `tool_choice` don't fit together.
     """
     schemas = tool_schemas(body.tools)
     choice = body.tool_choice
@@ -207,22 +207,20 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
         return None
     style = detect_tool_style(tokenizer.chat_template)
     if style is None:
-        message = "this model's chat template shows no tools, or writes calls in a way that can't be read here"
+        message = "this model's chat template shows no tools, or writes calls in a style that isn't supported"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
-    # who names a function wants one call of it, as at OpenAI and in vLLM
+    # naming a function asks for one call of it, as at OpenAI and in vLLM
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
     return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
 
 
 def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:
-    """The grammar of the answer: that of its tool calls or the requested one; RequestError if there may be both."""
+    """The grammar of the answer: its tool calls' or the requested one. Raises RequestError if both may apply."""
     if tools is None:
         return requested
     if requested is not None:
-        raise RequestError(
-            'response_format and tools both say what the answer is: send tool_choice "none", or no tools'
-        )
+        raise RequestError('response_format and tools both constrain the answer: send tool_choice "none", or no tools')
     return tools.grammar
 
 

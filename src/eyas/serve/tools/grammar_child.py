@@ -1,8 +1,8 @@
 """The child process in which `GrammarTrials` compiles grammars: `python -m eyas.serve.tools.grammar_child`.
 
-It reads lines of JSON, {"vocabulary": tokenizer.json, "end": id} first, then {"source": ..., "limits": ...}, and
-answers each with a line when it is done: why the grammar can't be followed, or nothing. Whatever a grammar does to
-this process, the server lives.
+It reads lines of JSON, first {"vocabulary": tokenizer.json, "end": id}, then {"source": ..., "limits": ...}. It answers
+each with a line: why the grammar can't be used, or an empty one if it can. Whatever a grammar does to this process, the
+server survives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 _STACK = 4 << 20
 """Stack of the compiling thread in bytes: half of a server thread's, so what compiles here compiles there."""
 _MEMORY = 8 << 30
-"""Most address space of the process, in bytes."""
+"""Maximum address space of the process, in bytes."""
 _STEPS = 512
-"""How many tokens are drawn from a compiled grammar: what is ambiguous costs more with every one."""
+"""How many tokens are drawn from a compiled grammar: with an ambiguous one, each costs more than the last."""
 _SECONDS_PER_STEP, _LEAST_SECONDS = 0.005, 0.25
-"""Processor time that a token may take on average, once this much has been used; others in a round wait for it."""
+"""CPU time that a token may take on average, and the total that is always allowed; others in a round wait for it."""
 
 
 def _answer_lines() -> None:
@@ -40,9 +40,9 @@ def _answer_lines() -> None:
 
 
 def _try(library: Any, tokenizer: Any, source: str, limits: dict[str, Any]) -> str:
-    """Compile a grammar and draw some tokens from it; returns why it can't be followed.
+    """Compile a grammar and draw some tokens from it; return why it can't be used, or an empty string.
 
-    What is wrong with it from the beginning is left to the compiler, whose message is better.
+    Errors that show before the first token are left to the server's compiler, whose message is better.
     """
     matcher = library.LLMatcher(tokenizer, source, log_level=0, limits=library.LLParserLimits(**limits))
     draw, began = random.Random(0), time.thread_time()

@@ -1,10 +1,10 @@
 """Grammars of requests are compiled in child processes before they may be compiled in the server.
 
-llguidance limits what its compiler does, but not everything: a schema of a few hundred characters can keep it busy for
-hours, and a long chain of rules overflows its stack, which ends the process. In a child that harms no other request.
+llguidance limits its compiler, but not in every way: a schema of a few hundred characters can keep it busy for hours,
+and a long chain of rules overflows its stack, which ends the process. In a child process this harms no other request.
 
-Nobody waits for another's grammar: one that is compiled already is used at once, and of the new ones each client's
-are compiled one at a time, the clients taking turns.
+No client waits for another's grammar: a grammar that is compiled already is used immediately. New ones are compiled one
+at a time per client, and the clients take turns.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from eyas.verify.grammar import LIMITS, grammar_source, kept_grammar
 _INHERITED = frozenset(
     "PATH PYTHONPATH PYTHONHOME LD_LIBRARY_PATH DYLD_LIBRARY_PATH LANG HOME TMPDIR TEMP TMP SYSTEMROOT".split()
 )
-"""Variables of the environment that the child gets."""
+"""Environment variables that the child gets."""
 _SECONDS = 5.0
 """How long compiling a grammar may take."""
 _START_SECONDS = 60.0
 """How long a child may take to start and read the vocabulary."""
 _CHILDREN = 2
-"""How many grammars are compiled at once."""
+"""How many grammars are compiled at the same time."""
 _MOST_WAITING = 16
 """How many new grammars of one client may wait to be compiled."""
 _MOST_REMEMBERED = 1024
-"""How many grammars that compiled are remembered and not tried again."""
+"""How many grammars that passed are remembered and not tried again."""
 
 
 class GrammarTrials:
@@ -61,9 +61,9 @@ class GrammarTrials:
         self._waiting: dict[tuple[str, GrammarSpec], asyncio.Future[None]] = {}
 
     async def check(self, tokenizer: Any, spec: GrammarSpec, client: str) -> None:
-        """Compile a client's grammar unless it is compiled; RequestError, UsageError if it can't be used.
+        """Compile a client's grammar unless it is compiled already.
 
-        QueueFullError if too many of the client's grammars wait already.
+        Raises RequestError or UsageError if it can't be used, QueueFullError if too many of the client's are waiting.
         """
         if await asyncio.to_thread(kept_grammar, tokenizer, spec) is not None:
             return
@@ -77,7 +77,7 @@ class GrammarTrials:
         await asyncio.shield(self._waiting[key])  # others may wait for it, too
 
     def compile(self, tokenizer: Any, spec: GrammarSpec) -> None:
-        """Compile a grammar, in a child first unless it has passed before; RequestError, UsageError."""
+        """Compile a grammar, in a child first unless it has passed before. Raises RequestError or UsageError."""
         source = grammar_source(spec)
         if spec not in self._passed:
             child = self._free.get()
@@ -104,11 +104,11 @@ class GrammarTrials:
     def _remove(self, key: tuple[str, GrammarSpec], done: asyncio.Future[None]) -> None:
         del self._waiting[key]
         if not done.cancelled():
-            done.exception()  # those who waited have it; if all have left, asyncio need not report it
+            done.exception()  # the waiters get it; if all have left, this keeps asyncio from reporting it
 
 
 class GrammarChild:
-    """A process that compiles grammars, started with the first and again after one has broken it."""
+    """A process that compiles grammars, started with the first one and again after one has crashed it."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -116,13 +116,13 @@ class GrammarChild:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     def compile(self, tokenizer: Any, source: str, seconds: float) -> None:
         """Compile a grammar in llguidance's syntax and try it out.
 
-        RequestError if that takes longer, breaks the process, or shows that it can't be followed for long.
+        Raises RequestError if that takes longer than `seconds`, crashes the process, or shows it can't be used.
         """
         if not self.running:
             self._start(tokenizer)
@@ -154,7 +154,7 @@ class GrammarChild:
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
         if self._send(vocabulary, _START_SECONDS) is None:
             self.close()
-            raise RequestError("grammars can't be tried out: the process for it doesn't start")
+            raise RequestError("grammars can't be compiled: the process for them doesn't start")
 
     def _send(self, message: dict[str, Any], seconds: float) -> str | None:
         """Send a line to the child and wait for its answer; None if none comes in time."""
@@ -166,24 +166,24 @@ class GrammarChild:
             self._process.stdin.flush()
         except BrokenPipeError:
             return None
-        with selectors.DefaultSelector() as selector:  # a server with many connections has numbers beyond select's
+        with selectors.DefaultSelector() as selector:  # select() can't take large file descriptors
             selector.register(self._process.stdout, selectors.EVENT_READ)
             ready = selector.select(seconds)
         answer = self._process.stdout.readline() if ready else ""
-        if ready and not answer:  # its output was closed: it is ending
+        if ready and not answer:  # its output is closed: it is ending
             self._process.wait()
         return answer.strip() if answer else None
 
 
 def _environment() -> dict[str, str]:
-    """What the child needs of the environment to start: no keys of this server or of other services."""
+    """The environment variables that the child needs to start: no keys of this server or of other services."""
     return {name: value for name, value in os.environ.items() if name.upper() in _INHERITED or name.startswith("LC_")}
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
     if process.stdin is not None and process.stdout is not None:
-        with contextlib.suppress(BrokenPipeError):  # of lines that it has never read
+        with contextlib.suppress(BrokenPipeError):  # from lines that it never read
             process.stdin.close()
         process.stdout.close()
     process.wait()

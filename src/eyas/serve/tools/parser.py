@@ -1,6 +1,6 @@
-"""Parses tool calls out of an answer while it is generated: text becomes text and OpenAI's deltas of calls.
+"""Parses tool calls out of an answer while it is generated: text becomes text and OpenAI's tool call deltas.
 
-The same text gives the same calls in whatever pieces it comes. Text that may turn out to be a call is held back; a call
+The calls don't depend on how the text is split into pieces. Text that may turn out to be a call is held back; a call
 that is malformed before its name is known counts as text. Three layers read one character at a time: `ToolCallParser`
 finds calls in the answer, `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a JSON value.
 """
@@ -30,7 +30,7 @@ class TextPiece:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A piece of the call that has this index; `id` and `name` come with its first piece only."""
+    """A piece of the call with this index; `id` and `name` come with its first piece only."""
 
     index: int
     arguments: str = ""
@@ -56,7 +56,7 @@ class ToolCallParser:
         self._mode: Callable[[str], None] = self._in_text
         self._held = ""  # read, but neither emitted nor dropped
         self._out: list[TextPiece | CallPiece] = []
-        self._untouched = True  # nothing but space came so far
+        self._untouched = True  # only whitespace came so far
         self._in_list = False
         self._call = CallScanner()
         self._value = ValueScanner()
@@ -93,7 +93,7 @@ class ToolCallParser:
             self._out.append(CallPiece(self.calls - 1, text))
 
     def _begin_call(self, name: str) -> None:
-        """Begin a call: what was held back was its beginning."""
+        """Begin a call: the text that was held back was its beginning."""
         self._out.append(CallPiece(self.calls, "", self._new_id(), name))
         self.calls += 1
         self._held = ""
@@ -152,7 +152,7 @@ class ToolCallParser:
 
     def _in_name(self, character: str) -> None:
         if character == "{":
-            self._begin_call(self._name.split("[")[0].strip())  # `[ARGS]`, or `[CALL_ID]...[ARGS]`, stands between
+            self._begin_call(self._name.split("[")[0].strip())  # `[ARGS]`, or `[CALL_ID]...[ARGS]`, is in between
             self._value, self._mode = ValueScanner(), self._in_value
             self._in_value(character)
         elif character == "\n" or len(self._name) == _LONGEST_NAME:
@@ -185,14 +185,14 @@ class ToolCallParser:
             self._in_text(character)
 
     def _fail(self, character: str) -> None:
-        """Emit what was held back as text; the character that shows that it is no call may begin another."""
+        """Emit the held-back text, which is no call; the character that shows this may begin another call."""
         self._text(self._held[:-1])
         self._held, self._mode, self._untouched = character, self._in_text, False
         self._in_text(character)
 
 
 class ValueScanner:
-    """Finds the end of a JSON value by its brackets and quotes, without checking what lies between them."""
+    """Finds the end of a JSON value by its brackets and quotes, without checking what is between them."""
 
     def __init__(self) -> None:
         self.done = False
@@ -237,7 +237,7 @@ class CallState(Enum):
 
 
 class CallScanner:
-    """Reads a call `{"name": ..., "arguments": ...}`; once `name` is known, arguments can be taken as they come."""
+    """Reads a call `{"name": ..., "arguments": ...}`; once `name` is known, arguments can be taken as they arrive."""
 
     def __init__(self) -> None:
         self.state = CallState.OPEN
@@ -248,7 +248,7 @@ class CallScanner:
         self._any_arguments = False
 
     def take(self) -> str:
-        """Return the arguments, as the model wrote them, that came since the last call of this method."""
+        """Return the arguments, as the model wrote them, that arrived since the last `take`."""
         taken, self._pending = self._pending, ""
         return taken
 
@@ -320,7 +320,7 @@ class CallScanner:
 
 
 def _text(literal: str) -> str | None:
-    """The value of a JSON string; None if the literal is none."""
+    """The value of a JSON string; None if the literal isn't one."""
     try:
         value = json.loads(literal)
     except ValueError:

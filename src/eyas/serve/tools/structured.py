@@ -15,13 +15,13 @@ from eyas.types import GrammarSpec
 from eyas.verify.grammar import JSON_KINDS
 
 _UNCLEAR = frozenset("allOf oneOf not if dependentSchemas unevaluatedProperties".split())
-"""Keywords under which an object can't be closed without looking at the rest of the schema."""
+"""Keywords that prevent closing an object without looking at the rest of the schema."""
 _GUIDED = {"json": "json_schema", "json_object": "json_object", "regex": "regex", "choice": "choice", "grammar": "lark"}
-"""Kinds of GrammarSpec by vLLM's `structured_outputs.NAME`, which is also `guided_NAME` except for `json_object`."""
+"""NAME in vLLM's `structured_outputs.NAME`, or in `guided_NAME` except for `json_object` -> kind of GrammarSpec."""
 
 
 def requested_grammar(body: GenerationRequest) -> GrammarSpec | None:
-    """The grammar that a request body asks for, None if it leaves the text free; RequestError if it asks for two."""
+    """The grammar that a body asks for; None if it leaves the text free. Raises RequestError if it asks for two."""
     return grammar_from_request(
         _as_json(getattr(body, "response_format", None)),
         _as_json(body.structured_outputs),
@@ -38,9 +38,9 @@ def grammar_from_request(
 ) -> GrammarSpec | None:
     """The grammar that these fields, as JSON, ask for; None if they leave the text free.
 
-    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. A white space pattern
-    goes with any field that asks for JSON. RequestError if two fields ask for a grammar, or one for an unknown kind;
-    whether it compiles is checked by `compile_grammar`.
+    `guided` are vLLM's older names: guided_json, guided_regex, guided_choice, guided_grammar. A whitespace pattern
+    goes with any field that asks for JSON. Raises RequestError if two fields ask for a grammar, or one for an unknown
+    kind; `compile_grammar` checks whether it compiles.
     """
     structured_outputs = dict(structured_outputs or {})
     patterns = {
@@ -69,10 +69,10 @@ def grammar_from_request(
 def _with_whitespace(spec: GrammarSpec | None, patterns: Mapping[str, str | None]) -> GrammarSpec | None:
     given = {name: pattern for name, pattern in patterns.items() if pattern is not None}
     if len(given) > 1:
-        raise RequestError(f"{' and '.join(given)} are the same: send one of them")
+        raise RequestError(f"{' and '.join(given)} mean the same: send one of them")
     for name, pattern in given.items():
         if spec is None or spec.kind not in JSON_KINDS:
-            raise RequestError(f"{name} is about JSON: send it with a schema or json_object, or leave it out")
+            raise RequestError(f"{name} applies to JSON: send it with a schema or json_object, or leave it out")
         spec = replace(spec, whitespace=pattern)
     return spec
 
@@ -103,15 +103,15 @@ def _from_guided(name: str, value: Any) -> GrammarSpec:
     if kind == "choice":
         return GrammarSpec("choice", _dump(value))
     if not isinstance(value, str):
-        raise RequestError(f"{name} must be text")
+        raise RequestError(f"{name} must be a string")
     return GrammarSpec("regex" if kind == "regex" else "lark", value)
 
 
 def closed_schema(schema: Any) -> Any:
-    """The schema without properties that it doesn't name: objects that list some and say nothing of others get no more.
+    """Forbid unlisted properties in every object that lists some and says nothing about others.
 
-    So do xgrammar (in vLLM and SGLang) and llama.cpp, since small models go on inventing properties. What satisfies the
-    closed schema satisfies the given one. One that combines schemas in ways that this could contradict stays as it is.
+    xgrammar (in vLLM and SGLang) and llama.cpp do so too, since small models keep inventing properties. What satisfies
+    the closed schema satisfies the given one. A schema whose combinations this could contradict is returned as it is.
     """
     for part in _subschemas(schema):
         if part.keys() & _UNCLEAR or ("properties" in part and part.keys() & {"anyOf", "$ref"}):
@@ -124,7 +124,7 @@ def closed_schema(schema: Any) -> Any:
 
 
 def _lists_all(part: dict[str, Any]) -> bool:
-    """Whether an object can do with the properties that it names; False also for what is no proper schema."""
+    """Whether an object needs no properties beyond those it lists; False also for an invalid schema."""
     named, required = part.get("properties"), part.get("required", [])
     if not isinstance(named, dict) or not named or not isinstance(required, list):
         return False
@@ -133,7 +133,7 @@ def _lists_all(part: dict[str, Any]) -> bool:
 
 
 def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all inside it, but not what only looks like one: values of enum, const, default and examples."""
+    """Yield a schema and all schemas inside it, but no lookalikes: values of enum, const, default and examples."""
     if not isinstance(schema, dict):
         return
     yield schema
@@ -149,7 +149,7 @@ def _subschemas(schema: Any) -> Iterator[dict[str, Any]]:
 def _closed_text(text: str) -> str:
     try:
         return _dump(closed_schema(json.loads(text)))
-    except (ValueError, RecursionError):  # refused with the reason when it is compiled
+    except (ValueError, RecursionError):  # compiling it will refuse it with the reason
         return text
 
 

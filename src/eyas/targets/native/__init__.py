@@ -1,1 +1,1 @@
-"""Kernels of our own for CPUs: whole passes of a decoder whose results don't depend on what else is in the pass."""
+"""eyas's own CPU kernels: whole passes of a decoder, in which a token's result doesn't depend on the other tokens."""

@@ -1,7 +1,7 @@
-"""What Python and the kernels tell each other, as `kernels/abi.h` describes it: constants and structs.
+"""The interface between Python and the kernels, as `kernels/abi.h` describes it: constants and structs.
 
-The header is the only description. A struct's fields are read from it, and the compiled library says how large the
-compiler made each struct, which must be how large ctypes made it.
+The header is the only description. Fields of structs are read from it, and the compiled library reports the size of
+each struct, which must equal its size in ctypes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def header() -> str:
 
 
 def constant(name: str) -> int:
-    """The number that the header gives a name."""
+    """The value of a constant in the header."""
     found = re.search(rf"^constexpr \w+ {name} = (\d+);", header(), re.MULTILINE)
     assert found is not None, name
     return int(found[1])
 
 
 def described(name: str) -> Callable[[type[S]], type[S]]:
-    """Gives a class the fields of the header's struct `name`; those that are structs themselves come before it.
+    """Give a class the fields of the header's struct `name`; structs among the fields must be described before it.
 
-    A field that Python has a keyword for gets an underscore: `in_`.
+    A field named like a Python keyword gets an underscore: `in_`.
     """
 
     def decorated(cls: type[S]) -> type[S]:
@@ -64,10 +64,10 @@ def _field_type(kind: str, stars: int) -> Any:
 
 
 def check_sizes(sizes: Callable[[Any], int]) -> None:
-    """Compare with what a library says that its structs take, in the header's order. RuntimeError if they differ."""
+    """Compare the structs' sizes with those of a library, in the header's order. RuntimeError if they differ."""
     names = [name for name, _ in _STRUCT.findall(header())]
     found = (c_int64 * len(names))()
     count = sizes(found)
     expected = [sizeof(_described[name]) for name in names]
     if count != len(names) or list(found) != expected:
-        raise RuntimeError(f"the kernels' structs {', '.join(names)} take {list(found)} bytes, and not {expected}")
+        raise RuntimeError(f"the kernels' structs {', '.join(names)} take {list(found)} bytes instead of {expected}")

@@ -1,8 +1,8 @@
-"""Which transformers models are decoders of Llama's kind, to be run as native passes, and how they are taken apart.
+"""Which transformers models are Llama-like decoders that native passes can run, and how they are taken apart.
 
-Layers are recognised by what they consist of, never by a model's name: the names of their norms say where they stand,
-and what else a family does (factors, two RoPE tables) by the attributes that do it. Which table turns a layer's
-queries, if any does, is tried afterwards (`layer_trials`).
+Layers are recognized by their parts, never by a model's name. The names of their norms say where the norms are, and
+attributes show what else a family does (factors, two RoPE tables). Which table rotates a layer's queries, if any, is
+tried afterwards (`layer_trials`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NAMES = {
     "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj",
     "out_proj": "o_proj", "q_layernorm": "q_norm", "k_layernorm": "k_norm",
 }  # fmt: skip
-"""What other families call the parts of a decoder that Llama has as well, and what they are called there."""
+"""Other families' names of a decoder's parts -> Llama's names."""
 _NORMS: tuple[Mapping[str, str], ...] = (
     {"input_layernorm": "input_norm", "post_attention_layernorm": "mlp_norm"},  # Llama and most others
     {  # Gemma
@@ -62,24 +62,24 @@ _NORMS: tuple[Mapping[str, str], ...] = (
         "post_feedforward_layernorm": "mlp_out_norm",
     },
     {"post_attention_layernorm": "attention_out_norm", "post_feedforward_layernorm": "mlp_out_norm"},  # OLMo
-    {"input_layernorm": "input_norm"},  # Phi, whose MLP reads what attention does
+    {"input_layernorm": "input_norm"},  # Phi, whose MLP reads the same input as attention
     {"norm": "input_norm"},  # Nemotron-H, whose layers have one part each
 )
-"""A layer's norms by name, and which part of `LayerParts` each is."""
+"""Sets of norms that layers may have: name -> field of `LayerParts`."""
 _OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"qkv_proj", "o_proj"}
 _OF_MLP = {"gate_proj", "up_proj", "down_proj"}, {"gate_up_proj", "down_proj"}, {"up_proj", "down_proj"}
-"""The linears of attention and MLP: each by itself, those with one input as one, an MLP without a gate."""
+"""The linears of attention and MLP: separate, fused where they have one input, or an MLP without a gate."""
 _GIVEN = {
     "hidden_states", "position_embeddings", "attention_mask", "past_key_values", "cache", "layer_past", "position_ids",
     "use_cache", "output_attentions", "encoder_hidden_states", "encoder_attention_mask", "kwargs",
 }  # fmt: skip
-"""What attention may be given. Whether position ids are more than RoPE's is tried (`layer_trials`)."""
+"""Arguments that attention may take. Trials find whether it uses position ids for more than RoPE (`layer_trials`)."""
 _SHARED = ("shared_expert", "shared_experts")
-"""What the expert that all tokens share is called."""
+"""Names of the expert that all tokens share."""
 
 
 def transformers_decoder(model: Any) -> NativeDecoder | None:
-    """A transformers causal LM whose linears are native as a native decoder; None for other kinds of layers."""
+    """Make a native decoder of a causal LM with native linears; None if its layers are of another kind."""
     try:
         return _transformers_decoder(model)
     except (UnsupportedModelError, AttributeError, TypeError, KeyError) as error:
@@ -97,7 +97,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
     shared = _parts(base)
     _check_parts(base, shared, {"embed_tokens", "layers", "norm"}, {"rotary_emb", "embed_positions"})
     ordered = {"rotary_emb", "embed_positions"} & set(shared)
-    if len(ordered) != 1 and (ordered or not plan.recurrent):  # states know the order of tokens
+    if len(ordered) != 1 and (ordered or not plan.recurrent):  # recurrent states depend on the order of tokens
         raise UnsupportedModelError(f"{type(base).__name__} has neither RoPE nor learned positions, or both")
     kinds, heads = sorted({types[index] for index in attends}), config.num_attention_heads
     for index in attends:
@@ -122,7 +122,7 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
         activation_of(getattr(each.mlp, "act_fn", nn.functional.silu)) for each in parts if each.mlp is not None
     } or {Activation.SILU}
     if any(len(found) > 1 for found in (scales, parallel, activations)):
-        raise UnsupportedModelError("layers differ in activation, scale, or in what their MLPs read")
+        raise UnsupportedModelError("layers differ in activation, scale or the input of their MLPs")
     if getattr(config, "clip_qkv", None):
         raise UnsupportedModelError("queries, keys and values are clipped")
     sizes = Heads(
@@ -142,14 +142,14 @@ def _transformers_decoder(model: Any) -> NativeDecoder:
 
 
 def _gated(attention: Any, queries: int) -> bool:
-    """Whether attention's `q_proj` makes a gate beside each of so many `queries`' features."""
+    """Whether attention's `q_proj` also makes a gate for each of the `queries` features."""
     return getattr(getattr(attention, "q_proj", None), "out_features", 0) == 2 * queries
 
 
 def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
-    """A module's children but for those that do nothing, under the names of Llama's.
+    """A module's children under Llama's names, without those that do nothing.
 
-    `c_proj` is what GPT-2's linear of this name, the last of attention and of an MLP, is called there.
+    `c_proj` is Llama's name for GPT-2's linear `c_proj`, which is the last one both of attention and of an MLP.
     """
     names = {**_NAMES, "c_proj": c_proj}
     found = [
@@ -158,20 +158,20 @@ def _parts(module: nn.Module, c_proj: str = "c_proj") -> dict[str, Any]:
         if type(child) not in (nn.Dropout, nn.Identity)
     ]
     if len(dict(found)) < len(found):
-        raise UnsupportedModelError(f"{type(module).__name__} has two parts of one kind")
+        raise UnsupportedModelError(f"{type(module).__name__} has two parts of the same kind")
     return dict(found)
 
 
 def _check_arguments(attention: nn.Module) -> None:
     odd = set(signature(attention.forward).parameters) - _GIVEN
     if odd:
-        raise UnsupportedModelError(f"{type(attention).__name__} is given {', '.join(sorted(odd))}")
+        raise UnsupportedModelError(f"{type(attention).__name__} takes {', '.join(sorted(odd))}")
 
 
 def _parts_of_layer(layer: nn.Module) -> dict[str, Any]:
-    """A layer's parts under Llama's names, and what mixes by a recurrence as `mixer`.
+    """A layer's parts under Llama's names, with a recurrent part as `mixer`.
 
-    Where a layer has one part beside its norm, it is called `mixer` whatever it is.
+    Models whose layers have one part next to a norm call it `mixer`, whatever it is.
     """
     parts = _parts(layer)
     if set(parts) == {"norm", "mixer"}:
@@ -182,14 +182,14 @@ def _parts_of_layer(layer: nn.Module) -> dict[str, Any]:
 
 
 def _scale(layer: Any) -> float:
-    """The factor of a layer's scores, with those of queries' and keys' inputs and of keys (Falcon-H1)."""
+    """The factor of a layer's scores, including the factors of attention's input and of keys (Falcon-H1)."""
     attention = _parts_of_layer(layer)["self_attn"]
     of_input = float(getattr(layer, "attention_in_multiplier", 1.0))
     return float(attention.scaling) * of_input**2 * float(getattr(attention, "key_multiplier", 1.0))
 
 
 def _factors(layer: Any, mlp: Any) -> LayerFactors:
-    """The factors of what a layer adds; that of attention's input is one of its values, too."""
+    """The factors of what a layer adds to the residual; the factor of attention's input also scales its values."""
     every = float(getattr(layer, "residual_multiplier", 1.0))
     recurrent, given, attention = (
         float(getattr(layer, f"{name}_multiplier", 1.0)) for name in ("ssm_out", "attention_in", "attn_out")
@@ -199,7 +199,7 @@ def _factors(layer: Any, mlp: Any) -> LayerFactors:
 
 
 def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts:
-    """A layer that has no other parts but norms, attention, a recurrence and an MLP or experts, taken apart."""
+    """Take apart a layer that consists only of norms, attention, a recurrence, and an MLP or experts."""
     parts = _parts_of_layer(layer)
     beside, of_layer = parts.pop("block_sparse_moe", None), {"self_attn", "mixer", "mlp"} & set(parts)
     names = next((names for names in _NORMS if set(parts) - of_layer == set(names)), None)
@@ -236,7 +236,7 @@ def _layer_parts(layer: Any, window: int | None, rope: int | None) -> LayerParts
 
 
 def _mlp_parts(mlp: Any) -> dict[str, Any]:
-    """An MLP, or experts with their router and, where there is one, the expert that all tokens share."""
+    """Take apart an MLP, or experts with their router and the shared expert, if there is one."""
     if not isinstance(getattr(mlp, "experts", None), NativeExperts):
         parts = _parts(mlp, "down_proj")
         _check_linears(mlp, parts, _OF_MLP, {"act_fn"})
@@ -253,7 +253,7 @@ def _mlp_parts(mlp: Any) -> dict[str, Any]:
 def _routed(mlp: Any, router: str) -> RoutedExperts:
     gate = getattr(mlp, router)
     if not isinstance(mlp.experts, NativeExperts) or not isinstance(gate, NativeRouter):
-        raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in a way of its own")
+        raise UnsupportedModelError(f"{type(gate).__name__} chooses experts in its own way")
     return RoutedExperts(mlp.experts, gate, getattr(mlp, "shared_expert_gate", None))
 
 
@@ -269,7 +269,7 @@ def _check_parts(module: nn.Module, parts: Mapping[str, Any], needed: set[str], 
 
 
 def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTables]:
-    """One table for all layers, or one for each of the attention `types`."""
+    """One RoPE table for all layers, or one per attention type in `types`."""
     if "layer_type" not in signature(rotary.forward).parameters:
         found: list[RopeTables] = [partial(rotation, rotary, probe)]
     else:
@@ -278,9 +278,9 @@ def _rope_tables(rotary: Any, types: list[str], probe: Tensor) -> list[RopeTable
 
 
 def _one_half(tables: RopeTables) -> bool:
-    """Whether tables have entries for the first half of a head's rotated features only; the second has the same.
+    """Whether tables only have entries for the first half of a head's rotated features, which the second half shares.
 
-    Raises UnsupportedModelError if they aren't cosines and sines.
+    Raises UnsupportedModelError if the tables aren't cosines and sines.
     """
     made: Any = tables(torch.arange(9).unsqueeze(0))
     if not isinstance(made, tuple):
@@ -296,11 +296,11 @@ def _both_halves(tables: RopeTables, positions: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _embedding_scale(base: Any, embedding: Any) -> float:
-    """The factor by which a decoder multiplies its embeddings: in the embedding itself, or after it."""
+    """The factor by which a decoder multiplies its embeddings, either in the embedding module or after it."""
     multiplier = float(getattr(base, "embedding_multiplier", 1.0))
     if type(embedding) in (nn.Embedding, PackedEmbedding):
         return multiplier
     scale = getattr(embedding, "embed_scale", None)
     if not isinstance(scale, Tensor) or multiplier != 1.0:
-        raise UnsupportedModelError(f"{type(embedding).__name__} is no plain embedding")
+        raise UnsupportedModelError(f"{type(embedding).__name__} isn't a plain embedding")
     return float(scale.to(embedding.weight.dtype))

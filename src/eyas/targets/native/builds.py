@@ -1,7 +1,7 @@
-"""How the native kernels are compiled: for the machine they run on, or into a wheel for the processors it is made for.
+"""How the native kernels are compiled: for the machine that runs them, or into a wheel for several processors.
 
-This file needs nothing but Python's standard library, as whoever builds a wheel has nothing else. A library ends with a
-hash of its other bytes, since mapping a truncated one would end the process with a bus error.
+This file needs only Python's standard library, because wheel builds have nothing else. A library ends with a hash of
+its other bytes: a truncated one would end the process with a bus error once it is mapped.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "kernels"
 PREBUILT = Path(__file__).parent / "prebuilt"
-"""Where a wheel has libraries; a clone has none."""
+"""Where a wheel has its libraries; a clone has none."""
 FLAGS = ("-O3", "-std=c++17", "-fopenmp-simd", "-pthread", "-fPIC", "-shared", "-ffp-contract=off")
 HERE = (*FLAGS, "-march=native")
-"""The compiler's options for the machine at hand."""
+"""The compiler's options for this machine."""
 _HASH_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
 class Build:
-    """A library for a kind of x86 processors. Results are the same bits on all: only speed differs."""
+    """A library for one kind of x86 processor. All give bit-identical results; only speed differs."""
 
     name: str
     needs: frozenset[str]
-    """Features of the processor, as Linux names them."""
+    """Required processor features, as Linux names them."""
     amd: bool
-    """Whether it fetches weights as is best for AMD's caches."""
+    """Whether it prefetches weights in the way that suits AMD's caches."""
     flags: tuple[str, ...]
 
     def runs_on(self, features: frozenset[str], model: str) -> bool:
-        """Whether a processor can run it, and has its maker."""
+        """Whether a processor can run it and is from the vendor that it is tuned for."""
         return self.needs <= features and self.amd == model.startswith("AMD")
 
 
@@ -52,7 +52,7 @@ def _builds() -> tuple[Build, ...]:
         ("avx2", v3, ("-march=x86-64-v3",)),
     )
     makers = ((False, "", ()), (True, "-amd", ("-DEYAS_AMD",)))
-    others_only = {"avx512-vnni", "avx2-vnni"}  # AMD's processors with one of these have more
+    others_only = {"avx512-vnni", "avx2-vnni"}  # AMD processors with these also have more features
     amx, zen5 = ("-mamx-tile", "-mamx-bf16"), ("-mavxvnni", *makers[1][2])
     return (
         Build("amx", frozenset(f"{levels[0][1]} amx_tile amx_bf16".split()), False, (*levels[0][2], *amx)),
@@ -67,7 +67,7 @@ def _builds() -> tuple[Build, ...]:
 
 
 BUILDS = _builds()
-"""What a wheel has, best first."""
+"""The libraries in a wheel, best first."""
 
 
 def compiler() -> str | None:
@@ -76,18 +76,18 @@ def compiler() -> str | None:
 
 
 def sources_hash() -> str:
-    """A hash of the kernels' sources, which a library's name ends with."""
+    """A hash of the kernels' sources, used in the names of libraries."""
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(SOURCES.iterdir()))).hexdigest()[:16]
 
 
 def compile_library(compiler: str, flags: Sequence[str], output: Path) -> None:
-    """Compile the kernels into a library, a source file on each core. Raises OSError and subprocess.SubprocessError."""
+    """Compile the kernels into a library, one source file per core. Raises OSError and subprocess.SubprocessError."""
 
     def run(*arguments: Path | str) -> None:
         subprocess.run([compiler, *flags, *map(str, arguments)], check=True, capture_output=True, timeout=900)
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        sources = sorted(SOURCES.glob("*.cpp"), reverse=True)  # passes first: they take longest
+        sources = sorted(SOURCES.glob("*.cpp"), reverse=True)  # passes first: they take the longest
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         for done in [pool.submit(run, "-c", source, "-o", made) for source, made in zip(sources, objects, strict=True)]:
             done.result()
@@ -97,13 +97,13 @@ def compile_library(compiler: str, flags: Sequence[str], output: Path) -> None:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether a library's last bytes are the hash of the others."""
+    """Whether a library's last bytes are the hash of its other bytes."""
     content = library.read_bytes()
     return hashlib.sha256(content[:-_HASH_BYTES]).digest() == content[-_HASH_BYTES:]
 
 
 def prebuilt(features: frozenset[str], model: str) -> Path | None:
-    """The wheel's library for a processor, if this is a wheel and has one that was made of these sources."""
+    """The wheel's library for a processor, if this is a wheel that has one built from these sources."""
     if not PREBUILT.is_dir():
         return None
     made_of = sources_hash()

@@ -1,7 +1,7 @@
-"""A decoder of Llama's kind as one native pass over the slot cache, of a target's layers or a drafter's.
+"""A Llama-like decoder (a target's layers or a drafter's) as one native pass over the slot cache.
 
-Whether the pass computes what the modules compute is tried by whoever uses it (`logits_agree`). The modules stay: they
-hold the weights, and training runs them.
+The caller tries whether the pass computes what the modules compute (`logits_agree`). The modules stay: they hold the
+weights, and training runs them.
 
 Shapes: T tokens of a pass, R rows, Q columns of a row, S columns staged so far, those of the pass included, A taps,
 H hidden size, V outputs of the head.
@@ -53,11 +53,11 @@ RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 Warp = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
-"""[R] each: what logits are divided by, the scale of the noise added to them, its seeds, and the next positions."""
+"""[R] each: divisors of the logits, scales of the noise added to them, its seeds, and the next positions."""
 
 
 class LayerFactors(NamedTuple):
-    """Factors of what a layer adds, and of its MLP's gate."""
+    """Factors of what a layer adds to the residual, and of its MLP's gate."""
 
     recurrent: float = 1.0
     attention: float = 1.0
@@ -69,7 +69,7 @@ _NO_FACTORS = LayerFactors()
 
 
 class RoutedExperts(NamedTuple):
-    """The experts of a layer, the router that chooses among them, and the gate of the one that all tokens share."""
+    """A layer's experts, the router that chooses among them, and the gate of the expert that all tokens share."""
 
     experts: NativeExperts
     router: NativeRouter
@@ -78,37 +78,37 @@ class RoutedExperts(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerParts:
-    """A decoder layer, taken apart; its linears have the names of Llama's."""
+    """The parts of a decoder layer; its linears have Llama's names."""
 
     attention: Any
-    """With `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj` where one linear makes all; None = there is none."""
+    """Has `qkv_proj` instead of `q_proj`, `k_proj` and `v_proj` if they are fused; None = there is no attention."""
     mlp: Any
-    """The MLP, or the expert that all tokens share; None where there are only experts to choose from, or nothing. It
-    may do without a `gate_proj`."""
+    """The MLP, or the expert that all tokens share, with or without a `gate_proj`; None if there are only routed
+    experts, or none."""
     input_norm: nn.Module | None
     mlp_norm: nn.Module | None
     embedding_norm: nn.Module | None = None
-    """The norm of the embeddings, in a drafter's first layer that reads them beside its state."""
+    """The norm of the embeddings, in a drafter's first layer that reads them along with its state."""
     normed_residual: bool = False
-    """Whether the layer adds to its normed input."""
+    """Whether the residual is the layer's input after the norm, not before it."""
     window: int | None = None
     """Number of latest positions that a token sees; None = all."""
     attention_out_norm: nn.Module | None = None
-    """The norm of what attention adds."""
+    """The norm of attention's output, before the residual is added."""
     mlp_out_norm: nn.Module | None = None
-    """The norm of what the MLP adds."""
+    """The norm of the MLP's output, before the residual is added."""
     rope: int | None = 0
-    """Which of the decoder's RoPE tables turn queries and keys; None = none does."""
+    """Index of the decoder's RoPE tables that rotate queries and keys; None = no RoPE."""
     routed: RoutedExperts | None = None
     sinks: Tensor | None = None
     """[heads] the scores of keys without a value."""
     recurrent: RecurrentParts | None = None
-    """What mixes tokens in the place of attention, or beside it: then what both make of one input is added."""
+    """The recurrence that replaces attention, or reads the same input in parallel with it: then outputs are added."""
     factors: LayerFactors = _NO_FACTORS
 
     @property
     def norms(self) -> tuple[nn.Module | None, ...]:
-        """The layer's norms in the order of `library.NORMS`; None for those it hasn't."""
+        """The layer's norms in the order of `library.NORMS`; None for those that it doesn't have."""
         of_heads = (getattr(self.attention, name, None) for name in ("q_norm", "k_norm"))
         own = (None if isinstance(norm, nn.Identity) else norm for norm in of_heads)
         before = self.input_norm, self.mlp_norm, self.embedding_norm
@@ -126,61 +126,61 @@ class Heads(NamedTuple):
     """Limit of the scores' absolute values; 0 = none."""
     latent: LatentHeads = LatentHeads()
     in_turn: bool = False
-    """Whether `qkv_proj` makes query, key and value of each head in turn, not all queries first."""
+    """Whether `qkv_proj` outputs each head's query, key and value together, not all queries first."""
     gated: bool = False
-    """Whether `q_proj` makes query and gate of each head in turn."""
+    """Whether `q_proj` outputs each head's query and gate together."""
 
 
 class DecoderForm(NamedTuple):
-    """In what a decoder differs from a plain one."""
+    """How a decoder differs from a plain one."""
 
     mix: nn.Module | None = None
-    """Makes a drafter's first input of embedding and state side by side."""
+    """Makes a drafter's first input from embedding and state, concatenated."""
     returns_normed: bool = False
     """Whether a drafter is fed back its states after the norm."""
     limit: int | None = None
-    """The longest sequence: positions stay below it, and some RoPE tables change all their entries beyond it."""
+    """Length of the longest sequence: positions stay below it, as some RoPE tables change all their entries beyond."""
     activation: Activation = Activation.SILU
     embedding_scale: float = 1.0
     positions: Tensor | None = None
-    """[limit, H] embeddings of positions, row-major, which are added to those of tokens."""
+    """[limit, H] row-major embeddings of positions, which are added to token embeddings."""
     in_parallel: bool = False
-    """Whether attention and MLP both read a layer's input, to which their sum is added."""
+    """Whether attention and MLP both read a layer's input, and their sum is added to it."""
 
 
 class Staged(NamedTuple):
-    """Where the tokens of a pass go in the cache, and what they see there: the committed columns and their own path."""
+    """Where a pass's tokens go in the cache. They see the committed columns and their own path."""
 
     rows: range
     columns: int
-    """Q, the cells of each row."""
-    cells: Tensor | None  # [T] row * Q + column of each token; None = every cell has one
+    """Q, the number of cells per row."""
+    cells: Tensor | None  # [T] row * Q + column of each token; None = every cell has a token
     lengths: Sequence[int]
-    """[R] committed columns, behind which each row's staged ones lie."""
+    """[R] numbers of committed columns, which each row's staged columns follow."""
     parents: Tensor | None  # [R or 1, S] the staged column that each follows, -1 = none; None = the one before it
     before: int = 0
-    """Columns of each row that passes before this one staged."""
+    """Number of columns of each row that earlier passes staged."""
 
 
 class Above(NamedTuple):
-    """The states of the level above, from which guesses take that of their parent."""
+    """The states of the level above, among them those of the guesses' parents."""
 
     states: Tensor  # [R, W, H] float32
     first: int
-    """The staged column of the first; -1 if they are the states of committed tokens."""
+    """The staged column of the first state; -1 if they are states of committed tokens."""
 
 
 class Outcome(NamedTuple):
-    """What a pass computes, in the model's dtype."""
+    """The results of a pass, in the model's dtype."""
 
-    states: Tensor  # [T, H] float32, what a drafter is fed back: of the last layer, or after the norm
+    states: Tensor  # [T, H] float32, the states fed back to a drafter: from the last layer, or after the norm
     final: Tensor | None  # [T, H] after the final norm
     logits: Tensor | None  # [T, V]
     taps: Tensor  # [T, A, H]
 
 
 class Table(NamedTuple):
-    """An embedding [rows, width], as the kernels look it up."""
+    """An embedding [rows, width] as the kernels look it up."""
 
     address: int
     rows: int
@@ -189,14 +189,14 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, embedding: Tensor | PackedLinear) -> Table:
-        """A row-major one, or a packed weight. Raises UnsupportedModelError for others."""
+        """Make a table of a row-major embedding or a packed weight. Raises UnsupportedModelError for others."""
         if isinstance(embedding, PackedLinear):
             return cls(
                 embedding.rows(0, embedding.out_features).weight, embedding.out_features, embedding.in_features,
                 embedding.kind,
             )  # fmt: skip
         if embedding.dtype not in (torch.float32, torch.bfloat16) or not embedding.is_contiguous():
-            raise UnsupportedModelError(f"an embedding of {tuple(embedding.shape)} {embedding.dtype}")
+            raise UnsupportedModelError(f"unsupported embedding: {tuple(embedding.shape)} {embedding.dtype}")
         return cls(embedding.data_ptr(), len(embedding), embedding.shape[1], KINDS[embedding.dtype])
 
 
@@ -204,19 +204,19 @@ class NativeDecoder:
     """The layers, final norm and head of a decoder, as the kernels take them."""
 
     recurrent = 0
-    """The number of recurrent layers."""
+    """Number of recurrent layers."""
     row_size: int
-    """Floats that each of them keeps of a token in a pass."""
+    """Number of floats that each recurrent layer stages per token of a pass."""
     _state_size = 0  # floats of a slot's states
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
         ropes: Sequence[RopeTables], embedding: Tensor | PackedLinear, dtype: torch.dtype, form: DecoderForm,
     ) -> None:  # fmt: skip
-        """Without a `norm` the final states are those that leave the last layer; without a `head` there are no logits.
+        """Without a `norm`, the final states are the last layer's output; without a `head`, there are no logits.
 
-        `embedding` [tokens, H] is row-major, or packed. Raises UnsupportedModelError for layers that the kernels don't
-        compute, and where there are none.
+        `embedding` [tokens, H] is row-major or packed. Raises UnsupportedModelError for layers that the kernels don't
+        compute, or if there are no kernels.
         """
         found = kernels()
         if found is None:
@@ -251,7 +251,7 @@ class NativeDecoder:
         unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
         fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
-            raise UnsupportedModelError(f"sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
+            raise UnsupportedModelError(f"the sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = DecoderStruct(
             self._layers, len(layers), self.hidden, heads.queries, heads.keys, heads.size, max(sizes, default=0),
             self._tables[0].shape[2], dtype == torch.bfloat16, together, rounds_twice, centred, form.activation,
@@ -288,7 +288,7 @@ class NativeDecoder:
         )
 
     def _attention(self, attention: Any, heads: Heads, width: int, rounds_twice: bool) -> tuple[list[Linear], Latent]:
-        """The linears of queries, keys and values, which read `width` features, and of what is mixed."""
+        """The linears of queries, keys and values, which read `width` features, and of the output; latent parts."""
         queries, keys = heads.queries * heads.size, heads.keys * heads.size
         if heads.latent.rank:
             mixed = heads.queries * heads.latent.value_size
@@ -318,7 +318,7 @@ class NativeDecoder:
         return made
 
     def allocate_states(self, slots: int) -> NativeStates | None:
-        """Empty slots' recurrent states; None if no layer has any."""
+        """Allocate the recurrent states of empty slots; None if no layer is recurrent."""
         return NativeStates(self, self._state_size, slots) if self._state_size else None
 
     def fold(self, fold: Fold) -> None:
@@ -351,7 +351,7 @@ class NativeDecoder:
     def _linears(
         self, module: Any, names: Sequence[str], joint: str, outputs: Sequence[int], inputs: int
     ) -> list[Linear]:
-        """Linears with one input: by their `names`, or as parts of one that computes them all."""
+        """Linears with the same input: by their `names`, or as parts of the fused linear `joint`."""
         whole = getattr(module, joint, None)
         if whole is None:
             return [self._linear(getattr(module, name), out, inputs) for name, out in zip(names, outputs, strict=True)]
@@ -361,12 +361,12 @@ class NativeDecoder:
 
     def _linear(self, module: nn.Module, outputs: int, inputs: int) -> Linear:
         if not isinstance(module, NativeLinear) or (module.out_features, module.in_features) != (outputs, inputs):
-            raise UnsupportedModelError(f"{module} is no native linear of {inputs} to {outputs} features")
+            raise UnsupportedModelError(f"{module} isn't a native linear from {inputs} to {outputs} features")
         self._kept.append(module)
         return module.rows(0, outputs)
 
     def _vector(self, values: Tensor) -> int:
-        """The address of float32 values, which are kept."""
+        """The address of a float32 copy of `values`, which is kept alive."""
         self._kept.append(values.detach().float().contiguous())
         address: int = self._kept[-1].data_ptr()
         return address
@@ -387,8 +387,8 @@ class NativeDecoder:
     ) -> Outcome:  # fmt: skip
         """Run `tokens` [T]; nothing is committed. IndexError for a token without embedding.
 
-        `states` are those of a drafter's tokens [T, H], or of their parents. `taps` are boundaries; `final` and
-        `logits` say what is wanted besides. With `blocks` a token sees all columns of its row that the pass stages.
+        `states` are a drafter's states of the tokens [T, H], or of the level above. `taps` are boundaries; `final` and
+        `logits` request these outputs. With `blocks`, a token sees all columns of its row that the pass stages.
         """
         count = tokens.numel()
         above: tuple[int | None, int, int] = (None, 0, 0)
@@ -409,11 +409,11 @@ class NativeDecoder:
 
     @inference
     def read(self, cache: SlotCache, staged: Staged, context: Tensor) -> None:
-        """Stage the keys and values that each layer makes of states [T, H], which aren't normed before."""
+        """Stage the keys and values that each layer computes from states [T, H], without a norm before."""
         self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
 
     def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
-        """Grow a draft's candidates in columns that are `staged`; returns the number of levels. IndexError as `run`."""
+        """Grow a draft's candidates in `staged` columns; return the number of levels. IndexError as in `run`."""
         lengths = cache.lengths[rows.start : rows.stop]
         self._grow(max(lengths) + staged + 1)
         (keys, values), columns = cache.addresses(), _integers(lengths)
@@ -433,7 +433,7 @@ class NativeDecoder:
         above: tuple[int | None, int, int] = (None, 0, 0), taps: Sequence[int] = (),
         made: tuple[Tensor | None, ...] = (None,) * 3,
     ) -> None:  # fmt: skip
-        """Call the kernel for states x [T, H]; `made` are the taps, final states and logits that it writes."""
+        """Call the kernel for states x [T, H]; it writes taps, final states and logits to `made`."""
         parents = None if staged.parents is None else staged.parents.contiguous()
         most = max(staged.lengths) + staged.before + staged.columns
         self._grow(most + 1)
@@ -457,13 +457,13 @@ class NativeDecoder:
 
 
 def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: DecoderForm, dtype: torch.dtype) -> None:
-    """Refuse embeddings of positions unless they are like the tokens', in one dtype, and enough for the limit."""
+    """Refuse position embeddings unless they have the token embeddings' width and dtype, and cover the limit."""
     alike = (table.width, KINDS[dtype] if isinstance(embedding, PackedLinear) else table.kind)
     positions, limit = form.positions, form.limit
     if positions is not None and Table.of(positions)[2:] != alike:
-        raise UnsupportedModelError(f"embeddings of positions {tuple(positions.shape)} {positions.dtype}")
+        raise UnsupportedModelError(f"unsupported position embeddings: {tuple(positions.shape)} {positions.dtype}")
     if positions is not None and not (limit and limit <= len(positions)):
-        raise UnsupportedModelError(f"{len(positions)} embeddings of positions for a limit of {limit}")
+        raise UnsupportedModelError(f"{len(positions)} position embeddings for a limit of {limit}")
 
 
 def _integers(values: Sequence[int]) -> Array[c_int64]:
@@ -472,7 +472,7 @@ def _integers(values: Sequence[int]) -> Array[c_int64]:
 
 
 class NativeLevels:
-    """The levels of one draft below the pairs in a slot cache, each run by one call of the decoder."""
+    """The levels of one draft that follows the pairs in a slot cache, each run by one call of the decoder."""
 
     sure: Tensor | None = None
 
@@ -480,7 +480,7 @@ class NativeLevels:
         self, decoder: NativeDecoder, cache: SlotCache, rows: range, last: tuple[Tensor, Tensor],
         head: Callable[[Tensor], Tensor],
     ) -> None:  # fmt: skip
-        """For drafts below the `last` states: as they are fed back [R, 1, H], and as the `head` reads them [R, H]."""
+        """Draft from the `last` states: as they are fed back [R, 1, H], and as the `head` reads them [R, H]."""
         self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
         fed, self._normed = last
         self._lengths = cache.lengths[rows.start : rows.stop]
@@ -489,15 +489,15 @@ class NativeLevels:
         self._parents: Tensor | None = None  # [R, S] as in `Staged`
 
     def first(self) -> Tensor:
-        """The logits [R, 1, V] of what follows the roots."""
+        """The logits [R, 1, V] of the tokens that follow the roots."""
         return self._head(self._normed.unsqueeze(1))
 
     def add(self, frontier: Frontier) -> Tensor:
-        """Run the next level's W nodes; returns the logits [R, W, V] of what follows them."""
+        """Run the next level's W nodes; return the logits [R, W, V] of the tokens that follow them."""
         width, staged = frontier.tokens.shape[1], self._staged
         if self._parents is not None or width > 1:
             parents = self._parents
-            if parents is None:  # a chain until now
+            if parents is None:  # a chain so far
                 parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
             self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
         where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
@@ -514,14 +514,14 @@ class NativeLevels:
 
     @property
     def can_search(self) -> bool:
-        """Whether the decoder has all that a beam search needs."""
+        """Whether the decoder has a head, which a beam search needs."""
         return bool(self._decoder.outputs)
 
     @inference
     def search(self, search: BeamSearch, ids: Tensor, warp: Warp) -> BeamLevels:
-        """All levels of a beam search in one call, in place of `first`, `add` and what grows the tree.
+        """Run all levels of a beam search in one call, instead of `first`, `add` and the growth of the tree.
 
-        `ids` [V] are the target's tokens. IndexError for one without embedding.
+        `ids` [V] are the target's tokens. IndexError for a token without embedding.
         """
         rows, depth, width = len(self._rows), search.depth, search.width
         children, staged = width + (depth - 1) * width * width, (depth - 1) * width

@@ -1,9 +1,9 @@
-"""Experts on the native kernels: a layer's MLPs, of which a router chooses some for each token.
+"""Mixture-of-experts layers on the native kernels: a router chooses some of a layer's MLPs for each token.
 
-transformers keeps the weights of all experts in two stacked tensors. Their rows follow each other, so a stack is one
-tall linear layer to the kernels, of float weights or packed ones, and each expert is some panels of it.
+transformers keeps the weights of all experts in two stacked tensors. Their rows are contiguous, so the kernels see a
+stack as one tall linear layer, with float or packed weights, and each expert as some panels of it.
 
-Shapes: T tokens, E experts, K of them chosen for a token, I size of an expert, H hidden size.
+Shapes: T tokens, E experts, K of them chosen per token, I size of an expert, H hidden size.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from eyas.targets.native.linears import NativeLinear, PackedLinear, as_linear, l
 
 _LOG = logging.getLogger("eyas")
 Packed = tuple[PackedLinear, PackedLinear]
-"""Packed stacks: of gates and ups, and of downs."""
+"""Packed stacks: gate and up projections, and down projections."""
 
 
 class NativeExperts(nn.Module):
-    """A frozen replacement of transformers' module of stacked experts; each token's sums are its own, in any pass."""
+    """A frozen replacement for transformers' stacked experts; a token's result doesn't depend on the other tokens."""
 
     def __init__(self, experts: Any, layout: type[NativeLinear], packed: Packed | None = None) -> None:
-        """With weights laid out anew, or `packed` ones in place of what the module holds.
+        """Pack the module's weights into panels, or use `packed` weights instead.
 
-        Raises UnsupportedModelError for experts of another form than `ExpertsForm` knows.
+        Raises UnsupportedModelError for experts of a form that `ExpertsForm` doesn't know.
         """
         super().__init__()
         form = ExpertsForm.of(experts, experts.down_proj.dtype)
@@ -50,7 +50,7 @@ class NativeExperts(nn.Module):
             first = layout(both, False, stacked=getattr(experts, self.first))
             self.down_proj = layout(down, False, stacked=experts.down_proj)
         setattr(self, self.first, first)
-        if form.down_bias is not None:  # parameters of the model as before
+        if form.down_bias is not None:  # they stay parameters of the model
             self.gate_up_proj_bias, self.down_proj_bias = experts.gate_up_proj_bias, experts.down_proj_bias
         size, hidden = self.intermediate_dim, self.hidden_dim
         parts = 1 + form.gated
@@ -59,16 +59,16 @@ class NativeExperts(nn.Module):
             (Linear * self.num_experts)(*(stack.rows((e * parts + part) * out, out) for e in range(self.num_experts)))
             for stack, part, parts, out in wanted
         ]
-        """The gate, up and down projections of all experts, as the kernels take them; there may be no gates."""
+        """The gate (if any), up and down projections of all experts, as the kernels take them."""
 
     def struct(self, chosen: int, **router: Any) -> Experts:
-        """The experts as the kernels take them, so many of them `chosen` for a token by what a `router` does."""
+        """The experts as the kernels take them, with `chosen` of them per token and the fields of a `router`."""
         gate, up, down = (None, *self.linears)[-3:]
         gating = Gating(*self._gating, 1.0)
         return Experts(gate, up, down, self.num_experts, chosen, gating=gating, **router)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """What the experts `top_k_index` [T, K] make of states [T, H], summed with their weights [T, K]."""
+        """Sum the outputs of experts `top_k_index` [T, K] for states [T, H], weighted by `top_k_weights` [T, K]."""
         if torch.is_grad_enabled() and hidden_states.requires_grad:
             raise RuntimeError("native experts have no gradient: set EYAS_NATIVE=0 to train through a target's layers")
         x, weights = hidden_states.float().contiguous(), top_k_weights.float().contiguous()
@@ -83,14 +83,14 @@ class NativeExperts(nn.Module):
 
 
 class NativeRouter(NativeLinear):
-    """A frozen replacement of a router, whose products are the kernels'."""
+    """A frozen replacement for a router that multiplies with the native kernels."""
 
     def __init__(self, form: RouterForm, dtype: torch.dtype) -> None:
         super().__init__(as_linear(form.weight, form.offset), False)
         self.form, self._states = form, dtype
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]  # routers' own outputs
-        """Of states x [..., H] the scores [T, E], and the weights and indices [T, K] of the experts chosen."""
+        """Return scores [T, E] of states x [..., H], and weights and indices [T, K] of the chosen experts."""
         scores = self.product(x.to(self._states), self.form.rounds_scores)
         weights, ids = self.form.choose(scores)
         rounded = self._states if self.form.rounds_scores else torch.float32
@@ -98,7 +98,7 @@ class NativeRouter(NativeLinear):
 
 
 def can_stay_packed(experts: Any) -> bool:
-    """Whether a module consists of stacked weights alone, of whole panels, so that packed ones may take their place."""
+    """Whether a module consists only of stacked weights of whole panels, so that packed weights can replace them."""
     weights = dict(experts.named_parameters())
     if set(weights) != {"gate_up_proj", "down_proj"} or any(weight.dim() != 3 for weight in weights.values()):
         return False
@@ -107,10 +107,10 @@ def can_stay_packed(experts: Any) -> bool:
 
 
 def replace_experts(model: nn.Module, layout: type[NativeLinear] | None, dtype: torch.dtype) -> int:
-    """Replace every module of stacked experts in `dtype` below `model` by a native one; returns how many were.
+    """Replace every module of stacked experts in `dtype` below `model` by a native one; return how many were replaced.
 
-    Without a `layout` only those with packed weights. So are the routers beside them, in float weights. Left alone is
-    what doesn't compute as the kernels do, which is tried; packed weights are then dequantised.
+    Their routers are replaced too, with float weights. Without a `layout`, only experts with packed weights are
+    replaced. Modules that a trial shows to compute something else are left alone, and packed weights dequantized.
     """
     found = [
         (parent, name, child)
@@ -131,7 +131,7 @@ def replace_experts(model: nn.Module, layout: type[NativeLinear] | None, dtype: 
             continue
         setattr(parent, name, made)
         for stack in (made.first, "down_proj"):
-            setattr(child, stack, None)  # free them before the next are laid out
+            setattr(child, stack, None)  # free them before the next are packed
         _replace_router(parent, made, dtype)
         done += 1
     return done
@@ -142,7 +142,7 @@ def _is_stacked(module: nn.Module) -> bool:
 
 
 def _packed(module: Any) -> Packed | None:
-    """The packed stacks of a module of experts; None if it has others, or none."""
+    """The packed stacks of a module of experts; None if it has no or other stacks."""
     both, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
     if not isinstance(both, PackedLinear) or not isinstance(down, PackedLinear) or down.stacked is None:
         return None
@@ -150,9 +150,9 @@ def _packed(module: Any) -> Packed | None:
 
 
 def _stand_in(experts: Any, packed: Packed, dtype: torch.dtype, whole: bool) -> None:
-    """Give a module dequantised weights in place of `packed` ones: the `whole`, or those of the experts that are tried.
+    """Replace a module's `packed` weights by dequantized ones: the `whole` stacks, or only the experts to be tried.
 
-    What isn't written takes no memory.
+    Weights that aren't written take no memory.
     """
     for name, stack in zip(("gate_up_proj", "down_proj"), packed, strict=True):
         assert stack.stacked is not None
@@ -165,7 +165,7 @@ def _stand_in(experts: Any, packed: Packed, dtype: torch.dtype, whole: bool) -> 
 
 
 def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtype) -> None:
-    """Replace the router among the children of `parent`, if it is one of those whose form is known."""
+    """Replace the router among the children of `parent`, if its form is known."""
     shape = (experts.num_experts, experts.hidden_dim)
     for name, child in parent.named_children():
         weights = dict(child.named_parameters())
@@ -174,16 +174,16 @@ def _replace_router(parent: nn.Module, experts: NativeExperts, dtype: torch.dtyp
         try:
             setattr(parent, name, NativeRouter(RouterForm.of(child, dtype), dtype))
         except UnsupportedModelError as error:
-            _LOG.info("a router stays as it is: %s", error)
+            _LOG.info("a router isn't replaced: %s", error)
 
 
 @torch.inference_mode()
 def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype, packed: Packed | None) -> NativeExperts | None:
-    """A module of experts as a native one; None, with a line in the log, if the two differ by more than rounding."""
+    """Make a native module of these experts; None, and a log line, if the two differ by more than rounding."""
     try:
         count, hidden, _ = ExpertsForm.of(experts, dtype).down.shape
     except (UnsupportedModelError, AttributeError, TypeError) as error:
-        _LOG.debug("%s stay as they are: %s", type(experts).__name__, error)
+        _LOG.debug("%s isn't replaced: %s", type(experts).__name__, error)
         return None
     states = torch.linspace(-3, 5, 2 * hidden).view(2, -1).cos()
     states[1] *= 100.0  # some experts clip large values
@@ -193,26 +193,26 @@ def _tried(experts: Any, layout: type[NativeLinear], dtype: torch.dtype, packed:
     try:
         expected = experts(*given).float()
         with _as_floats(packed):
-            made = NativeExperts(experts, NativeLinear, packed)  # first with the same weights
+            made = NativeExperts(experts, NativeLinear, packed)  # first with float weights
             found = made(*given).float()
     except (UnsupportedModelError, RuntimeError, TypeError, AttributeError, IndexError) as error:
-        _LOG.info("%s stay as they are: %s", type(experts).__name__, error)
+        _LOG.info("%s isn't replaced: %s", type(experts).__name__, error)
         return None
     most = expected.abs().amax(1) * (1e-4 if dtype == torch.float32 else 5e-2)
     if ((found - expected).abs().amax(1) > most).any():
-        _LOG.info("%s stay as they are: native ones compute something else", type(experts).__name__)
+        _LOG.info("%s isn't replaced: the native module gives other results", type(experts).__name__)
         return None
     return made if layout is NativeLinear and packed is None else NativeExperts(experts, layout, packed)
 
 
 def _tried_experts(count: int) -> tuple[int, int, int]:
-    """Which of so many experts are tried."""
+    """The experts, out of `count`, that are tried."""
     return 0, count // 2, count - 1
 
 
 @contextmanager
 def _as_floats(packed: Packed | None) -> Iterator[None]:
-    """Within, native experts are made that multiply packed weights by their inputs as they are."""
+    """Make native experts in this context multiply packed weights by unquantized inputs."""
     for stack in packed or ():
         stack.as_floats = True
     try:

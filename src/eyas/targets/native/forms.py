@@ -1,6 +1,6 @@
-"""What small modules compute, found by trying them: norms, routers and activations, which families write differently.
+"""What small modules compute, found by trials: norms, routers and activations, which model families write differently.
 
-Shapes: T tokens, E experts, K of them chosen for a token, n features.
+Shapes: T tokens, E experts, K of them chosen per token, n features.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from eyas.errors import UnsupportedModelError
 from eyas.targets.native.library import KINDS, PANEL, Activation
 
 _MOSTLY = 0.8
-"""The share of tokens for which a router's form must choose the same experts: equal scores may choose others."""
+"""Share of tokens for which a router's form must choose the same experts: ties may choose others."""
 _MOST_GROUPS = 64
 
 
 class NormForm(NamedTuple):
-    """What a norm computes, found by trying it: an RMSNorm, which families write in several ways, or a LayerNorm."""
+    """What a norm computes, found by a trial: an RMSNorm, which families write in several ways, or a LayerNorm."""
 
-    factors: Tensor  # [n] float32; Gemma's weights are 1 less
+    factors: Tensor  # [n] float32; Gemma's weights are these minus 1
     eps: float
     rounds_twice: bool = False
     """Whether the normed values are rounded before they are multiplied (Llama), or only after (Gemma, OLMo)."""
-    shift: Tensor | None = None  # [n] float32, added by a LayerNorm, which takes the mean away first; None = an RMSNorm
+    shift: Tensor | None = None  # [n] float32, added by a LayerNorm, which first subtracts the mean; None = an RMSNorm
 
     @property
     def width(self) -> int:
-        """The number of features that are normed together."""
+        """Number of features that are normed together."""
         return len(self.factors)
 
     @property
     def values(self) -> Tensor:
-        """The factors and, behind them, what is added."""
+        """The factors, followed by the shift (if any)."""
         return self.factors if self.shift is None else torch.cat((self.factors, self.shift))
 
     @staticmethod
     @torch.inference_mode()
     def of(norm: nn.Module, dtype: torch.dtype) -> NormForm:
-        """The form of a norm. Raises UnsupportedModelError for another."""
+        """The form of a norm. Raises UnsupportedModelError for norms of another form."""
         weight, eps = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not isinstance(eps, float):
             raise UnsupportedModelError(f"{type(norm).__name__} is neither an RMSNorm nor a LayerNorm")
         if weight.device.type != "cpu":
-            raise UnsupportedModelError(f"native passes run on CPUs, and the weights are on {weight.device}")
+            raise UnsupportedModelError(f"native passes run on CPUs, but the weights are on {weight.device}")
         bias, factors = getattr(norm, "bias", None), weight.detach().float()
         shift = torch.zeros_like(factors) if bias is None else bias.detach().float()
         forms = [NormForm(each, eps, twice) for each in (factors, 1 + factors) for twice in (True, False)]
@@ -56,7 +56,7 @@ class NormForm(NamedTuple):
         wanted, found = norm(x), []
         for form in (*forms, NormForm(factors, eps, False, shift)):
             made = form._norm(x)
-            near = 1e-8 if form.shift is None else 1e-5  # what is added may all but cancel the rest
+            near = 1e-8 if form.shift is None else 1e-5  # the shift may nearly cancel the rest
             if torch.allclose(made, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=near):
                 found.append((int((made != wanted).sum()), not form.rounds_twice, form))
         if not found:
@@ -64,7 +64,7 @@ class NormForm(NamedTuple):
         return min(found, key=lambda each: each[:2])[2]
 
     def _norm(self, x: Tensor) -> Tensor:
-        """What a norm of this form makes of states x [T, n], in their dtype."""
+        """Apply a norm of this form to states x [T, n], in their dtype."""
         wide = x.float() if self.shift is None else x.float() - x.float().mean(-1, keepdim=True)
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.rounds_twice:
@@ -73,34 +73,34 @@ class NormForm(NamedTuple):
 
 
 class ExpertsForm(NamedTuple):
-    """Stacked MLPs, and what they have inside."""
+    """Stacked MLPs and their activation."""
 
-    gate_up: Tensor  # [E, 2 I, H] of each expert the gate's rows, then those of `up`; [E, I, H] where there is no gate
+    gate_up: Tensor  # [E, 2 I, H] each expert's rows of the gate, then of `up`; [E, I, H] without gates
     down: Tensor  # [E, H, I]
     gate_up_bias: Tensor | None  # [E, 2 I]
     down_bias: Tensor | None  # [E, H]
     activation: Activation
     alpha: float = 0.0
     limit: float = 0.0
-    """See `Gating` in `kernels/layer.h`."""
+    """See `Gating` in `kernels/abi.h`."""
 
     @property
     def gated(self) -> bool:
-        """Whether each expert has a gate beside `up`."""
+        """Whether each expert has a gate in addition to `up`."""
         return self.gate_up.shape[1] == 2 * self.down.shape[2]
 
     @staticmethod
     def of(experts: Any, dtype: torch.dtype) -> ExpertsForm:
-        """What a module's parameters are meant for. Raises UnsupportedModelError for others than stacks in a `dtype`.
+        """Find the form from a module's parameters. Raises UnsupportedModelError unless they are stacks in `dtype`.
 
-        Those with biases are taken for GPT-OSS's, whose weights are transposed, gates and ups in turn.
+        Stacks with biases are taken for GPT-OSS's: weights are transposed, and rows of gate and `up` alternate.
         """
         weights, name = dict(experts.named_parameters()), type(experts).__name__
         first = "gate_up_proj" if "gate_up_proj" in weights else "up_proj"
         stacks, biases = {first, "down_proj"}, {"gate_up_proj_bias", "down_proj_bias"}
         biased = set(weights) == stacks | biases
         if not (biased or set(weights) == stacks) or any(True for _ in experts.buffers()):
-            raise UnsupportedModelError(f"{name} has other parameters than stacked weights")
+            raise UnsupportedModelError(f"{name} has parameters other than stacked weights")
         if any(type(weight.data) is not Tensor or weight.dtype != dtype for weight in weights.values()):
             raise UnsupportedModelError(f"the weights of {name} aren't {dtype}")
         both, down = weights[first].detach(), weights["down_proj"].detach()
@@ -114,53 +114,53 @@ class ExpertsForm(NamedTuple):
         else:
             form = ExpertsForm(both, down, None, None, activation_of(experts.act_fn))
         if form.down.dim() != 3:
-            raise UnsupportedModelError(f"{name} has other sizes than MLPs")
+            raise UnsupportedModelError(f"the weights of {name} don't have the shapes of stacked MLPs")
         count, hidden, size = form.down.shape
         inner = 2 * size if first == "gate_up_proj" else size
         if form.gate_up.shape != (count, inner, hidden) or size % PANEL or hidden % PANEL:
-            raise UnsupportedModelError(f"{name} has other sizes than MLPs in whole panels")
+            raise UnsupportedModelError(f"the weights of {name} aren't stacked MLPs in whole panels")
         return form
 
 
 class RouterForm(NamedTuple):
-    """How a router scores experts by a product, and weights those that it chooses."""
+    """How a router scores experts by a product, and weights the experts that it chooses."""
 
     weight: Tensor  # [E, H]
     offset: Tensor | None  # [E] added to the products
-    bias: Tensor | None  # [E] float32, added to the scores by which experts are chosen
+    bias: Tensor | None  # [E] float32, added to the scores only to choose experts
     chosen: int
     """K."""
     sigmoid: bool
     """Whether the scores are sigmoids, not a softmax."""
     renormalised: bool
-    """Whether the weights of the chosen are divided by their sum."""
+    """Whether the weights of the chosen experts are divided by their sum."""
     scale: float
-    """A factor of the weights."""
+    """Factor of the weights."""
     rounds_scores: bool
     """Whether the products are rounded to bfloat16."""
     rounds_weights: bool
-    """Whether weights are rounded to bfloat16, and so what they weight."""
+    """Whether the weights, and the outputs that they weight, are rounded to bfloat16."""
     groups: int = 1
     groups_used: int = 1
-    """The number of groups of experts among which a token's are chosen."""
+    """Number of groups from which a token's experts are chosen."""
     summed: int = 1
-    """How many of its experts' best scores make that of a group."""
+    """Number of a group's best scores that are summed to the group's score."""
 
     @staticmethod
     @torch.inference_mode()
     def of(router: Any, dtype: torch.dtype) -> RouterForm:
-        """The form of a router. Raises UnsupportedModelError for one that does anything else."""
+        """The form of a router. Raises UnsupportedModelError for routers that do anything else."""
         weight, name = getattr(router, "weight", None), type(router).__name__
         if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.dtype not in KINDS:
             raise UnsupportedModelError(f"{name} doesn't score experts by one weight")
         x = torch.randn(64, weight.shape[1], generator=torch.Generator().manual_seed(0))
-        x = (2 * x / weight.float().norm(dim=1).mean()).to(dtype)  # scores that neither softmax nor sigmoid makes equal
+        x = (2 * x / weight.float().norm(dim=1).mean()).to(dtype)  # scores that softmax and sigmoid keep distinct
         try:
             made = router(x)
-        except TypeError as error:  # it takes more than states
+        except TypeError as error:  # it takes more arguments than states
             raise UnsupportedModelError(f"{name} can't be tried: {error}") from error
         if not isinstance(made, tuple) or [part.dim() for part in made] != [2, 2, 2]:
-            raise UnsupportedModelError(f"{name} gives something else than scores, weights and indices")
+            raise UnsupportedModelError(f"{name} doesn't return scores, weights and indices")
         scores, weights, ids = made
         offset = getattr(router, "bias", None)
         rounded = dtype == torch.bfloat16 and scores.equal(scores.bfloat16().to(scores.dtype))
@@ -185,7 +185,7 @@ class RouterForm(NamedTuple):
         return found
 
     def _grouped(self, router: Any) -> list[RouterForm]:
-        """The form without groups of experts, and those that have the groups which a router names."""
+        """The form without groups of experts, and the forms with the groups that the router names."""
         groups, used = (getattr(router, name, None) or 1 for name in ("num_group", "topk_group"))
         size = len(self.weight) // groups
         if not 1 < groups <= _MOST_GROUPS or len(self.weight) % groups or used * size < self.chosen:
@@ -194,7 +194,7 @@ class RouterForm(NamedTuple):
         return [self, *with_groups]
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights and the indices [T, K] of the experts that scores [T, E] choose; of equal ones the first."""
+        """Weights and indices [T, K] of the experts chosen by scores [T, E]; of equal scores, the first."""
         shares = scores.sigmoid() if self.sigmoid else scores.softmax(1)
         valued = shares if self.bias is None else shares + self.bias
         if self.groups > 1:
@@ -210,7 +210,7 @@ class RouterForm(NamedTuple):
         return weights * self.scale, ids
 
     def _agreement(self, scores: Tensor, weights: Tensor, ids: Tensor) -> float:
-        """For how many tokens this form makes the indices [T, K] of scores [T, E], as a share; 0 with other weights."""
+        """Share of tokens with scores [T, E] for which this form chooses `ids` [T, K]; 0 if its weights differ."""
         made, found = self.choose(scores)
         same = (found.sort(1).values == ids.sort(1).values).all(1)
         share = float(same.float().mean())
@@ -221,12 +221,12 @@ class RouterForm(NamedTuple):
 
 
 def _close(found: Tensor, expected: Tensor, share: float) -> bool:
-    """Whether two tensors differ by no more than a share of the greatest value."""
+    """Whether two tensors differ by at most this share of the greatest value."""
     return bool((found - expected).abs().max() <= share * expected.abs().max())
 
 
 def activation_of(activation: Callable[[Tensor], Tensor]) -> Activation:
-    """What an activation computes. Raises UnsupportedModelError for what the kernels don't."""
+    """Identify an activation. Raises UnsupportedModelError for one that the kernels don't have."""
     x = torch.linspace(-4, 4, 9)
     forms: dict[Activation, Callable[[Tensor], Tensor]] = {
         Activation.SILU: nn.functional.silu,
@@ -238,4 +238,4 @@ def activation_of(activation: Callable[[Tensor], Tensor]) -> Activation:
     for name, form in forms.items():
         if torch.allclose(made, form(x), atol=1e-5):
             return name
-    raise UnsupportedModelError("the MLP's activation is neither SiLU nor GELU nor ReLU squared")
+    raise UnsupportedModelError("the MLP's activation isn't SiLU, GELU or squared ReLU")

@@ -1,12 +1,12 @@
-"""Whether every layer of a native decoder computes what the model's own module does: each is tried alone.
+"""Trials of whether each layer of a native decoder, run alone, computes what the model's own module does.
 
-A few tokens through the whole model can't tell. In bfloat16 a layer without RoPE hides in the rounding, small weights
-hide it in the residual, and a factor that sets in behind the thousandth position isn't there before. So a layer and its
-module get the same states, of very different sizes, in float32 arithmetic (both multiply by the weights as they are, so
-there is no copy of them), at positions near, at every number that the config names and at the end of the context. How
-far the two may differ is the rule of `targets/roundings.py`.
+A few tokens through the whole model can't show that. In bfloat16, rounding can hide that a layer lacks RoPE, as can the
+residual if weights are small, and a factor that only applies from the thousandth position on doesn't show earlier. So a
+layer and its module get the same states, of very different magnitudes, in float32 arithmetic (both multiply by the
+original weights, without a copy of them). Positions are the first ones, numbers that the config names, and the end of
+the context. How far the two may differ is the rule of `targets/roundings.py`.
 
-Then the decoder runs as it will, in its own dtype, and each module runs on the states that it gave the layer before.
+Then the decoder runs as usual, in its own dtype, and each module runs on the states that the decoder gave that layer.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """
@@ -36,22 +36,22 @@ from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
 
 _NEAR, _MOST_NUMBERS = 8, 8
-"""Tokens at the first positions, and the most numbers of a config at which there is one."""
+"""Number of tokens at the first positions, and most numbers of a config that are used as positions."""
 _WINDOW = 3
-"""What windows are cut down to, so that the few tokens reach beyond them."""
+"""Windows are cut to this, so that the few tokens reach beyond them."""
 _LARGE, _SMALL = (-7, 5), (-7, -6)
-"""The powers of 2 between which the sizes of states lie; beside small ones little that a layer adds is lost."""
+"""Exponents of 2 between which magnitudes of states are; small states hide little of what a layer adds."""
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How a model calls one of its layers, but for the states that it passes."""
+    """The arguments with which a model calls one of its layers; other states can be passed instead."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def given(self, states: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What a layer is given with states [T, H]; what comes besides is in their dtype."""
+        """The arguments with states [T, H] in place of the model's; other tensors are cast to their dtype."""
 
         def cast(value: Any) -> Any:
             if isinstance(value, Tensor) and value.is_floating_point():
@@ -68,7 +68,7 @@ class LayerCall:
         return tuple(args), kwargs
 
     def run(self, layer: nn.Module, states: Tensor, **changes: Any) -> Tensor:
-        """What a layer makes of states [T, H]."""
+        """Return a layer's output for states [T, H]."""
         args, kwargs = self.given(states)
         out = layer(*args, **(kwargs | changes))
         made: Tensor = (out[0] if isinstance(out, tuple) else out)[0]
@@ -82,12 +82,12 @@ class LayerCall:
 
 
 class LoneLayer(NativeDecoder):
-    """One layer of a native decoder as a decoder of its own, from states to states, with bfloat16's rounding off."""
+    """One layer of a native decoder as its own decoder, from states to states, without rounding to bfloat16."""
 
     def __init__(self, whole: NativeDecoder, index: int, positions: Tensor, rope: int, cut: int) -> None:
-        """With the tokens at `positions` [T] turned by RoPE table number `rope` (-1 = not at all).
+        """Rotate the tokens at `positions` [T] by the RoPE table with index `rope` (-1 = none).
 
-        Its window is shorter by `cut`, and there is none that nothing is seen of.
+        The window is shortened by `cut`, to between 1 and `_WINDOW` + 1.
         """
         vars(self).update(vars(whole))
         layer = Layer.from_buffer_copy(whole._layers[index])
@@ -108,9 +108,9 @@ class LoneLayer(NativeDecoder):
 
     @torch.inference_mode()
     def of(self, states: Tensor, shapes: tuple[KVShape, KVShape] | None) -> Tensor:
-        """What the layer makes of states [T, H], the first of which is that of position 0.
+        """Return the layer's output for states [T, H], one for each of its positions.
 
-        `shapes` are those of its keys and values; None = it has a recurrent state.
+        `shapes` are the shapes of its keys and values; None = it has a recurrent state.
         """
         states, count = states.contiguous(), len(states)
         self._struct.embedding, self._struct.embeddings = states.data_ptr(), count
@@ -120,11 +120,11 @@ class LoneLayer(NativeDecoder):
 
 @contextmanager
 def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator[None]:
-    """Within, a model and its native decoder multiply packed weights by their inputs as they are.
+    """Make a model and its native decoder multiply packed weights by unquantized inputs in this context.
 
-    An input that rounding takes across the border between two codes changes its products far more than rounding does,
-    though rarely: with codes a wrong layer could hide, and a right one be refused. Products of codes are tried by
-    themselves (`linears.sums_codes`).
+    If rounding moves an input across the border between two codes, which is rare, its products change far more than by
+    rounding. So with codes a wrong layer could pass, and a right one could be refused. Products of codes have trials of
+    their own (`linears.sums_codes`).
     """
     packed = [part for part in model.modules() if isinstance(part, PackedLinear)]
     given = [] if native is None else [each for each in _linears_in(native._struct) if each.kind in list(WeightFormat)]
@@ -143,7 +143,7 @@ def inputs_as_floats(model: nn.Module, native: NativeDecoder | None) -> Iterator
 
 
 def _linears_in(struct: Structure) -> Iterator[Linear]:
-    """All linears of a decoder or of a part of it, which share its memory."""
+    """All linears of a decoder or a part of it, as views of its memory."""
     for name, *_ in struct._fields_:
         value = getattr(struct, name)
         parts = [value] if isinstance(value, Structure) else []
@@ -156,7 +156,7 @@ def _linears_in(struct: Structure) -> Iterator[Linear]:
 def _one_slot(
     native: NativeDecoder, shapes: Sequence[tuple[KVShape, KVShape] | None], dtype: torch.dtype, count: int
 ) -> SlotCache:
-    """A cache with one empty slot, into which a pass of so many tokens is about to read."""
+    """A cache with one empty slot, ready for a pass of `count` tokens."""
     states = native.allocate_states(1)
     if states is not None:
         states.begin(range(1), [count], None, [0])
@@ -165,9 +165,9 @@ def _one_slot(
 
 @torch.inference_mode()
 def refusal(target: Passes, native: NativeDecoder) -> str | None:
-    """Why a native decoder isn't what the modules of a target compute, in words; None if each of its layers is.
+    """Why a native decoder doesn't compute what a target's modules do, in words; None if all its layers do.
 
-    Which of the model's RoPE tables turns a layer's queries and keys, or that none does, is found here, and set.
+    This also finds and sets which of the model's RoPE tables, if any, rotates a layer's queries and keys.
     """
     with _unlimited_steps(target.layers):
         return _refusal(target, native)
@@ -175,7 +175,7 @@ def refusal(target: Passes, native: NativeDecoder) -> str | None:
 
 @contextmanager
 def _unlimited_steps(layers: nn.Module) -> Iterator[None]:
-    """Within, scans of many tokens compute what single steps do: these limit no sizes of steps, as some scans do."""
+    """Make scans over many tokens compute what single steps do: lift limits on step sizes, which single steps lack."""
     limited: list[Any] = [part for part in layers.modules() if hasattr(part, "time_step_limit")]
     limits = [part.time_step_limit for part in limited]
     for part in limited:
@@ -203,7 +203,7 @@ def _refusal(target: Passes, native: NativeDecoder) -> str | None:
 
 
 def probed_positions(config: Any, limit: int | None) -> Tensor:
-    """Positions [T], in their order: the first, at numbers of a config, and the last of its context or beyond all."""
+    """Sorted positions [T]: the first, numbers of the config, and the end of the context, or beyond all numbers."""
     numbers = {number for number in _numbers(config.to_dict()) if number >= _NEAR}
     end = limit or 2 * max(numbers, default=_NEAR)
     named = sorted(number for number in numbers if number < end)
@@ -214,7 +214,7 @@ def probed_positions(config: Any, limit: int | None) -> Tensor:
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """Every whole number within a config."""
+    """Every whole number in a config."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -227,10 +227,10 @@ def _numbers(value: Any) -> Iterator[int]:
 def _run_modules(
     target: Passes, positions: Tensor, windows: Mapping[str, int | None], last: Tensor | None = None
 ) -> tuple[list[LayerCall], Tensor]:
-    """How the modules call each layer for tokens at `positions` [T], each of which sees those before it.
+    """How the model calls each layer for tokens at `positions` [T] with a causal mask, and the final states [T, H].
 
-    `windows` count tokens of the pass. Given the states `last` [T, H] in place of what leaves the last layer, there are
-    the logits [T, V] that the model makes of them, too; else final states.
+    `windows` count tokens of the pass. Given states `last` [T, H], they replace the last layer's output, and the result
+    has the logits [T, V] that the model computes from them instead of final states.
     """
     count, calls, hooks = len(positions), dict[int, LayerCall](), list[Any]()
     steps = torch.arange(count, device=target.device)
@@ -265,7 +265,7 @@ def _catch(keep: Callable[[Any, Any], None], _layer: Any, args: Any, kwargs: Any
 
 
 def _tokens(target: Passes, count: int) -> Tensor:
-    """Ordinary tokens [1, T]."""
+    """Ordinary tokens [1, T], without padding."""
     return (torch.arange(count, device=target.device) + target.vocab_size // 2).unsqueeze(0) % target.vocab_size
 
 
@@ -273,7 +273,7 @@ def _layer_refusal(
     target: Passes, native: NativeDecoder, index: int, module: nn.Module, positions: Tensor, sizes: tuple[int, int],
     call: LayerCall, cut: int,
 ) -> str | None:  # fmt: skip
-    """In what a layer alone differs from its `module`, in float32; windows are shorter by `cut`."""
+    """How a layer alone differs from its `module` in float32, or None; windows are shortened by `cut`."""
     states = _spread(len(positions), target.hidden_size, sizes)
     trial = RoundingTrial(module, torch.float32, partial(call.run, module, states))
     if _reads_positions(module, call, trial.expected, states):
@@ -295,7 +295,7 @@ def _layer_refusal(
 
 
 def _reads_positions(module: nn.Module, call: LayerCall, expected: Tensor, states: Tensor) -> bool:
-    """Whether a layer whose attention is given position ids makes something else of `states` with others."""
+    """Whether a layer that takes position ids gives another output for `states` with other ids."""
     ids = call.kwargs.get("position_ids")
     named = any("position_ids" in signature(part.forward).parameters for part in module.children())
     if ids is None or not named:
@@ -305,7 +305,7 @@ def _reads_positions(module: nn.Module, call: LayerCall, expected: Tensor, state
 
 
 def _spread(tokens: int, hidden: int, sizes: tuple[int, int]) -> Tensor:
-    """Random states [T, H] of sizes between two powers of 2."""
+    """Random states [T, H] with magnitudes between two powers of 2."""
     draw = torch.Generator().manual_seed(0)
     factors = torch.logspace(*sizes, tokens, base=2.0)[torch.randperm(tokens, generator=draw)]
     return torch.randn(tokens, hidden, generator=draw) * factors.unsqueeze(1)
@@ -339,7 +339,7 @@ def _widened(layer: nn.Module) -> nn.Module:
 
 
 def _own_dtype_refusal(target: Passes, native: NativeDecoder) -> str | None:
-    """In what a pass of the decoder differs from the modules, each of which is given the states that the pass has."""
+    """How a pass of the decoder differs from the modules, each run on the states of the pass; None if it doesn't."""
     count, layers = min(_NEAR, target.max_length or _NEAR), target.num_layers
     cache, tokens = _one_slot(native, target.kv_shapes, target.dtype, count), _tokens(target, count)
     staged = Staged(range(1), count, None, [0], None)

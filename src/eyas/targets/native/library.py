@@ -1,8 +1,8 @@
-"""The native kernels, called through ctypes: a wheel's for this kind of processor, or compiled here, once.
+"""The native kernels, called through ctypes: a wheel's library for this kind of processor, or one compiled here, once.
 
-Where there is neither a wheel nor a compiler, or the processor has no AVX2, `kernels()` is None and everything runs as
-plain PyTorch. A compiled library is kept in the user's cache directory under a name that says what it was made of
-(sources, compiler, processor), so a changed one is compiled anew, which takes up to half a minute.
+Without a wheel or a compiler, or on a processor without AVX2, `kernels()` is None and everything runs as plain PyTorch.
+A compiled library is kept in the user's cache directory under a hash of its sources, compiler and processor. If any of
+them changes, it is compiled again, which takes up to half a minute.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole
 
 _LOG = logging.getLogger("eyas")
 DISABLE = "EYAS_NATIVE"
-"""The environment variable that turns the kernels off, if it is 0."""
+"""The environment variable that turns the kernels off if it is 0."""
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
-"""What a prepacked weight may hold, and its number in the kernels."""
+"""Dtype of a prepacked weight -> its number in the kernels."""
 
 
 class Way(IntFlag):
     """How the kernels multiply bfloat16 inputs, other than by chains of fused multiply-adds."""
 
     PAIRS = 1
-    """Two inputs at once (`vdpbf16ps`), with the same sums. A linear has a bit for each number of tokens instead."""
+    """Two inputs at a time (`vdpbf16ps`), with the same sums. A linear instead has a bit for each number of tokens."""
     TILES = 1 << 32
-    """32 inputs at once (AMX), in an order of their own."""
+    """32 inputs at a time (AMX), in their own order."""
     TILES_OF_VECTORS = 1 << 33
-    """The sums of tiles without AMX, slowly: what tiles are tried against."""
+    """The sums of tiles, computed slowly without AMX: the reference for trials of tiles."""
     AS_FLOATS = 1 << 34
-    """Inputs of packed weights as they are, not as codes of 8 bits, slowly: what layers are tried with."""
+    """Slowly, without quantizing the inputs of packed weights: for trials of layers."""
 
 
 @described("Linear")
@@ -54,21 +54,21 @@ class Linear(Structure):
 
 
 class Activation(IntEnum):
-    """What an MLP has inside, of the outputs of its gate (where it has one) and of `up`."""
+    """The activation of an MLP, applied to the outputs of its gate (if it has one) and of `up`."""
 
     SILU = 0
     GELU = 1
-    """Its tanh form."""
+    """In the tanh form."""
     CLIPPED = 2
-    """Both clipped: gate * sigmoid(alpha * gate) * (up + 1) (GPT-OSS)."""
+    """gate * sigmoid(alpha * gate) * (up + 1), with both clipped (GPT-OSS)."""
     EXACT_GELU = 3
-    """By the error function."""
+    """With the error function."""
     SQUARED_RELU = 4
 
 
 @described("Gating")
 class Gating(Structure):
-    """What a gated MLP does to the outputs of its gate before it multiplies: see `Gating` in kernels/abi.h."""
+    """How a gated MLP combines the outputs of its gate and of `up`: see `Gating` in kernels/abi.h."""
 
 
 @described("Experts")
@@ -77,33 +77,33 @@ class Experts(Structure):
 
     @property
     def weights(self) -> int:
-        """The number of weights that a token is multiplied by."""
+        """Number of weights that a token is multiplied by."""
         linears = [part[0] for part in (self.gate, self.up, self.down) if part] if self.count else []
         return int(self.chosen * sum(linear.out * linear.in_ for linear in linears))
 
 
 _LINEARS = ("q", "k", "v", "o", "gate", "up", "down")
 NORMS = ("input_norm", "mlp_norm", "embedding_norm", "q_norm", "k_norm", "attention_out_norm", "mlp_out_norm")
-"""A layer's norms, in the order in which the kernels are given them."""
+"""A layer's norms, in the order of the kernels' `Layer`."""
 
 
 @described("Latent")
 class Latent(Structure):
-    """What latent attention has besides the products of a layer's input."""
+    """The parts of latent attention other than the linears of a layer's input."""
 
 
 @described("Recurrent")
 class Recurrent(Structure):
-    """What mixes tokens by a recurrence, beside attention or in its place."""
+    """A recurrence that mixes tokens, next to attention or in its place."""
 
 
 @described("Layer")
 class Layer(Structure):
-    """A decoder layer: its linears, its norms, and what its tokens see."""
+    """A decoder layer: its linears, its norms, and which positions its tokens see."""
 
     @property
     def weights(self) -> int:
-        """The number of weights that a token is multiplied by."""
+        """Number of weights that a token is multiplied by."""
         latent = self.latent.query, self.latent.absorb, self.latent.expand
         recurrent = *self.recurrent.inputs[: self.recurrent.count], self.recurrent.out
         linears = (*latent, *recurrent, *(getattr(self, name) for name in _LINEARS))
@@ -116,24 +116,24 @@ class Decoder(Structure):
 
 
 class Mode(IntEnum):
-    """What the tokens of a pass see, or that there are none."""
+    """What the tokens of a pass see, or that it only makes keys and values."""
 
     PATHS = 0
     """A token sees the committed columns and its own path."""
     BLOCKS = 1
-    """A token sees the committed columns and all that the pass stages in its row."""
+    """A token sees the committed columns and all columns that the pass stages in its row."""
     CONTEXT = 2
-    """Each layer only makes keys and values of states that are given."""
+    """Each layer only makes keys and values of the given states."""
 
 
 @described("RowStates")
 class RowStates(Structure):
-    """The recurrent states of a pass's rows, and what is staged of them."""
+    """The committed and staged recurrent states of a pass's rows."""
 
 
 @described("Fold")
 class Fold(Structure):
-    """Accepted guesses, whose steps are repeated on the staged states."""
+    """Accepted guesses, the steps of which are repeated on the staged states."""
 
 
 @described("Pass")
@@ -143,7 +143,7 @@ class NativePass(Structure):
 
 @described("Beam")
 class Beam(Structure):
-    """A beam search, and where its candidates go."""
+    """A beam search and the buffers for its candidates."""
 
 
 class Kernels:
@@ -155,9 +155,9 @@ class Kernels:
         self.name = path.stem
         self.lanes: int = _function(library.eyas_lanes, (), c_int64)()
         self.ways = Way(_function(library.eyas_ways, (), c_int64)())
-        """How they can multiply bfloat16 inputs, besides chains."""
+        """The ways in which they can multiply bfloat16 inputs, apart from chains."""
         self.vnni = bool(_function(library.eyas_vnni, (), c_int64)())
-        """Whether they multiply codes by VNNI, not in two steps."""
+        """Whether they multiply codes with VNNI, not in two steps."""
         self._pack = _function(library.eyas_pack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self._unpack = _function(library.eyas_unpack, (c_void_p, *(c_int64,) * 3, c_void_p, c_int64))
         self.rows = _function(library.eyas_rows, (c_void_p, *(c_int64,) * 2, c_void_p, c_int64, c_void_p, c_int64))
@@ -188,14 +188,14 @@ class Kernels:
         self.beam = _function(library.eyas_beam, (POINTER(Decoder), POINTER(NativePass), POINTER(Beam)), c_int64)
 
     def pack(self, weight: Tensor) -> Tensor:
-        """A weight [out, in] in panels of 16 outputs: [panels, in, 16], of its own dtype."""
+        """Convert a weight [out, in] to panels of 16 outputs, [panels, in, 16], in its own dtype."""
         weight = weight.detach().contiguous()
         prepacked = mapped_zeros((-(-weight.shape[0] // PANEL), weight.shape[1], PANEL), weight.dtype, weight.device)
         self._pack(weight.data_ptr(), *weight.shape, KINDS[weight.dtype], prepacked.data_ptr(), torch.get_num_threads())
         return prepacked
 
     def unpack(self, prepacked: Tensor, out: int) -> Tensor:
-        """The weight [out, in] of a prepacked one."""
+        """Convert a prepacked weight back to [out, in]."""
         weight = torch.empty(out, prepacked.shape[1], dtype=prepacked.dtype)
         self._unpack(
             prepacked.data_ptr(), *weight.shape, KINDS[prepacked.dtype], weight.data_ptr(), torch.get_num_threads()
@@ -204,13 +204,13 @@ class Kernels:
 
 
 PANEL = constant("PANEL")
-"""Outputs of a panel: sizes of states must be multiples of it."""
+"""Outputs per panel; sizes of states must be multiples of it."""
 MOST_TOGETHER = 12
-"""Tokens that are multiplied together, at most."""
+"""Most tokens that are multiplied together."""
 MOST_ROTATED = constant("MOST_ROTATED")
-"""Features that RoPE rotates in latent attention, at most."""
+"""Most features that RoPE rotates in latent attention."""
 MOST_TAPS = constant("MOST_TAPS")
-"""Tokens of a convolution, at most."""
+"""Largest kernel size of a convolution, in tokens."""
 
 
 def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> Any:
@@ -220,7 +220,7 @@ def _function(function: Any, arguments: Sequence[Any], result: Any = None) -> An
 
 @cache
 def kernels() -> Kernels | None:
-    """The kernels of this machine, compiled at the first call if need be; None where there are none."""
+    """The kernels for this machine, compiled at the first call if necessary; None if there are none."""
     if os.environ.get(DISABLE) == "0":
         return None
     flags = processor_flags()
@@ -245,7 +245,7 @@ def kernels() -> Kernels | None:
 
 
 def _compiled(compiler: str, flags: frozenset[str]) -> Path:
-    """The library's file in the cache, compiled unless it is there whole."""
+    """The library's file in the cache, compiled unless it is there and undamaged."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     parts = (sources_hash(), " ".join(sorted(flags)), " ".join(HERE), torch.__version__)
     name = hashlib.sha256(b"\0".join([version, *(part.encode() for part in parts)])).hexdigest()[:16]
@@ -253,7 +253,7 @@ def _compiled(compiler: str, flags: frozenset[str]) -> Path:
     if path.exists():
         if is_whole(path):
             return path
-        _LOG.warning("the native kernels in %s are damaged or of an earlier version: they are compiled anew", path)
+        _LOG.warning("the native kernels in %s are damaged or of an earlier version: they are compiled again", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
         compile_library(compiler, HERE, made)

@@ -1,7 +1,7 @@
-"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and packed ones of 4 and 8 bits.
+"""Linear layers that run on the native kernels: float32 and bfloat16 weights, and packed weights of 4 and 8 bits.
 
-Every output is summed over the inputs in one order, in float32, whatever else is in the pass: a token's result is the
-same to the bit alone and in a batch, in a plain pass and in a tree.
+Every output is summed over the inputs in a fixed order, in float32, whatever else is in the pass. So a token's result
+is bit-identical alone and in a batch, in a plain pass and in a tree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOG = logging.getLogger("eyas")
 
 
 def loaded_kernels() -> Kernels:
-    """The kernels. Raises RuntimeError where there are none."""
+    """The kernels. Raises RuntimeError if there are none."""
     found = kernels()
     if found is None:
         raise RuntimeError("there are no native kernels on this machine")
@@ -46,11 +46,11 @@ def loaded_kernels() -> Kernels:
 
 
 _SHARE = 1 << 17
-"""Multiplications that make a thread worth waiting for between two steps of a pass."""
+"""Multiplications that make a further thread worth synchronizing with between two steps of a pass."""
 
 
 def threads_for(multiplications: int) -> int:
-    """Threads that share a product, or a layer, of so many multiplications: few work alone, which wait for nobody."""
+    """Number of threads for a product or layer with this many multiplications; small ones need no synchronization."""
     return max(1, min(_THREADS.get() or torch.get_num_threads(), multiplications // _SHARE))
 
 
@@ -59,10 +59,10 @@ _THREADS: ContextVar[int | None] = ContextVar("threads of native passes", defaul
 
 @contextmanager
 def lone_torch() -> Iterator[None]:
-    """Within, torch computes on this thread alone; the kernels go on with the number of threads that torch had.
+    """Run torch on this thread alone in this context; the kernels keep using torch's previous number of threads.
 
-    Beside native passes torch has little to do, and its threads, which wait for each other awake, would take the cores
-    from the kernels' own.
+    Next to native passes, torch has little to do, and its threads spin while they wait for each other, which would take
+    cores from the kernels' threads.
     """
     threads = torch.get_num_threads()
     token = _THREADS.set(threads)
@@ -76,10 +76,10 @@ def lone_torch() -> Iterator[None]:
 
 @cache
 def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinear] | None:
-    """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major one.
+    """The fastest layout of weights on a device: native, oneDNN's or (None) PyTorch's own row-major layout.
 
-    Measured once on a machine, in some 100 ms: native weights are taken unless oneDNN's multiply 1, 4 and 16 tokens
-    faster by more than 5 %, or a prompt's 256 more than 1.5 times as fast.
+    Measured once per machine, in about 100 ms: native weights are chosen unless oneDNN is more than 5% faster with 1, 4
+    and 16 tokens, or more than 1.5 times as fast with a prompt's 256.
     """
     if device.type != "cpu" or dtype not in KINDS:
         return None
@@ -95,7 +95,7 @@ def best_layout(device: torch.device, dtype: torch.dtype) -> type[PrepackedLinea
 
 
 def _seconds(layouts: Sequence[type[PrepackedLinear]], dtype: torch.dtype) -> list[list[float]]:
-    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several weights of 1024 x 1024."""
+    """Each layout's best times of multiplying 1, 4, 16 and 256 tokens by one of several 1024 x 1024 weights."""
     linears = _trial_linears(dtype)
     ways = [[layout(linear, False).multiply for linear in linears] for layout in layouts]
     found = [
@@ -110,9 +110,9 @@ def _trial_linears(dtype: torch.dtype) -> list[nn.Linear]:
 
 
 def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tensor, repeats: int) -> list[float]:
-    """The best time of each way of multiplying x, of which each has several weights.
+    """The best time of each way of multiplying x, each with several weights.
 
-    They take turns, on one thread, in the time that it runs: on a busy machine the choice would be one of luck.
+    The ways take turns on one thread and are timed in its CPU time, so that load on the machine doesn't decide.
     """
     best = [float("inf")] * len(ways)
     threads = torch.get_num_threads()
@@ -132,9 +132,9 @@ def _best_seconds(ways: Sequence[Sequence[Callable[[Tensor], object]]], x: Tenso
 def _ways() -> int:
     """How bfloat16 inputs and weights are multiplied on this machine, as the kernels take it.
 
-    By tiles (AMX) where there are any that aren't slower, else in pairs (`vdpbf16ps`) where so many tokens are faster
-    so, a bit each. Measured once on a machine, in some 100 ms. A processor whose sums aren't the documented ones gets
-    chains.
+    By tiles (AMX) if they exist and aren't slower; otherwise in pairs (`vdpbf16ps`) for the numbers of tokens, one bit
+    each, with which pairs are faster. Measured once per machine, in about 100 ms. A processor whose sums aren't the
+    documented ones gets chains.
     """
     found = kernels()
     if found is None or not found.ways:
@@ -144,7 +144,7 @@ def _ways() -> int:
 
 
 def _measure_ways(offered: Way) -> dict[str, Any]:
-    """Whether tiles are faster, and which numbers of tokens are in pairs."""
+    """Whether tiles are faster, and the numbers of tokens with which pairs are."""
     linears = [NativeLinear(linear, False) for linear in _trial_linears(torch.bfloat16)]
 
     def way(bits: int) -> list[Callable[[Tensor], Tensor]]:
@@ -167,13 +167,13 @@ def _measure_ways(offered: Way) -> dict[str, Any]:
 
 
 def weight_formats(model: nn.Module) -> str | None:
-    """In which formats of 4 and 8 bits a model's weights are multiplied, such as `Q4_1, Q8_0`; None if in none."""
+    """The 4-bit and 8-bit formats of a model's packed weights, such as `Q4_1, Q8_0`; None if there are none."""
     found = {module.name for module in model.modules() if isinstance(module, PackedLinear)}
     return ", ".join(sorted(found)) or None
 
 
 def _ways_of(model: nn.Module) -> int | None:
-    """How most of a model's native products multiply their inputs, see `_ways`; None if it has none, or in integers."""
+    """How most of a model's native products are computed, see `_ways`; None if it has none or they are in integers."""
     weights = {module.kind for module in model.modules() if isinstance(module, NativeLinear)} - set(WeightFormat)
     return None if not weights or _is_packed(model) else _ways() * (KINDS[torch.bfloat16] in weights)
 
@@ -183,12 +183,12 @@ def _is_packed(model: nn.Module) -> bool:
 
 
 def multiplies_by_vectors(model: nn.Module) -> bool:
-    """Whether a model's products are native ones without tiles: they are bound by arithmetic from few tokens on."""
+    """Whether a model's products are native and without tiles, so that few tokens already make them compute-bound."""
     return _is_packed(model) or _ways_of(model) not in (None, Way.TILES)
 
 
 def describe_products(model: nn.Module) -> str:
-    """By whose kernels the linear layers of a model are multiplied here, and how, for the log."""
+    """Whose kernels multiply the linear layers of a model here, and how, for the log."""
     if _is_packed(model):
         return "eyas's, in integers" + " (VNNI)" * loaded_kernels().vnni
     ways = _ways_of(model)
@@ -201,15 +201,15 @@ def describe_products(model: nn.Module) -> str:
 
 
 def _differ(way: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether two ways of multiplying that should have the same bits don't, which is reported."""
+    """Whether two ways of multiplying that should give the same bits don't; logs a warning if so."""
     same = all(torch.equal(way(x), other(x)) for x in inputs)
     if not same:
-        _LOG.warning("this processor sums products of bfloat16 in an order of its own: its instructions aren't used")
+        _LOG.warning("this processor sums bfloat16 products in an undocumented order: its instructions aren't used")
     return not same
 
 
 def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear layer with a weight [out, in] and a bias [out], or with stacks [E, ...] of them one below the other."""
+    """A linear layer with a weight [out, in] and a bias [out], or with concatenated stacks [E, ...] of them."""
     rows = weight.detach().reshape(-1, weight.shape[-1])
     linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
     linear.weight = nn.Parameter(rows, requires_grad=False)
@@ -219,7 +219,7 @@ def as_linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
 
 
 class NativeLinear(PrepackedLinear):
-    """A frozen replacement of `nn.Linear` whose weight lies in panels of 16 outputs."""
+    """A frozen replacement for `nn.Linear` with its weight in panels of 16 outputs."""
 
     def _pack(self, weight: Tensor) -> Tensor:
         self._widen_bias()
@@ -229,7 +229,7 @@ class NativeLinear(PrepackedLinear):
         self._wide_bias = None if self.bias is None else self.bias.float().contiguous()
 
     def exact(self) -> Tensor:
-        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds it once at most."""
+        """The row-major weight [out, in] by which this layer multiplies, in a dtype that rounds it at most once."""
         return loaded_kernels().unpack(self._prepacked, self.out_features)
 
     def restored(self) -> Tensor:
@@ -238,7 +238,7 @@ class NativeLinear(PrepackedLinear):
     def rows(self, first: int, outputs: int) -> Linear:
         """Some outputs of this layer as the kernels take them; valid as long as this module lives.
 
-        Where its inputs are no bfloat16 values, `ways` must be 0. Raises UnsupportedModelError if the first output
+        If its inputs aren't bfloat16 values, `ways` must be set to 0. Raises UnsupportedModelError if the first output
         doesn't begin a panel.
         """
         return self.struct(first, outputs, self._way_of(torch.bfloat16))
@@ -249,11 +249,11 @@ class NativeLinear(PrepackedLinear):
 
     @property
     def kind(self) -> int:
-        """The number of the kind of weights in the kernels."""
+        """The kernels' number for this kind of weights."""
         return KINDS[self._prepacked.dtype]
 
     def struct(self, first: int, outputs: int, ways: int) -> Linear:
-        """As `rows`, multiplied in such a way."""
+        """As `rows`, multiplied in the given `ways`."""
         if first % PANEL:
             raise UnsupportedModelError(f"output {first} doesn't begin a panel of {PANEL}")
         weight, bias = self._prepacked, address(self._wide_bias)  # no tensor operations here
@@ -266,11 +266,11 @@ class NativeLinear(PrepackedLinear):
         return self.product(x, self._dtype == torch.bfloat16).to(self._dtype).view(*x.shape[:-1], self.out_features)
 
     def product(self, x: Tensor, rounds: bool) -> Tensor:
-        """Multiply x [..., in] -> [T, out] in float32; it `rounds` what comes out to bfloat16."""
+        """Multiply x [..., in] -> [T, out] in float32; `rounds`: round the result to bfloat16."""
         return self.run(self.struct(0, self.out_features, self._way_of(x.dtype)), x, rounds)
 
     def run(self, struct: Linear, x: Tensor, rounds: bool) -> Tensor:
-        """As `product`, of the whole layer as a `struct`."""
+        """As `product`, for a `struct` of the whole layer."""
         flat = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(flat), self.out_features)
         loaded_kernels().linear(
@@ -281,28 +281,28 @@ class NativeLinear(PrepackedLinear):
 
     def _apply(self, fn: Any, recurse: bool = True) -> nn.Module:  # noqa: ARG002  # it has no children
         if fn(torch.empty(0)).device.type != "cpu" or fn(torch.empty(0, dtype=self._dtype)).dtype != self._dtype:
-            raise RuntimeError("prepacked weights can't be moved or cast: load the model anew")
+            raise RuntimeError("prepacked weights can't be moved or cast: load the model with that device or dtype")
         return self
 
 
 class PackedLinear(NativeLinear):
-    """A `NativeLinear` with weights in 4 or 8 bits, whose inputs become codes of 8 bits: it multiplies in integers."""
+    """A `NativeLinear` with 4-bit or 8-bit weights; it quantizes its inputs to 8 bits and multiplies in integers."""
 
     name: str
-    """Of the format of the weights, as users know it."""
+    """Name of the format of the weights, as users know it."""
     _kind: WeightFormat
     _tied = False
     as_floats = False
-    """Whether inputs stay as they are, which trials need: a code that rounding turns would hide much."""
+    """Whether inputs aren't quantized, as trials need it: codes that rounding changes would hide other errors."""
 
     @classmethod
     def of_blocks(
         cls, pieces: Iterable[WeightBlocks], name: str, dtype: torch.dtype, shape: tuple[int, ...],
         bias: Tensor | None = None, tied: bool = False,
     ) -> PackedLinear:  # fmt: skip
-        """A layer in `dtype` whose weight comes in `pieces` (`joint_panels`), in a format of that `name`.
+        """Make a layer in `dtype` of a weight that comes in `pieces` (`joint_panels`), in the format called `name`.
 
-        Its `shape` is [out, in], or [E, out, in] of a stack of weights.
+        Its `shape` is [out, in], or [E, out, in] for a stack of weights.
         """
         made = cls.__new__(cls)
         nn.Module.__init__(made)
@@ -322,7 +322,7 @@ class PackedLinear(NativeLinear):
 
     @property
     def shape(self) -> torch.Size:
-        """That of the weight, [out, in]."""
+        """Shape of the weight, [out, in]."""
         return torch.Size((self.out_features, self.in_features))
 
     @property
@@ -330,14 +330,14 @@ class PackedLinear(NativeLinear):
         return self._tied or super().tied
 
     def untie(self) -> None:
-        """Let go of the embedding's own weight: from now on it looks up this one."""
+        """Drop the embedding's own weight: from now on, the embedding looks up this one."""
         self._shared, self._tied = None, True
 
-    def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # codes are made of any
+    def _way_of(self, inputs: torch.dtype) -> int:  # noqa: ARG002  # any dtype is quantized
         return Way.AS_FLOATS if self.as_floats else 0
 
     def blocks(self, outputs: int | None = None) -> WeightBlocks:
-        """The weight in blocks as it was given, or its first outputs only."""
+        """The weight in its original blocks, or only its first `outputs`."""
         count = self.out_features if outputs is None else min(outputs, self.out_features)
         return WeightBlocks.of_panels(self._kind, self._prepacked[: -(-count // PANEL)], count, self.in_features)
 
@@ -345,13 +345,13 @@ class PackedLinear(NativeLinear):
         return self.blocks().floats(self.in_features)
 
     def chosen(self, ids: Tensor) -> PackedLinear:
-        """A layer of the outputs `ids` alone."""
+        """A layer with only the outputs `ids`."""
         bias = None if self.bias is None else self.bias[ids]
         rows, shape = self.blocks().rows(ids), (len(ids), self.in_features)
         return self.of_blocks([rows], self.name, self._dtype, shape, bias)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """The rows [..., in] of the weight that `ids` [...] name, in this layer's dtype."""
+        """The weight's rows `ids` [...] -> [..., in], in this layer's dtype."""
         flat = ids.reshape(-1).contiguous()
         if flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.out_features:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self.out_features - 1}")
@@ -364,7 +364,7 @@ class PackedLinear(NativeLinear):
 
 
 class Int8Linear(PackedLinear):
-    """A `PackedLinear` that quantises its weight to 8 bits."""
+    """A `PackedLinear` that quantizes its weight to 8 bits."""
 
     name = "int8"
     _nearest = staticmethod(nearest8)
@@ -377,7 +377,7 @@ class Int8Linear(PackedLinear):
 
 
 class Int4Linear(Int8Linear):
-    """A `PackedLinear` that quantises its weight to 4 bits."""
+    """A `PackedLinear` that quantizes its weight to 4 bits."""
 
     name = "int4"
     _nearest = staticmethod(nearest4)
@@ -385,24 +385,24 @@ class Int4Linear(Int8Linear):
 
 @cache
 def sums_codes() -> bool:
-    """Whether this processor's products of packed weights are those of `packed.product`; a warning if they aren't."""
+    """Whether this processor's products of packed weights equal `packed.product`; logs a warning if they don't."""
     x = torch.randn(5, 9 * GROUP, generator=torch.Generator().manual_seed(0))
     for kind in WeightFormat:
         blocks = random_blocks(kind, 40, x.shape[1])
         found = PackedLinear.of_blocks([blocks], kind.name, torch.float32, (40, x.shape[1]))(x)
         expected = product(blocks, x)
         if not torch.allclose(found, expected, rtol=0, atol=1e-6 * float(expected.abs().max())):
-            _LOG.warning("this processor sums products of integers wrongly: weights in 4 and 8 bits are dequantised")
+            _LOG.warning("this processor sums integer products incorrectly: weights in 4 and 8 bits are dequantized")
             return False
     return True
 
 
 class PackedEmbedding(nn.Module):
-    """A frozen replacement of `nn.Embedding` that looks up rows of a packed weight, perhaps the head's."""
+    """A frozen replacement for `nn.Embedding` that looks up rows of a packed weight, which may be the head's."""
 
     def __init__(self, table: PackedLinear) -> None:
         super().__init__()
-        self._kept = (table,)  # no child: it may be one elsewhere
+        self._kept = (table,)  # not a child module: the head may have it as one
 
     @property
     def table(self) -> PackedLinear:
@@ -432,8 +432,8 @@ def matrix_of(module: Any) -> Tensor | PackedLinear:
 def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor | None:
     """Attention [R, Q, heads, Dv] of query [R, heads, Q, D] over key and value [R, kv_heads, K, D / Dv].
 
-    `mask` [R or 1, 1, Q, K], bool or additive, says which keys a query sees; those it doesn't see leave no trace in its
-    sums, which follow the order of the others. None where the kernels don't take such tensors.
+    `mask` [R or 1, 1, Q, K], bool or additive, says which keys a query sees. The others don't affect its sums, not even
+    their order. Returns None if the kernels don't take such tensors.
     """
     found, kinds = kernels(), (torch.float32, torch.bfloat16)
     rows, heads, columns, size = query.shape
@@ -456,9 +456,9 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 
 
 def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The `count` greatest log-probabilities of each row of logits [..., V], best first, and the `ids` [V] they are of.
+    """The `count` greatest log-probabilities of each row of logits [..., V], best first, and their tokens in `ids` [V].
 
-    Both are [..., count], in float32 and int64; equal ones stand in the order of their logits.
+    Both are [..., count], in float32 and int64; equal ones are in the order of their logits.
     """
     logits, shape = logits.contiguous(), (*logits.shape[:-1], count)
     scores, found = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
@@ -471,7 +471,7 @@ def native_guesses(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Ten
 
 
 def best_token(logits: Tensor, row: int) -> int:
-    """The token with the highest logit in a row of logits [T, V] on the host, the first of equals."""
+    """The token with the highest logit in a row of logits [T, V] on the host; of equal logits, the first."""
     if not native_rows(logits):
         return int(logits[row].max(dim=-1).indices)
     token: int = loaded_kernels().best(*_row(logits, row))
@@ -479,29 +479,29 @@ def best_token(logits: Tensor, row: int) -> int:
 
 
 _NOISE_COST = 32
-"""Multiplications that take as long as a number of Gumbel noise."""
+"""Multiplications that take as long as drawing one value of Gumbel noise."""
 
 
 class Draw(NamedTuple):
-    """How a token is drawn from logits, if nothing else is done to them."""
+    """How a token is drawn from logits that aren't processed otherwise."""
 
     divisor: float
     scale: float
-    """Of the noise."""
+    """Scale of the noise."""
     seed: int
     position: int
 
 
 def native_rows(logits: Tensor) -> bool:
-    """Whether the kernels can look at single rows of logits [T, V]."""
+    """Whether the kernels can read single rows of logits [T, V]."""
     here = logits.device.type == "cpu" and logits.is_contiguous() and logits.dtype in KINDS
     return here and kernels() is not None
 
 
 def drawn_token(logits: Tensor, row: int, draw: Draw, ahead: int) -> int:
-    """The token drawn from a row of logits [T, V] that are `native_rows`, so many positions `ahead`.
+    """The token drawn from a row of logits [T, V] that are `native_rows`, `ahead` positions after the draw's own.
 
-    It is `(logits / divisor + scale * noise).argmax()` in float32, without the noise of all tokens in memory.
+    It is `(logits / divisor + scale * noise).argmax()` in float32, without holding the noise of all tokens in memory.
     """
     draw, threads = draw._replace(position=draw.position + ahead), threads_for(_NOISE_COST * logits.shape[1])
     token: int = loaded_kernels().draw(*_row(logits, row), *draw, threads)
@@ -515,7 +515,7 @@ def _row(logits: Tensor, row: int) -> tuple[int, int, bool]:
 
 
 def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | None:
-    """Gumbel noise [B, P, V] of `seeds` [B], `positions` [B, P] and `ids` [V]; None where there are no kernels."""
+    """Gumbel noise [B, P, V] for `seeds` [B], `positions` [B, P] and `ids` [V]; None if there are no kernels."""
     found = kernels()
     if found is None or seeds.device.type != "cpu":
         return None
@@ -529,5 +529,5 @@ def native_gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor | Non
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a tensor's values begin, as the kernels take it; None is their null."""
+    """The address of a tensor's values as the kernels take it; None is null."""
     return None if tensor is None else tensor.data_ptr()

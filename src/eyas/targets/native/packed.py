@@ -1,8 +1,8 @@
-"""Weights in 4 or 8 bits: those of GGUF, AWQ and other files, and of `--quantize`, as the kernels multiply them.
+"""Packed weights in 4 or 8 bits, from GGUF, AWQ and other files or made by `--quantize`, as the kernels multiply them.
 
-32 inputs of an output are a block: codes with a scale, and with a least weight, or the code that stands for 0.
-What a file holds is never rounded again: `Q5_0`, for instance, lies in bytes, and means the same numbers. Inputs become
-codes of 8 bits, block by block, so products are sums of integers (`kernels/integer.h`); `product` is the same
+32 inputs of an output are a block: codes with a scale, and with a least weight or the code that stands for 0.
+Weights of a file are never rounded again: `Q5_0`, for instance, is stored in bytes and gives the same numbers. Inputs
+are quantized to 8 bits, block by block, so products are sums of integers (`kernels/integer.h`); `product` is the same
 arithmetic in PyTorch.
 
 Shapes: T tokens, B blocks of a row, P panels of 16 outputs.
@@ -26,11 +26,11 @@ from eyas.targets.native.library import PANEL
 GROUP, SUPER = constant("GROUP"), constant("SUPER")
 """Inputs of a block, and blocks of a super-block."""
 LEAST_INPUT = 2.0**-60
-"""WeightBlocks of inputs that are all smaller count as 0."""
+"""Blocks of inputs that are all smaller than this count as 0."""
 
 
 class WeightFormat(IntEnum):
-    """How a packed weight lies in panels, by its number in the kernels."""
+    """Layout of a packed weight in panels, by its number in the kernels."""
 
     SIGNED8 = 2
     LEAST8 = 3
@@ -43,7 +43,7 @@ class WeightFormat(IntEnum):
 
     @property
     def bits(self) -> int:
-        """Bits of a stored code: 4 or 8."""
+        """Bits per stored code: 4 or 8."""
         return 4 if self.name.endswith("4") else 8
 
     @property
@@ -53,12 +53,12 @@ class WeightFormat(IntEnum):
 
     @property
     def zero(self) -> int:
-        """The code that stands for 0, where there is no least weight."""
+        """The code that stands for 0 if there is no least weight."""
         return 0 if self.has_least else 1 << (self.bits - 1)
 
     @property
     def numbers(self) -> tuple[torch.dtype, ...]:
-        """Of what types a block's numbers are: its scale, or two, and its least weight or the code of 0."""
+        """Dtypes of a block's numbers: its one or two scales, and its least weight or the code of 0."""
         if self is WeightFormat.ZERO4:
             return (torch.float16, torch.uint8)
         own = torch.int8 if self is WeightFormat.HALVES8 else torch.uint8
@@ -67,21 +67,21 @@ class WeightFormat(IntEnum):
 
 @dataclass(frozen=True)
 class WeightBlocks:
-    """A weight [out, in] in blocks; inputs that the last one has too many have the weight 0."""
+    """A weight [out, in] in blocks; excess inputs of the last block have the weight 0."""
 
     kind: WeightFormat
     codes: Tensor  # [out, B, 32] uint8
-    scales: Tensor  # [out, B] float16; of super-blocks uint8, or [out, B, 2] int8
-    least: Tensor | None = None  # [out, B] as scales are; of ZERO4 the codes that stand for 0, uint8
-    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, of 8 blocks each
+    scales: Tensor  # [out, B] float16; in super-blocks uint8, or [out, B, 2] int8
+    least: Tensor | None = None  # [out, B] in the scales' dtype; in ZERO4 the codes that stand for 0, uint8
+    shared: Tensor | None = None  # [out, S, 1 or 2] float16: factors of scales and of least weights, per 8 blocks
 
     def rows(self, ids: Tensor) -> WeightBlocks:
-        """The outputs `ids` alone, in their order."""
+        """Only the outputs `ids`, in their order."""
         least, shared = (None if part is None else part[ids] for part in (self.least, self.shared))
         return WeightBlocks(self.kind, self.codes[ids], self.scales[ids], least, shared)
 
     def factors(self) -> tuple[Tensor, Tensor | None]:
-        """What codes are multiplied by, [out, B, 1 or 2] in float32, and the least weights [out, B, 1]; both exact."""
+        """Factors of codes [out, B, 1 or 2] and least weights [out, B, 1], both exact in float32."""
         scales, least = self.scales.float().view(*self.codes.shape[:2], -1), self.least
         wide = None if least is None else least.float().unsqueeze(2)
         if self.kind is WeightFormat.ZERO4 and wide is not None:
@@ -97,7 +97,7 @@ class WeightBlocks:
         return scales, wide
 
     def floats(self, inputs: int) -> Tensor:
-        """[out, in] the weights in float32, rounded once at most."""
+        """Dequantize to [out, in] in float32, rounded at most once."""
         scales, least = self.factors()
         wide = _parted(self.codes.float() - self.kind.zero, 2, scales.shape[2], -1)
         values = (wide * scales.unsqueeze(3)).flatten(2)
@@ -126,7 +126,7 @@ class WeightBlocks:
 
     @classmethod
     def of_panels(cls, kind: WeightFormat, panels: Tensor, out: int, inputs: int) -> WeightBlocks:
-        """The blocks of a weight with so many outputs and inputs that `panels` were made of."""
+        """The blocks from which `panels` of a weight with `out` outputs and `inputs` inputs were made."""
         blocks = -(-inputs // GROUP)
 
         def numbers(raw: Tensor, dtype: torch.dtype) -> Tensor:  # [P, n, bytes] -> [out, n, parts]
@@ -155,24 +155,24 @@ class PackedWeight(NamedTuple):
     """A weight that stays in the blocks of its file."""
 
     format: str
-    """What they are called, such as `Q4_1` or `awq int4`."""
+    """Name of the format, such as `Q4_1` or `awq int4`."""
     pieces: Callable[[], Iterator[WeightBlocks]]
-    """As `joint_panels` takes them."""
+    """Reads the pieces that `joint_panels` takes."""
 
 
 class Weights(NamedTuple):
-    """The weights of a model: its state dict, and those that stay packed, which have places there without memory."""
+    """The weights of a model: its state dict, and those that stay packed, with placeholders there without memory."""
 
     state: dict[str, Tensor]
     packed: dict[str, PackedWeight]
 
 
 PIECE = 2048
-"""Outputs that are laid out at once, so that what comes in between takes little memory; whole panels."""
+"""Outputs, in whole panels, that are packed at a time, so that intermediate tensors take little memory."""
 
 
 def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-    """The kind and the panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
+    """The kind and panels of a weight with `out` outputs that comes in `pieces` of `PIECE` outputs."""
     made, first = torch.empty(0), 0
     for piece in pieces:
         panels, kind = piece.panels(), piece.kind
@@ -184,7 +184,7 @@ def joint_panels(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat
 
 
 def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> WeightBlocks:
-    """Blocks with all codes, to try products with."""
+    """Random blocks with all possible codes, for trials of products."""
     draw = torch.Generator().manual_seed(seed)
     count = -(-inputs // GROUP)
     codes = torch.randint(1 << kind.bits, (out, count, GROUP), dtype=torch.uint8, generator=draw)
@@ -202,9 +202,9 @@ def random_blocks(kind: WeightFormat, out: int, inputs: int, seed: int = 0) -> W
 
 
 def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
-    """The product [T, out] of inputs x [T, in] in float32 and packed weights, by the arithmetic of the kernels.
+    """The product [T, out] of float32 inputs x [T, in] and packed weights, in the arithmetic of the kernels.
 
-    Sums of codes are exact. Sums of blocks are rounded to float32 as they are there, but for one in millions that is
+    Sums of codes are exact. Sums of blocks are rounded to float32 as in the kernels, except for one in millions that is
     rounded twice.
     """
     count = blocks.codes.shape[1]
@@ -232,22 +232,22 @@ def product(blocks: WeightBlocks, x: Tensor) -> Tensor:
 
 
 def _parted(x: Tensor, dimension: int, *sizes: int) -> Tensor:
-    """A tensor with several dimensions of these sizes in place of one."""
+    """Split one dimension of a tensor into several of these sizes."""
     return x.reshape(*x.shape[:dimension], *sizes, *x.shape[dimension + 1 :])
 
 
 def _halves(raw: Tensor, at: int) -> Tensor:
-    """The float16 numbers [out, B] at a byte of blocks [out, B, bytes]."""
+    """The float16 numbers [out, B] at byte `at` of blocks [out, B, bytes]."""
     return raw[..., at : at + 2].contiguous().view(torch.float16).squeeze(2)
 
 
 def _nibbles(raw: Tensor) -> Tensor:
-    """[out, B, 32] of 16 bytes each: the lower halves are those of the first 16 inputs."""
+    """[out, B, 32] the 4-bit codes in 16 bytes per block: the lower halves belong to the first 16 inputs."""
     return torch.cat((raw & 15, raw >> 4), dim=2)
 
 
 def _fifth_bits(raw: Tensor) -> Tensor:
-    """[out, B, 32] the bits of four bytes each, as codes of 0 or 16."""
+    """[out, B, 32] the bits of four bytes per block, as codes of 0 or 16."""
     return (raw.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(2) << 4
 
 
@@ -274,7 +274,7 @@ def _q5_1(raw: Tensor) -> WeightBlocks:
 
 
 def _six_bits(raw: Tensor) -> Tensor:
-    """[out, S, 8] the scales, and as many least weights behind them: 16 numbers of 6 bits in 12 bytes."""
+    """[out, S, 16] eight scales and eight least weights: 16 numbers of 6 bits in 12 bytes."""
     first, second, third = raw.tensor_split(3, dim=2)
     low = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=2)
     high = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=2)
@@ -298,7 +298,7 @@ def _q5_k(raw: Tensor) -> WeightBlocks:
 
 
 def _shared(raw: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scales and least weights [out, B], and the two factors of them; GGML takes the latter away."""
+    """Scales and least weights [out, B], and their two factors; GGML subtracts least weights, so theirs is negated."""
     factors = raw[..., :4].contiguous().view(torch.float16)  # [out, S, 2]
     scales, least = (part.flatten(1) for part in numbers.tensor_split(2, dim=2))
     return scales, least, factors * torch.tensor([1.0, -1.0], dtype=torch.float16)
@@ -318,11 +318,11 @@ GGML: dict[str, Callable[[Tensor], WeightBlocks]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 }  # fmt: skip
-"""GGML's types that stay packed, and what their blocks [out, B, bytes] hold."""
+"""GGML type that stays packed -> reader of its blocks [out, B, bytes]."""
 
 
 def nearest8(weight: Tensor) -> WeightBlocks:
-    """The nearest weights in 8 bits: codes from -127 to 127, a scale for each block of a weight [out, in]."""
+    """Quantize a weight [out, in] to the nearest 8-bit codes, from -127 to 127, with a scale per block."""
     wide = _padded(weight)
     scales = _above(wide.abs().amax(2) / 127)
     steps = scales.float().clamp(min=torch.finfo(torch.float16).tiny).unsqueeze(2)
@@ -331,10 +331,10 @@ def nearest8(weight: Tensor) -> WeightBlocks:
 
 
 def nearest4(weight: Tensor) -> WeightBlocks:
-    """Weights [out, in] in 4 bits: codes from -8 to 7, and of many scales the one with the least squared error.
+    """Quantize a weight [out, in] to 4-bit codes from -8 to 7, with the scale per block of the least squared error.
 
-    The value farthest from 0 becomes -8 or nearly so, by scales up to a fifth smaller or larger, of either sign. Then
-    the best scale for the codes (least squares) is tried.
+    Scales are tried that map the value farthest from 0 to about -8, up to a fifth smaller or larger, of either sign.
+    Then the best scale for the resulting codes (least squares) is tried.
     """
     wide = _padded(weight)
     farthest = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)  # [out, B]
@@ -354,7 +354,7 @@ def nearest4(weight: Tensor) -> WeightBlocks:
 
 
 _FARTHEST = (-9.3, -8.8, -8.4, -8.0, -7.6, -7.2, -6.7, 6.8, 7.3, 7.7)
-"""Which code, before it is rounded, a block's farthest value is given."""
+"""Codes, before rounding, that are tried for a block's value farthest from 0."""
 
 
 def _padded(weight: Tensor) -> Tensor:
@@ -363,6 +363,6 @@ def _padded(weight: Tensor) -> Tensor:
 
 
 def _above(values: Tensor) -> Tensor:
-    """The least float16 numbers that aren't below positive values."""
+    """Round positive values up to float16."""
     near = values.half()
     return torch.where(near.float() < values, (near.view(torch.int16) + 1).view(torch.float16), near)

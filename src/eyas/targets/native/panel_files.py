@@ -1,9 +1,9 @@
-"""Panels of packed weights in the user's cache: laid out once, then mapped into memory by every later process.
+"""Panels of packed weights in the user's cache: packed once, then mapped into memory by every later process.
 
 A mapped file takes no time to read and no memory of its own: processes share its pages, and the system may drop them.
-It is written beside its final path, flushed and renamed, and never changed afterwards, so nobody maps half a file.
-Every byte is compared with the file's hashes before it is used. The files used last stay, 16 GiB in all; none is
-written that takes more than half of what the disk has left.
+It is written next to its final path, flushed and renamed, and never changed afterwards, so no process maps half a file.
+Every byte is checked against the file's hashes before it is used. The most recently used files stay, up to 16 GiB in
+all. No file takes more than half of the disk's free space.
 
 A file holds a model's panels in the order in which they are made, an index of them, and the index's length.
 """
@@ -34,14 +34,14 @@ from eyas.targets.native.packed import WeightBlocks, WeightFormat, joint_panels
 _LOG = logging.getLogger("eyas")
 
 MOST = 16 << 30
-"""Bytes of all files."""
+"""Most bytes of all files together."""
 _ALIGNMENT = 4096
 _END = struct.Struct("<Q8s")
 _MAGIC = b"eyaspan1"
 
 
 class _StoredPanels(NamedTuple):
-    """Where the panels [panels, bytes] of a weight lie in the file."""
+    """Where the panels [panels, bytes] of a weight are in the file."""
 
     kind: int
     out: int
@@ -55,14 +55,14 @@ class _Shelf(Protocol):
     """A source of panels, one weight after the other."""
 
     def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-        """The kind and panels of the next weight, which `pieces` make: as `joint_panels`, or read in its place."""
+        """The kind and panels of the next weight: by `joint_panels` from `pieces`, or read from a file instead."""
 
     def close(self, complete: bool) -> None:
-        """There are no more; `complete` unless loading failed."""
+        """End the source after the last weight; `complete` unless loading failed."""
 
 
 class _MappedPanels:
-    """Panels of a file that was written by an earlier process."""
+    """Panels of a file that an earlier process wrote."""
 
     def __init__(self, path: Path, entries: list[_StoredPanels], pages: mmap.mmap) -> None:
         self._path, self._entries, self._pages, self._taken = path, entries, pages, 0
@@ -70,7 +70,7 @@ class _MappedPanels:
     def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
         entry = self._entries[self._taken] if self._taken < len(self._entries) else None
         self._taken += 1
-        if entry is None or entry.out != out:  # nothing but a bug, or a file of somebody else's, leads here
+        if entry is None or entry.out != out:  # only a bug, or somebody else's file, leads here
             self._taken = len(self._entries) + 1
             return joint_panels(pieces, out)
         flat = torch.frombuffer(self._pages, dtype=torch.uint8, count=entry.panels * entry.bytes, offset=entry.offset)
@@ -78,12 +78,12 @@ class _MappedPanels:
 
     def close(self, complete: bool) -> None:
         if complete and self._taken != len(self._entries):
-            _LOG.warning("%s doesn't hold the panels that this model has: it is made anew", self._path)
+            _LOG.warning("%s doesn't hold the panels of this model: it will be written again", self._path)
             self._path.unlink(missing_ok=True)
 
 
 class _WrittenPanels:
-    """Panels that are laid out now, and written for later processes."""
+    """Panels that are packed now and written for later processes."""
 
     def __init__(self, path: Path, file: IO[bytes], stack: ExitStack) -> None:
         self._path, self._file, self._stack = path, file, stack
@@ -103,7 +103,7 @@ class _WrittenPanels:
     def _write(self, kind: WeightFormat, out: int, panels: Tensor) -> None:
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         if self._file.tell() + panels.nbytes > self._room:
-            raise OSError(f"there is no room for more than {self._room >> 20} MiB")
+            raise OSError(f"they don't fit the limit of {self._room >> 20} MiB")
         data: Any = panels.numpy()
         self._entries.append(
             _StoredPanels(kind, out, len(panels), panels.shape[1], self._file.tell(), content_hash(data))
@@ -122,19 +122,19 @@ class _WrittenPanels:
                 prune(self._path.parent, MOST, self._path)
                 return
         except OSError as error:
-            _LOG.info("laid-out weights aren't kept: %s", error)
+            _LOG.info("packed weights aren't cached: %s", error)
         _discard(self._stack)
 
 
 def _forget_pages(path: Path) -> None:
-    """Have the system read a new file from the disk: it reads larger pages than it keeps of what is written."""
+    """Drop a new file's pages so that it is read from disk: the system reads larger pages than those it has written."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _discard(stack: ExitStack) -> None:
-    """Leave a block of `writing` without its file."""
+    """Leave a block of `writing` without keeping its file."""
     try:
         with stack:
             raise _DiscardedError
@@ -143,11 +143,11 @@ def _discard(stack: ExitStack) -> None:
 
 
 class _DiscardedError(Exception):
-    """What is written isn't to be kept."""
+    """Raised to discard the file that is being written."""
 
 
 class _PanelsOf:
-    """The panels of a model, whose file is looked for when the first of them is asked for."""
+    """The panels of a model; their file is looked for when the first panels are needed."""
 
     def __init__(self, made_of: Callable[[], str]) -> None:
         self._made_of = made_of
@@ -159,7 +159,7 @@ class _PanelsOf:
             try:
                 self._shelf = _open(self._made_of())
             except OSError as error:
-                _LOG.info("laid-out weights aren't kept: %s", error)
+                _LOG.info("packed weights aren't cached: %s", error)
                 self._failed = True
         return joint_panels(pieces, out) if self._shelf is None else self._shelf.next(pieces, out)
 
@@ -169,7 +169,7 @@ class _PanelsOf:
 
 
 def _open(made_of: str) -> _Shelf:
-    """The shelf of a model that was made of something; one process writes it, others wait. OSError."""
+    """Open the shelf of the model that `made_of` describes; one process writes it, others wait. Raises OSError."""
     name = sha256(f"{code()} {made_of}".encode()).hexdigest()[:24]
     path = cache_directory() / "panels" / f"{name}.panels"
     found = _mapped(path)
@@ -178,7 +178,7 @@ def _open(made_of: str) -> _Shelf:
     stack = ExitStack()
     file: Any = stack.enter_context(writing(path, "wb"))
     remove_leftovers(path.parent)
-    found = _mapped(path)  # who waited takes what it waited for
+    found = _mapped(path)  # another process may have written it meanwhile
     if found is not None:
         _discard(stack)
         return found
@@ -186,7 +186,7 @@ def _open(made_of: str) -> _Shelf:
 
 
 def _mapped(path: Path) -> _MappedPanels | None:
-    """The panels of a file, mapped; None if there is none, or it is damaged, which is reported."""
+    """Map the panels of a file; None if there is none or it is damaged (with a warning)."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -198,16 +198,16 @@ def _mapped(path: Path) -> _MappedPanels | None:
     else:
         entries = _entries(pages)
     if entries is None:
-        _LOG.warning("%s is damaged: its weights are laid out anew", path)
+        _LOG.warning("%s is damaged: its weights are packed again", path)
         path.unlink(missing_ok=True)
         return None
-    os.utime(path)  # it is used
+    os.utime(path)  # mark it as used
     return _MappedPanels(path, entries, pages)
 
 
 def _entries(pages: mmap.mmap) -> list[_StoredPanels] | None:
-    """The index of a file, if each of its parts has the hash that is written there."""
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # the file is read in pages of 2 MiB: after MADV_WILLNEED it wouldn't be
+    """The index of a file; None unless all of its parts have the hashes in the index."""
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the file is read in pages of 2 MiB, which MADV_WILLNEED would prevent
         pages.madvise(mmap.MADV_HUGEPAGE)
     try:
         size, magic = _END.unpack(pages[-_END.size :])
@@ -227,7 +227,7 @@ _KEPT: ContextVar[_Shelf | None] = ContextVar("the panels of the model that is b
 
 @contextmanager
 def kept_panels(made_of: Callable[[], str]) -> Iterator[None]:
-    """Within, a model is loaded whose panels are kept under a name for what it is `made_of`, asked when one is made."""
+    """Cache the panels of the model that is loaded in this context; `made_of` says what they depend on, when needed."""
     if not keeps():
         yield
         return
@@ -243,6 +243,6 @@ def kept_panels(made_of: Callable[[], str]) -> Iterator[None]:
 
 
 def laid_out(pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
-    """`joint_panels`, or what is kept of it within `kept_panels`: then the `pieces` aren't looked at."""
+    """`joint_panels`, or its cached result within `kept_panels`; then the `pieces` aren't read."""
     shelf = _KEPT.get()
     return joint_panels(pieces, out) if shelf is None else shelf.next(pieces, out)

@@ -1,10 +1,10 @@
 """Layers that mix tokens by a recurrence, as the kernels take them; see `kernels/recurrent.h`.
 
-They are recognised by their parameters: a convolution, decays (`A_log`) and steps (`dt_bias`). With shares of the input
-(`D`) they are Mamba-2's, without them gated delta rules, with nothing but a convolution LFM2's. Whether that is what
-they compute is tried (`layer_trials`).
+They are recognized by their parameters: a convolution, decays (`A_log`) and steps (`dt_bias`). With a skip factor (`D`)
+they are Mamba-2 layers, without it gated delta rules, and with only a convolution LFM2 layers. Trials check that this
+is what they compute (`layer_trials`).
 
-Shapes: H hidden size, C channels of the convolution, K its tokens, V features that all heads mix together.
+Shapes: H hidden size, C channels of the convolution, K its kernel size, V features that all heads mix together.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _INPUTS = (
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
     ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj"),
 )
-"""What the linears are called that a delta rule's inputs come from: gates, factors and steps are made by the last."""
+"""Names of the linears that make a delta rule's inputs; the last ones make gates, factors and steps."""
 _BESIDE = {"conv1d", "conv", "norm", "o_norm", "out_proj", "o_proj", "act"}
 
 
 @dataclass(frozen=True)
 class RecurrentParts:
-    """What mixes a layer's tokens, taken apart; sizes are called as in the kernels' `Recurrent`."""
+    """The parts of a recurrent mixer; sizes have the names of the kernels' `Recurrent`."""
 
     inputs: tuple[Any, ...]
-    """Linears of the layer's input, whose outputs count from the first one's on."""
+    """Linears of the layer's input, whose outputs are numbered consecutively across all of them."""
     out: nn.Module
     conv: nn.Conv1d
     channels: Tensor  # [C] the outputs that go through the convolution
-    gates: Tensor  # [V] the outputs that gate what is mixed
-    steps: Tensor  # [heads] the outputs that say how large a step is
-    factors: Tensor | None  # [heads] those of a delta rule's factors; None = the recurrence is another
+    gates: Tensor  # [V] the outputs that gate the mixed features
+    steps: Tensor  # [heads] the outputs that give the step sizes
+    factors: Tensor | None  # [heads] the outputs that give a delta rule's factors; None = not a delta rule
     step_bias: Tensor  # [heads]
     rates: Tensor  # [heads] float32, negative
     key_heads: int = 1
     key_size: int = 0
     starts: tuple[int, int, int] = (0, 0, 0)
-    """The channels in which values, keys and queries begin."""
-    scales: Tensor | None = None  # [outputs of all inputs] their factors
-    multipliers: Tensor | None = None  # [C] outputs by which those of the channels are multiplied before
+    """The channels at which values, keys and queries begin."""
+    scales: Tensor | None = None  # [outputs of all inputs] factors of the outputs
+    multipliers: Tensor | None = None  # [C] outputs by which the channels are multiplied before the convolution
     skip: Tensor | None = None  # [heads]
     factor_scale: float = 1.0
     norm: Any = None
@@ -57,7 +57,7 @@ class RecurrentParts:
 
     @property
     def heads(self) -> int:
-        """The number of states, one a head; 0 = there is a convolution only."""
+        """Number of states, one per head; 0 = there is only a convolution."""
         return len(self.rates)
 
     @property
@@ -67,19 +67,20 @@ class RecurrentParts:
 
     @property
     def state_size(self) -> int:
-        """Floats of a sequence's states: the convolution's last inputs, and each head's [key size, value size]."""
+        """Floats in a sequence's states: the convolution's last inputs, and [key size, value size] per head."""
         return (self.conv.kernel_size[0] - 1) * len(self.channels) + self.key_size * self.mixed
 
     def struct(self, inputs: Array[Linear], out: Linear, states: int, kept: Callable[[Tensor], int]) -> Recurrent:
-        """As the kernels take it, with its linears, its states beginning at number `states` of a slot's.
+        """The mixer as the kernels take it, with its linears; its states begin at float `states` of a slot's states.
 
-        `kept` keeps a tensor and returns its address. Raises UnsupportedModelError for sizes that don't fit vectors.
+        `kept` keeps a tensor alive and returns its address. Raises UnsupportedModelError for sizes that don't fit
+        vectors.
         """
         kernel, size = self.conv.kernel_size[0], self.mixed // max(self.heads, 1)
         normed = self.key_size if self.factors is not None else PANEL
         fits = (len(self.channels), size, normed, self.norm_size or size)
         if any(part % PANEL for part in fits) or kernel > MOST_TAPS or self.heads % self.key_heads:
-            raise UnsupportedModelError(f"a recurrence of {fits}, {kernel} doesn't fit the vectors")
+            raise UnsupportedModelError(f"the sizes {fits}, {kernel} of a recurrence don't fit the vectors")
         begins_at, width, where = self._arranged()
         weight = None if self.norm is None else self.norm.weight
 
@@ -103,10 +104,10 @@ class RecurrentParts:
         )  # fmt: skip
 
     def _arranged(self) -> tuple[list[int], int, Tensor]:
-        """Where in a row each panel of the inputs' outputs goes, the row's width, and where each output is then.
+        """Where each panel of the inputs' outputs begins in a row, the row's width, and each output's index in the row.
 
-        The convolution's channels come first, then the gates, then multipliers. Raises UnsupportedModelError where
-        these aren't panels.
+        The convolution's channels come first, then gates, then multipliers. Raises UnsupportedModelError if these
+        aren't whole panels.
         """
         sizes = [part.out_features for part in self.inputs]
         where = torch.full((sum(sizes),), -1)
@@ -129,14 +130,14 @@ class RecurrentParts:
 
 
 def recurrent_parts(mixer: Any) -> RecurrentParts:
-    """A module that mixes tokens by a recurrence, taken apart.
+    """Take apart a module that mixes tokens by a recurrence.
 
-    Raises UnsupportedModelError for one of an unknown kind.
+    Raises UnsupportedModelError for modules of an unknown kind.
     """
     own, name = {key for key, _ in mixer.named_parameters(recurse=False)}, type(mixer).__name__
     conv = getattr(mixer, "conv1d", getattr(mixer, "conv", None))
     if not isinstance(conv, nn.Conv1d) or not conv.groups == conv.in_channels == conv.out_channels:
-        raise UnsupportedModelError(f"{name} has no convolution of each channel by itself")
+        raise UnsupportedModelError(f"{name} has no depthwise convolution")
     if own == {"A_log", "dt_bias"}:
         return _delta_rule(mixer)
     if own == {"A_log", "dt_bias", "D"}:
@@ -151,7 +152,7 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
     linears = _linears(mixer, _INPUTS)
     sizes = [part.out_features for part in linears]
     outputs = torch.split(torch.arange(sum(sizes)), sizes)
-    if len(outputs) == 2:  # in an order of its own
+    if len(outputs) == 2:  # in the mixer's own order
         parts = mixer.fix_query_key_value_ordering(*(part.view(1, 1, -1) for part in outputs))
         *channels, gates, factors, steps = (part.flatten() for part in parts)
     else:
@@ -168,7 +169,7 @@ def _delta_rule(mixer: Any) -> RecurrentParts:
 
 
 def _mamba(mixer: Any) -> RecurrentParts:
-    """The parts of a Mamba-2 mixer (Bamba, Granite 4, Nemotron-H; Falcon-H1's has factors of its outputs)."""
+    """The parts of a Mamba-2 mixer (Bamba, Granite 4, Nemotron-H; Falcon-H1 scales the outputs of its inputs)."""
     linears = _linears(mixer, (("in_proj",),))
     heads, channels, mixed = len(mixer.A_log), mixer.conv1d.in_channels, mixer.out_proj.in_features
     groups, norm, scales = int(mixer.n_groups), getattr(mixer, "norm", None), getattr(mixer, "mup_vector", None)
@@ -186,7 +187,7 @@ def _mamba(mixer: Any) -> RecurrentParts:
 
 
 def _short_convolution(mixer: Any) -> RecurrentParts:
-    """A convolution of products of two inputs, multiplied by a third."""
+    """The parts of a convolution over the product of two inputs, gated by a third (LFM2)."""
     linears, none = _linears(mixer, (("in_proj",),)), torch.empty(0, dtype=torch.int64)
     multipliers, gates, channels = torch.arange(linears[0].out_features).chunk(3)
     return RecurrentParts(
@@ -195,7 +196,7 @@ def _short_convolution(mixer: Any) -> RecurrentParts:
 
 
 def _linears(mixer: Any, names: tuple[tuple[str, ...], ...]) -> tuple[Any, ...]:
-    """The linears of a layer's input, which have one of some series of `names`; nothing unknown is beside them."""
+    """The linears of a layer's input, named by one of the series in `names`, if the mixer has no unknown children."""
     children = {name for name, _ in mixer.named_children()}
     found = next((each for each in names if set(each) == children - _BESIDE), None)
     if found is None:

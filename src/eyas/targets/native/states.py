@@ -1,6 +1,6 @@
 """The recurrent states of a native decoder's slots, which its kernels read, stage and fold; see `kernels/recurrent.h`.
 
-Shapes: R rows (a contiguous range of slots), Q columns of a pass, T its tokens.
+Shapes: R rows (a contiguous range of slots), Q columns of a pass, T tokens of a pass.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from eyas.targets.states import (
 from eyas.tree import DraftTree
 
 _ALL = StateKey(-1, "native", 0)
-"""What the vector of all states is called among copies."""
+"""Key of the vector of all states among copies."""
 
 
 class GivenStates(NamedTuple):
-    """The rows of a pass as the kernels take them, and what they point to."""
+    """The rows of a pass as the kernels take them, with the objects that they point to."""
 
     states: RowStates
     kept: Sequence[Any] = ()
 
 
 class Folds(Protocol):
-    """What repeats the steps of accepted guesses."""
+    """A decoder that repeats the steps of accepted guesses."""
 
     row_size: int
-    """Floats that each layer keeps of a token."""
+    """Number of floats that each layer stages per token."""
     recurrent: int
-    """The number of recurrent layers."""
+    """Number of recurrent layers."""
 
     def fold(self, fold: Fold) -> None:
-        """Take staged states through accepted tokens."""
+        """Advance staged states by accepted tokens."""
 
 
 class NativeStates(SlotStates):
-    """Of each slot one vector of its committed states, and one in which a pass stages those that may follow."""
+    """Per slot, a vector of its committed states and one in which a pass stages the states that may follow."""
 
     def __init__(self, decoder: Folds, size: int, slots: int) -> None:
-        """States of `slots` empty slots, `size` floats each. Raises CacheMemoryError."""
+        """Allocate the states of `slots` empty slots, `size` floats each. Raises CacheMemoryError."""
         super().__init__(slots)
         self._decoder, self._size = decoder, size
         self._held, self._staged = self._zeros(slots), self._zeros(slots)  # [size] each
-        self._inputs = torch.empty(0, 0, 0)  # [layers, T, row size] what guesses staged, or of one layer at a time
+        self._inputs = torch.empty(0, 0, 0)  # [layers, T, row size] staged by guesses; else scratch for one layer
         self._guesses = False
 
     def nbytes(self) -> int:
@@ -81,7 +81,7 @@ class NativeStates(SlotStates):
         self.copies.begin(rows)
 
     def of_pass(self, tokens: int) -> GivenStates:
-        """What the pass that has begun, of so many `tokens`, is given."""
+        """The rows of the pass that has begun, which runs `tokens` tokens, as the kernels take them."""
         assert self.path is not None
         layers, row = self._decoder.recurrent if self._guesses else 1, self._decoder.row_size
         self._inputs = torch.empty(layers, tokens, row)
@@ -99,7 +99,7 @@ class NativeStates(SlotStates):
         self._decoder.fold(Fold(given.states, self._inputs.shape[1], addressof(starts), addressof(tokens)))
 
     def _given(self, path: StatePath, copied: CopiesWanted) -> GivenStates:
-        """The rows of a pass, and copies of their states after so many of their tokens."""
+        """The rows of a pass, with room for the copies of states that are to be made."""
         wanted = [(row, number + 1, tokens) for number, rows in copied.items() for row, tokens in rows]
         made = [self.copies.room(row, tokens, _ALL, self._held[path.rows[row]]) for row, _, tokens in wanted]
         which = (c_int64 * (2 * len(wanted)))(*(part for row, after, _ in wanted for part in (row, after)))

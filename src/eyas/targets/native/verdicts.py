@@ -1,8 +1,8 @@
-"""What the load trial of a model found, kept in the user's cache: the same model isn't tried again on the same machine.
+"""Results of trials at load, kept in the user's cache so that a model isn't tried again on the same machine.
 
-A verdict is about this very model. It is named by a hash of every weight as it is laid out, the config, eyas's sources
-and the kernels, the source files of the model's modules, the versions of Python, torch and transformers, the processor,
-the number of threads, and how products are multiplied. If any of these changes, the model is tried.
+A verdict holds for exactly one model. Its file is named by a hash of all weights as they are laid out, the config,
+eyas's sources and the kernels, the source files of the model's modules, the versions of Python, torch and transformers,
+the processor, the number of threads, and how products are computed. If any of these changes, the model is tried again.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from eyas.targets.passes import Passes
 
 _LOG = logging.getLogger("eyas")
 _MOST = 1 << 20
-"""Bytes of all verdicts."""
+"""Most bytes of all verdicts together."""
 _SETTINGS = ("ATEN_", "DNNL_", "ONEDNN_", "MKL_", "OMP_", "GOMP_", "KMP_", "EYAS_", "TORCH")
-"""What the names of environment variables begin with that may change how a library computes."""
+"""Prefixes of environment variables that may change how a library computes."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a target's passes are run."""
+    """How a target's passes are to be run."""
 
     refusal: str | None
-    """Why native passes aren't used; None = they are."""
+    """The reason why native passes aren't used; None = they are used."""
     ropes: tuple[int, ...]
-    """Which RoPE table turns the queries and keys of each layer, -1 = none."""
+    """Index of the RoPE table of each layer's queries and keys, -1 = none."""
     ragged: bool
     """Whether rows of different lengths run end to end."""
 
 
 def verdict_file(target: Passes) -> Path | None:
-    """Where the verdict on a target with native passes is kept; None if it can't be, or isn't to be."""
+    """The file for the verdict on a target with native passes; None if none is kept."""
     if not keeps() or target.native is None or target.record is not None:
         return None
     try:
         name = sha256(_made_of(target).encode()).hexdigest()[:24]
         return cache_directory() / "verdicts" / f"{name}.json"
     except (OSError, ValueError) as error:
-        _LOG.info("the load trial isn't kept: %s", error)
+        _LOG.info("the result of the load trial isn't kept: %s", error)
         return None
 
 
 def _made_of(target: Passes) -> str:
-    """All that a verdict depends on. ValueError for weights of a library's own, OSError for unreadable sources."""
+    """Everything that a verdict depends on. ValueError for a library's own tensors, OSError for unreadable sources."""
     found, model = kernels(), target.model
     sources = {str(getattr(sys.modules[type(part).__module__], "__file__", None)) for part in model.modules()}
     parts: list[Any] = [
@@ -73,18 +73,18 @@ def _made_of(target: Passes) -> str:
 
 
 def kept_verdict(path: Path, layers: int) -> Verdict | None:
-    """The verdict in a file on a model of so many layers; None if there is none, or a damaged one, which is named."""
+    """The verdict in a file on a model of `layers` layers; None if the file is missing or damaged (with a warning)."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         verdict = Verdict(**(content["verdict"] | {"ropes": tuple(content["verdict"]["ropes"])}))
         if content["hash"] == _hash(verdict) and len(verdict.ropes) == layers:
-            os.utime(path)  # it is used
+            os.utime(path)  # mark it as used
             return verdict
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):  # no JSON, or not of this form
+    except (OSError, ValueError, KeyError, TypeError):  # not JSON, or not in this form
         pass
-    _LOG.warning("%s is damaged: the model is tried anew", path)
+    _LOG.warning("%s is damaged: the model is tried again", path)
     return None
 
 
@@ -94,7 +94,7 @@ def keep_verdict(path: Path, verdict: Verdict) -> None:
         write_text(path, json.dumps({"verdict": asdict(verdict), "hash": _hash(verdict)}))
         prune(path.parent, _MOST, path)
     except OSError as error:
-        _LOG.info("the load trial isn't kept: %s", error)
+        _LOG.info("the result of the load trial isn't kept: %s", error)
 
 
 def _hash(verdict: Verdict) -> str:

@@ -17,25 +17,25 @@ from eyas.train.loss.config import LossConfig
 
 
 class DrafterTrainConfig(StrictModel):
-    """The settings of a drafter's training run; omitted values of `loss` are those of the paper of the kind."""
+    """The settings of a drafter's training run. Omitted `loss` values default to those of the kind's paper."""
 
     target: str  # a folder, a Hub id, or `smollm2`
     source: SourceKind = "online"
     store: Path | None = None  # a store made by `eyas data capture`; for offline and hybrid
     chats: Path | None = None  # a chat folder or a .jsonl file; for online and hybrid
-    held_out_share: float | None = Field(default=None, gt=0, lt=1)  # of a .jsonl file; folders and stores have splits
-    data_share: float = Field(default=1.0, gt=0, le=1)  # of the training chats, the first ones: for curves over data
+    held_out_share: float | None = Field(default=None, gt=0, lt=1)  # share of a .jsonl; folders and stores have splits
+    data_share: float = Field(default=1.0, gt=0, le=1)  # share of the training chats, from the first: for data curves
     output: Path
     device: str | None = None  # None: the accelerator if there is one
     target_dtype: str = "auto"  # auto: the checkpoint's, float32 on CPUs without kernels for it
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
-    warm_start: str | None = None  # of the same sizes and kind, or of one that it extends; `smollm2`: the shipped
+    warm_start: str | None = None  # a drafter of the same sizes, and this kind or the one it extends; or `smollm2`
     batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
-    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # tokens to which chats are cut
-    segments: SegmentConfig | None = None  # how longer chats are cut into several rows; None: each is one row
+    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # chats are cut to this many tokens
+    segments: SegmentConfig | None = None  # how longer chats are split into rows; None: one row each
     validation: ValidationConfig = ValidationConfig()
-    keep_checkpoints: int | None = Field(default=None, ge=1)  # newest ones to keep besides the best; None: all
+    keep_checkpoints: int | None = Field(default=None, ge=1)  # how many of the newest to keep, plus the best; None: all
     loop: LoopConfig
 
     @model_validator(mode="before")
@@ -67,5 +67,5 @@ ELSEWHERE = {
     "target", "source", "store", "chats", "held_out_share", "data_share", "output", "device", "validation",
     "keep_checkpoints", "loop",
 }  # fmt: skip
-"""Settings that may differ when a run is resumed: paths, the device, validation and the loop, which checks its own.
+"""Settings that may differ when a run is resumed: paths, device, validation, and the loop (which checks its own).
 The data may move, because its contents are compared by hash."""

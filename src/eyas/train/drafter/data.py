@@ -41,10 +41,10 @@ class DraftVocabulary:
     def chosen(
         cls, rows: Iterable[TokenRow], size: int, target: EmbeddingAndHead, tokenizer: Any, known: Tensor | None = None
     ) -> DraftVocabulary:
-        """The `size` most frequent tokens of the answers, always with those that end an answer.
+        """Choose the `size` most frequent tokens of the answers, always including those that end an answer.
 
-        `known` ids are the vocabulary of the drafter that a run starts from: each counts as if it were seen a few times
-        more, so that little data drives out only those that it hardly has.
+        `known` ids are the vocabulary of the warm-start drafter. Each counts as seen `KNOWN` times more, so that little
+        data displaces only known tokens that it hardly contains.
         """
         counts = count_answer_tokens(rows, target.vocab_size)
         stop_ids = {*eos_token_ids(target.model), *turn_end_ids(tokenizer)}
@@ -61,7 +61,7 @@ class DraftVocabulary:
 
 
 KNOWN = 4
-"""The occurrences that a token of the drafter that a run starts from counts for beforehand."""
+"""Occurrences credited in advance to each token of the warm-start drafter's vocabulary."""
 
 
 def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
@@ -73,7 +73,7 @@ def count_answer_tokens(rows: Iterable[TokenRow], vocab_size: int) -> Tensor:
 
 
 def choose_draft_vocabulary(counts: Tensor, size: int, always: Collection[int]) -> Tensor:
-    """The draft ids [size], ascending: `always` (the end tokens) and the most frequent of counts [V], ties by id.
+    """The draft ids [size], ascending: `always` (the end tokens) and the most frequent of counts [V]; ties go by id.
 
     If fewer than `size` tokens occur, the lowest unused ids are added. Raises ConfigError for a size that is too small
     for `always` or exceeds V.
@@ -96,12 +96,12 @@ HELD_OUT_SHARE = 0.02
 
 
 class CutOff(NamedTuple):
-    """What a run doesn't learn from, because its chats are cut to a length."""
+    """The training data that a run loses because chats are cut to a maximum length."""
 
     chats: int
-    """Training chats that are longer."""
+    """Training chats longer than that."""
     tokens: int
-    """Their tokens beyond it."""
+    """Their tokens beyond that length."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class TrainingData:
                 raise DataError(f"there is no chat for {name}: add chats, or change the held-out share")
 
     def beginning(self, share: float) -> TrainingData:
-        """The same with the first `share` of the training rows, at least one."""
+        """The same data with only the first `share` of the training rows, at least one."""
         rows = self.rows["train"]
         return replace(self, rows=self.rows | {"train": rows[: max(1, round(share * len(rows)))]})
 
@@ -149,7 +149,7 @@ def open_data(
     def features(batches: ChatBatches, taps: tuple[int, ...]) -> FeatureSource:
         if opened is not None and kind != "hybrid":
             return StoreSource(opened, batches, taps, target.device)
-        assert isinstance(target, Target), "states are computed, for which all layers are loaded"
+        assert isinstance(target, Target), "computing states needs a target with all layers loaded"
         return OnlineSource(target, batches, taps) if opened is None else HybridSource(opened, target, batches, taps)
 
     served = () if opened is None else opened.served_taps
@@ -168,9 +168,9 @@ def open_data(
 
 
 def with_taps(shape: DrafterShape, target: EmbeddingAndHead, served: tuple[int, ...]) -> DrafterShape:
-    """The shape with explicit taps: the recipe's, else those of `choose_taps`, else those that the store holds.
+    """The shape with explicit taps: the recipe's, else those of `choose_taps`, or the store's if it lacks any of these.
 
-    A kind that reads only the final state is left alone. `served` is () without a store.
+    The shape of a kind that reads only the final state is unchanged. `served` is () without a store.
     """
     usual = drafter_config(shape, target).taps or ()
     if shape.taps is not None or usual == (target.num_layers + 1,):

@@ -1,4 +1,4 @@
-"""The settings of a run: `auto` ones resolved, all of them as a table, and warnings about odd ones."""
+"""The settings of a run: resolves `auto` values, shows all settings as a table, and warns about unusual ones."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from eyas.train.loop.loop import ResolvedLoop
 from eyas.train.loss.config import LossConfig
 
 LENGTH = 4096
-"""Tokens to which chats are cut if the length is `auto`, as in SpecForge's examples; SafeAILab/EAGLE uses half."""
+"""The `auto` length that chats are cut to, in tokens, as in SpecForge's examples; SafeAILab/EAGLE uses half."""
 CHATS = 2
 """Chats of full length that fit into an `auto` micro-batch."""
 LEAST_BATCHES = 160
-"""`auto` micro-batches of an epoch at least, if the longest chat allows: with little data, longer ones would leave a
-few dozen steps, which teach next to nothing."""
+"""Minimum `auto` micro-batches per epoch, if the longest chat allows it. With little data, larger micro-batches would
+leave a few dozen steps, which teach next to nothing."""
 VOCABULARY_STEP = 1024
-"""What an `auto` draft vocabulary is a multiple of where the answers have fewer tokens than the target."""
+"""An `auto` draft vocabulary is a multiple of this if fewer distinct tokens than allowed occur in the answers."""
 
 
 class SizedConfig(DrafterTrainConfig):
-    """A drafter's training run without `auto` sizes; compared when a run is resumed, and kept in its config.yaml."""
+    """A drafter's training run with `auto` sizes resolved, as kept in its config.yaml and compared on resuming."""
 
     target_dtype: str
     batch_tokens: int
@@ -49,7 +49,7 @@ class SizedConfig(DrafterTrainConfig):
 
 
 def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
-    """The target's dtype. `auto` is the one a resumed run began with, or else that of `resolve_dtype` on rank 0."""
+    """The target's dtype. `auto` is the dtype that a resumed run began with, else rank 0's `resolve_dtype`."""
     if config.target_dtype != "auto":
         return config.target_dtype
     began = saved_identity(config.output / "state").get("target_dtype")
@@ -58,9 +58,9 @@ def resolved_dtype(config: DrafterTrainConfig, processes: ProcessGroup) -> str:
 
 
 def cut_length(config: DrafterTrainConfig, target: TargetModel) -> int:
-    """The tokens to which chats are cut: 4,096 or the target's context if that is `auto`.
+    """The number of tokens that chats are cut to; `auto` is 4,096, or the target's context if that is shorter.
 
-    Raises ConfigError for more than the context.
+    Raises ConfigError for a length beyond the context.
     """
     length = min(LENGTH, target.max_length or LENGTH) if config.max_length == "auto" else config.max_length
     if target.max_length is not None and length > target.max_length:
@@ -73,11 +73,11 @@ def cut_length(config: DrafterTrainConfig, target: TargetModel) -> int:
 def sized(
     config: DrafterTrainConfig, target: TargetModel, dtype: str, rows: Sequence[TokenRow] | None = None
 ) -> SizedConfig:
-    """Resolve every `auto` size for a target that is loaded in `dtype`, and for the training `rows` if they are known.
+    """Resolve every `auto` size for a target loaded in `dtype`, and for the training `rows` if they are known.
 
-    A micro-batch holds two chats of full length, or two segments; with little data less, so that an epoch has steps
-    enough. A draft vocabulary has at most 32,000 tokens, and hardly more than occur in the answers; None remains the
-    target's whole one.
+    A micro-batch holds two chats of full length or two segments, and less with little data, so that an epoch has
+    enough steps. A draft vocabulary has at most 32,000 tokens, and hardly more than occur in the answers; None still
+    means the target's whole vocabulary.
     """
     length = cut_length(config, target)
     row = length if config.segments is None else min(length, config.segments.length + config.segments.context)
@@ -95,7 +95,7 @@ def sized(
 
 
 def _vocabulary(shape: DrafterShape, vocab_size: int, rows: Sequence[TokenRow] | None) -> int:
-    """The tokens of an `auto` draft vocabulary; a head of its own learns nothing about tokens that never occur."""
+    """The size of an `auto` draft vocabulary. The drafter's own head learns nothing about tokens that never occur."""
     most = shape.draft_vocabulary(vocab_size)
     if rows is None or shape.head_owner != "own":
         return most
@@ -116,11 +116,11 @@ FILE = "settings.txt"
 _ADAM_BYTES = 4 + 4 + 8
 """Bytes of a trained float32 weight, its gradient and AdamW's two moments."""
 
-# Sizes from which a target is no longer a toy, and limits beyond which settings for it are doubtful.
+# Sizes from which a target is no longer a toy, and limits beyond which settings for it look wrong.
 _REAL_VOCABULARY, _REAL_CONTEXT, _REAL_WIDTH = 32_000, 4096, 1024
 _LEAST_COVERED, _LEAST_LENGTH, _LEAST_EPOCHS, _LEAST_DEPTH = 0.99, 1024, 0.5, 0.6
 _LEAST_ANSWERS = 1_000_000
-"""Answer tokens below which a drafter is a trial: published ones have learnt from 10 to 100 million."""
+"""With fewer answer tokens, a drafter is only a trial: published ones were trained on 10 to 100 million."""
 _MOST_LR = 5e-4
 """Five times the highest rate that EAGLE, SpecForge and speculators publish for AdamW (5e-5 to 1e-4)."""
 _MOST_MATRIX_LR = 0.02
@@ -128,7 +128,7 @@ _MOST_MATRIX_LR = 0.02
 
 
 class Setting(NamedTuple):
-    """A row of the table: a setting, its value, and where that is from."""
+    """A row of the table: a setting, its value, and where the value comes from."""
 
     name: str
     value: str
@@ -137,7 +137,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Outlook:
-    """Everything that is known of a run before its first step."""
+    """Everything known about a run before its first step."""
 
     written: DrafterTrainConfig
     """The settings as the recipe has them, before `auto` values are resolved."""
@@ -154,7 +154,7 @@ class Outlook:
     """One line for each chat that couldn't be used."""
 
     def settings(self) -> Iterator[Setting]:
-        """The rows of the table: everything that decides the drafter, the training time and the memory."""
+        """The rows of the table: everything that determines the drafter, the training time and the memory use."""
         config, loop, target, written = self.config, self.loop, self.target, self.written
         context = "any length" if target.max_length is None else f"context {target.max_length:,}"
         yield Setting(
@@ -213,7 +213,7 @@ class Outlook:
             yield Setting("layers", value, _origin(shape, "heads", "target"))
             yield Setting("MLP", f"{network.intermediate_size:,} wide", _origin(shape, "intermediate_size", "target"))
             if network.draft_window is not None:
-                yield Setting("window", f"{SINKS} first pairs and the last {network.draft_window:,}", "recipe")
+                yield Setting("window", f"the first {SINKS} pairs and the last {network.draft_window:,}", "recipe")
         yield Setting("draft vocabulary", str(self.vocabulary), _origin(shape, "draft_vocab_size", "target and data"))
         for part, owner in (("embedding", network.embedding), ("head", network.head)):
             yield Setting(
@@ -228,7 +228,7 @@ class Outlook:
         held = trained * _ADAM_BYTES + frozen * 4
         on_top = "activations and the target on top"
         if self.loop.parallel == "fsdp":
-            on_top = "shared by the processes as the target's layers are, activations on top"
+            on_top = "sharded over the processes like the target's layers, activations on top"
         yield Setting("memory", f"{held / 2**20:,.0f} MiB, {on_top}", "")
         if self.started is not None:
             yield Setting("starts from", self.started, "recipe")
@@ -293,13 +293,13 @@ class Outlook:
             )
 
     def _about_data(self) -> Iterator[str]:
-        """Warn of data that is too little for a drafter worth serving, and say what to expect."""
+        """Warn if there is too little data for a drafter worth serving, and say what to expect."""
         answers = sum(int(row.loss_mask.sum()) for row in self.batches.rows)
         if answers >= _LEAST_ANSWERS or self.target.vocab_size < _REAL_VOCABULARY:
             return
         yield (
             f"{answers:,} answer tokens are few: 60,000 gave a target of 135 million parameters an accept length of "
-            "2.6, and published drafters have learnt from 10 to 100 million. More chats help most; --method ngram "
+            "2.6, and published drafters were trained on 10 to 100 million. More chats help most; --method ngram "
             "needs no training and may be as fast (`eyas bench methods` compares them)"
         )
 

@@ -33,7 +33,7 @@ _PRESETS: dict[str, tuple[str, dict[str, bool]]] = {
     "eagle3.1": ("eagle3", {"fc_norm": True, "norm_output": True}),
     "jetspec": ("dflash", {"causal": True}),
 }
-"""Names for a kind with certain options."""
+"""Preset -> its kind and the options that it sets."""
 _OF_EVERY_KIND = {"kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head"}
 _FIELD = {
     "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
@@ -42,11 +42,11 @@ _FIELD = {
 """Option of `DrafterShape` -> its name in a drafter's config, where the two differ."""
 _THETA = 10000.0
 _LONG = 32768
-"""Positions of a drafter whose target names no longest sequence."""
+"""Positions of a drafter whose target's config gives no maximum length."""
 
 
 class TargetModel(TargetSizes, Protocol):
-    """What decides the sizes of a target's drafter; a `Target`, or an object made from a config alone."""
+    """What determines the sizes of a target's drafter: a `Target`, or an object made from a config alone."""
 
     @property
     def config(self) -> Any:
@@ -70,7 +70,7 @@ class DrafterShape(StrictModel):
     draft_vocab_size: int | Literal["auto"] | None = Field(default="auto", ge=1)  # None: the target's whole vocabulary
     taps: tuple[int, ...] | None = None
     default_tree: str | None = None
-    # owner of embedding and head, and whether own ones are trained
+    # who owns embedding and head, and whether the drafter's own are trained
     embedding: Literal["own", "shared", "none"] | None = None
     head: Literal["own", "shared"] | None = None
     train_embedding: bool = False
@@ -82,7 +82,7 @@ class DrafterShape(StrictModel):
     heads: int | None = Field(default=None, ge=1)
     kv_heads: int | None = Field(default=None, ge=1)
     head_dim: int | None = Field(default=None, ge=2)
-    window: int | None = Field(default=None, ge=1)  # attend to the sinks and the last pairs: None = to all
+    window: int | None = Field(default=None, ge=1)  # attend to the sinks and the last `window` pairs; None = all
     # eagle1
     bias: bool | None = None
     # eagle3 and mla
@@ -96,14 +96,14 @@ class DrafterShape(StrictModel):
     qk_nope_head_dim: int | None = Field(default=None, ge=1)
     qk_rope_head_dim: int | None = Field(default=None, ge=2)
     v_head_dim: int | None = Field(default=None, ge=1)
-    # medusa, whose `layers` are those of each head
+    # medusa, where `layers` counts the layers of each head
     medusa_heads: int | None = Field(default=None, ge=1)
-    # block drafters; what their fields mean is said in `drafters/kinds/`
+    # block drafters; `drafters/kinds/` explains their fields
     block_size: int | None = Field(default=None, ge=2)
     sample_from_anchor: bool | None = None
     causal: bool | None = None
     sliding_window: int | None = None
-    # those and peagle
+    # block drafters and peagle
     mask_token_id: int | None = Field(default=None, ge=0)
     # peagle
     num_depths: int | None = Field(default=None, ge=1)
@@ -112,7 +112,7 @@ class DrafterShape(StrictModel):
     markov_head_type: Literal["vanilla", "gated", "rnn"] | None = None
     enable_confidence_head: bool | None = None
     confidence_head_with_markov: bool | None = None
-    # dflash2; the convolutions lilicorr, too
+    # dflash2; lilicorr has the convolutions, too
     conv_kernel_size: int | None = None
     conv_group_size: int | None = None
     selector_rank: int | None = None
@@ -163,14 +163,14 @@ class DrafterShape(StrictModel):
 
     @property
     def definition(self) -> Kind:
-        """The registered kind; presets such as eagle3.1 belong to one."""
+        """The registered kind; for a preset such as eagle3.1, the kind that it is based on."""
         return KINDS[_PRESETS.get(self.kind, (self.kind, {}))[0]]
 
     @property
     def embedding_owner(self) -> str:
         """`own`, `shared` or `none`; by default `own` if other engines run the kind, because they expect one.
 
-        A kind that reads no tokens has none.
+        A kind that reads no tokens has no embedding.
         """
         if self.embedding is None and self.definition.config.model_fields["embedding"].default == "none":
             return "none"
@@ -179,14 +179,14 @@ class DrafterShape(StrictModel):
 
     @property
     def head_owner(self) -> str:
-        """`own` or `shared`; by default `shared` if the target's head can read its states."""
+        """`own` or `shared`; by default `shared` if the target's head can read the drafter's states."""
         config = self.definition.config
         return self.head or ("shared" if config.is_block or issubclass(config, FeatureConfig) else "own")
 
     def draft_vocabulary(self, vocab_size: int) -> int:
         """The number of the target's `vocab_size` tokens that the drafter can draft.
 
-        `auto` is at most 32,000 for a head of its own, and the whole vocabulary for the target's head.
+        `auto` is at most 32,000 with a head of its own, and the whole vocabulary with the target's head.
         """
         if self.draft_vocab_size == "auto":
             return min(DRAFT_VOCABULARY, vocab_size) if self.head_owner == "own" else vocab_size
@@ -202,9 +202,9 @@ def _options(kind: Kind) -> set[str]:
 
 
 def shape_of(config: DrafterConfig, kind: Kind, layers: int) -> DrafterShape:
-    """The shape of a drafter that exists, to train on from it; its target has so many `layers`.
+    """The shape of an existing drafter, for continuing its training; its target has `layers` layers.
 
-    `drafter_config` gives the config back, if what a shape doesn't say (RoPE, norms) is the target's.
+    `drafter_config` restores the config if everything that a shape doesn't contain (RoPE, norms) is the target's.
     """
     values: dict[str, Any] = {
         "kind": kind.name, "draft_vocab_size": config.draft_vocab_size, "default_tree": config.default_tree,
@@ -272,8 +272,8 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
 def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tensor) -> DraftNetwork:
     """A network with fresh weights on the target's device.
 
-    An embedding or head of its own is initialised from the target's if the widths agree. draft_ids [Vd] are the target
-    tokens that it can draft, ascending. Raises ConfigError for a shape that can't be trained.
+    An embedding or head of its own is initialized from the target's if the widths agree. draft_ids [Vd] are the target
+    tokens that the network can draft, ascending. Raises ConfigError for a shape that can't be trained.
     """
     config = drafter_config(shape, target)
     same_width = config.hidden_size == target.hidden_size
@@ -303,14 +303,14 @@ def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tens
 
 @torch.no_grad()
 def _start(part: nn.Embedding | nn.Linear, weight: Tensor, fits: bool, trains: bool) -> None:
-    """Initialise an embedding or head with the target's rows [V or Vd, H] if they fit."""
+    """Initialize an embedding or head with the target's rows [V or Vd, H] if they fit."""
     if fits:
         part.weight.copy_(weight)
     part.weight.requires_grad_(trains)
 
 
 def _spare_token(own: Any, vocab_size: int) -> int:
-    """The token that stands in a block's masked slots: the padding token, else the last of the vocabulary."""
+    """The token for a block's masked slots: the padding token, else the last of the vocabulary."""
     padding = getattr(own, "pad_token_id", None)
     return padding if isinstance(padding, int) and 0 <= padding < vocab_size else vocab_size - 1
 
@@ -329,8 +329,8 @@ def mlp_width(own: Any) -> int:
     """The width of the target's MLP.
 
     The config of a mixture of experts usually gives a dense layer's width, or else the width of one expert. A width
-    below two hidden states is taken for that of one expert and multiplied by the number of experts that are active for
-    a token: gpt-oss has experts as wide as its states, four of them active.
+    below twice the hidden size is taken to be one expert's and multiplied by the number of active experts per token:
+    gpt-oss has four active experts, each as wide as its hidden states.
     """
     width: int = getattr(own, "intermediate_size", None) or getattr(own, "n_inner", None) or 4 * own.hidden_size
     experts = getattr(own, "num_experts_per_tok", None)
@@ -341,7 +341,7 @@ def mlp_width(own: Any) -> int:
 
 def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
     """Key-value heads and head size of grouped-query attention with `heads` heads, for a drafter `width` wide."""
-    if getattr(own, "kv_lora_rank", None):  # latent attention, whose head_dim is that of the rotated part only
+    if getattr(own, "kv_lora_rank", None):  # latent attention: head_dim covers only the rotated part
         return {"num_key_value_heads": heads, "head_dim": own.v_head_dim + own.v_head_dim % 2}
     shared = getattr(own, "num_key_value_heads", None) or heads
     if heads % shared:
@@ -353,7 +353,7 @@ def head_sizes(own: Any, heads: int, width: int) -> dict[str, int]:
 
 
 def latent_sizes(own: Any) -> dict[str, int | None]:
-    """Sizes of multi-head latent attention: the target's if it has that, else scaled like DeepSeek's."""
+    """Sizes of multi-head latent attention: the target's if it has them, else in DeepSeek's proportions."""
     if getattr(own, "kv_lora_rank", None):
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         return {name: getattr(own, name) for name in names}
@@ -366,7 +366,7 @@ def latent_sizes(own: Any) -> dict[str, int | None]:
 
 
 def rope_of(own: Any) -> dict[str, Any]:
-    """The target's RoPE, or that of its full-attention layers if layers differ; dynamic types keep only their theta."""
+    """The target's RoPE (of its full-attention layers if layers differ). Dynamic types keep only their theta."""
     rope = dict(getattr(own, "rope_parameters", None) or {})
     if isinstance(rope.get(FULL), dict):
         rope = dict(rope[FULL])

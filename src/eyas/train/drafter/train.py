@@ -1,4 +1,4 @@
-"""Trains a drafter: makes a run folder with checkpoints from a target and a store or chats; also warm starts."""
+"""Trains a drafter for a target from a store or chats: run folders with checkpoints, warm starts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Origin:
     """The provenance that all checkpoints of a run share."""
 
     identity: dict[str, Any]
-    """Inputs besides the recipe that decide the weights; a run is resumed only if they are the same."""
+    """Inputs other than the recipe that determine the weights; a run resumes only if they are unchanged."""
     facts: dict[str, Any]
     """The entries of the provenance that all checkpoints share."""
 
@@ -59,7 +59,7 @@ class Origin:
         batches: ChatBatches,
         vocabulary: DraftVocabulary,
     ) -> Origin:
-        """The origin of a run on `batches`, whose hash is that of their token rows, wherever these were read from."""
+        """The origin of a run on `batches`. The data hash covers their token rows, wherever these were read from."""
         rows = [row for row in batches.rows if learnable(row)]
         identity = {
             "target_fingerprint": fingerprint,
@@ -87,7 +87,7 @@ class Origin:
         return cls(identity, facts)
 
     def at(self, progress: TrainingProgress, validation: Mapping[str, float], chosen_by: str) -> dict[str, Any]:
-        """The provenance of a checkpoint; `chosen_by` names the validation figure by which the best is chosen."""
+        """The provenance of a checkpoint; `chosen_by` names the validation metric that decides which one is best."""
         return {
             **self.facts,
             "steps": progress.step,
@@ -102,7 +102,7 @@ CHECKPOINT_DTYPE = torch.bfloat16
 
 
 class DrafterRun:
-    """A drafter's objective with its validation data and its run folder, which the loop's `train` runs."""
+    """A drafter's objective, validation data and run folder, in the form that the loop's `train` runs."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class DrafterRun:
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
         """Score held-out batches, decode, save `checkpoints/step-N` and update `best`.
 
-        All processes call it; rank 0 saves, and those that have a `decoding` decode.
+        All processes call this: rank 0 saves, and those with a `decoding` decode.
         """
         network = self._objective.model
         network.eval()
@@ -152,7 +152,7 @@ class DrafterRun:
         return figures
 
     def finish(self) -> Path:
-        """Copy the last checkpoint to `drafter/`, say what came out and what is next, both on rank 0."""
+        """On rank 0, print the run's results and the next command, and copy the last checkpoint to `drafter/`."""
         if not self._processes.is_main:
             return self._folder.path / "drafter"
         console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -174,18 +174,18 @@ def served_copy(network: DraftNetwork) -> DraftNetwork:
 
 PREFIX = "step-"
 PROMPTS = "prompts.jsonl"
-"""The file of a run with prompts of held-out chats, on which its checkpoints can be measured."""
+"""A run's file of prompts from held-out chats, for measuring its checkpoints."""
 
 
 class RunFolder:
     """The drafter folders of a run: `checkpoints/step-N/`, `best/` and `drafter/`, each complete or absent.
 
-    Which checkpoint is the best, and which ones may be deleted, is computed from the checkpoints alone, so nothing is
-    lost by an interruption.
+    Which checkpoint is the best, and which ones may be deleted, follows from the checkpoints alone, so an interruption
+    loses nothing.
     """
 
     def __init__(self, path: Path, keep: int | None = None) -> None:
-        """`keep` is the number of newest checkpoints that are kept besides the best one; None = all."""
+        """`keep` is the number of newest checkpoints to keep in addition to the best one; None = all."""
         self.path, self._keep = path, keep
 
     def checkpoints(self) -> dict[int, Path]:
@@ -200,7 +200,7 @@ class RunFolder:
     def add(self, step: int, write: Callable[[Path], None]) -> None:
         """Have `write` fill `checkpoints/step-N`, then copy the best checkpoint to `best/` and delete old ones.
 
-        Checkpoints of this and later steps, which an interrupted run left, are deleted first.
+        Checkpoints of this and later steps, left by an interrupted run, are deleted first.
         """
         for number, path in self.checkpoints().items():
             if number >= step:
@@ -214,20 +214,20 @@ class RunFolder:
                 shutil.rmtree(path)
 
     def best(self) -> Path:
-        """The checkpoint with the highest score, the earliest if several have it. CheckpointError if there is none."""
+        """The checkpoint with the highest score, the earliest if several tie. Raises CheckpointError without any."""
         scored = {path: score(path) for path in self.checkpoints().values()}
         if not scored:
             raise CheckpointError(f"{self.path} holds no checkpoints")
         return max(scored, key=lambda path: scored[path])
 
     def summary(self) -> list[str]:
-        """What a finished run came to, where it lies, and the command that goes on."""
+        """The results of a finished run, its folders, and the command to run next."""
         best, (step, last) = self.best(), list(self.checkpoints().items())[-1]
         provenance = read_json(last / "config.json").get("eyas", {})
         name = str(provenance.get("chosen_by", "score")).replace("_", " ")
         lines = [
             f"trained {step:,} steps in {duration(provenance.get('seconds', 0.0))}: {name} {score(last):.2f} after the "
-            f"last, {score(best):.2f} after the best, {best.name} (1 = nothing is guessed)",
+            f"last, {score(best):.2f} after the best, {best.name} (1 = no draft token is accepted)",
             f"{self.path / 'best'} is the best, {self.path / 'drafter'} the last, {self.path / 'checkpoints'} has more",
         ]
         prompts = self.path / PROMPTS
@@ -243,7 +243,7 @@ class RunFolder:
 
 
 def score(checkpoint: Path) -> float:
-    """The validation figure by which its provenance says a checkpoint is chosen; higher is better."""
+    """The validation metric that a checkpoint's provenance names in `chosen_by`; higher is better."""
     provenance = read_json(checkpoint / "config.json").get("eyas", {})
     return float(provenance["validation"][provenance["chosen_by"]])
 
@@ -253,9 +253,9 @@ _FREE = {"draft_vocab_size", "default_tree", "max_position_embeddings", "draft_w
 
 
 MEASURED = 32
-"""Held-out prompts that a run leaves to measure its checkpoints on."""
+"""Number of held-out prompts that a run writes for measuring its checkpoints."""
 FIRST_RANGE = 1024
-"""Tokens of the first range of contexts; longer chats have metrics for each range."""
+"""Tokens in the first context range; a run with longer chats has metrics for each range."""
 
 
 def train_drafter(config: DrafterTrainConfig) -> Path:
@@ -271,19 +271,19 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
 
 
 def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:
-    """The target as the run needs it: sharded if it computes under FSDP, whole, or nothing but embedding and head."""
+    """Load what the run needs of the target: all of it, sharded or whole, or only its embedding and head."""
     sharded = processes.mode == "fsdp"
     decodes = config.validation.decode and (sharded or processes.is_main)
     if config.source == "offline" and not decodes:
         return RunTarget(load_embedding_and_head(config.target, dtype=dtype, device=processes.device))
     if not sharded:
-        eager = processes.device.type == "cuda"  # it reads whole chats
+        eager = processes.device.type == "cuda"  # CUDA graphs don't help with whole chats
         return RunTarget(load_target(config.target, dtype=dtype, device=processes.device, eager=eager))
     method = quantized_by(read_config(config.target))
     if method is not None:
         raise ConfigError(
-            f"{config.target} is quantised by {method}, and fsdp shards no quantised weights: set loop.parallel to "
-            "ddp, with which every process holds the whole target"
+            f"{config.target} is quantized by {method}, and fsdp can't shard quantized weights: set loop.parallel to "
+            "ddp, where every process holds the whole target"
         )
     return RunTarget.sharded(partial(load_target, config.target, dtype=dtype, device="cpu", prepacked=False), processes)
 
@@ -347,13 +347,13 @@ def check_positions(config: SizedConfig, network: DraftNetwork) -> None:
 
 
 def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> int:
-    """Initialise `network` with the weights of `source`, called `name` in errors.
+    """Initialize `network` with the weights of `source`, called `name` in errors.
 
-    It is a drafter of the same kind or of the one that this kind extends, such as EAGLE-3 for P-EAGLE. Then further
-    layers begin by adding nothing, and what else `source` doesn't have keeps its weights.
+    `source` is a drafter of the same kind or of the kind that this one extends, such as EAGLE-3 for P-EAGLE. In the
+    latter case, additional layers start by adding nothing, and other weights that `source` lacks are unchanged.
 
-    Rows of the head are matched by target token; rows of tokens that `source` can't draft are left alone. Returns the
-    number of matched rows. Raises DrafterMismatchError listing every difference between the two that prevents it.
+    Rows of the head are matched by target token; rows of tokens that `source` can't draft are unchanged. Returns the
+    number of matched rows. Raises DrafterMismatchError listing every difference that prevents a warm start.
     """
     check_alike(network, taps, source, name)
     given = source.state_dict()
@@ -379,8 +379,8 @@ def warm_start(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwor
 def check_alike(network: DraftNetwork, taps: tuple[int, ...], source: DraftNetwork, name: str) -> None:
     """Raise DrafterMismatchError for a drafter of another kind, other sizes or other taps, listing all differences.
 
-    A kind that this one extends may have fewer layers, and other settings for feeding states back. A drafter without
-    taps in its config was trained at the target's default ones.
+    A kind that this one extends may have fewer layers and another setting of `norm_output`. A drafter without taps in
+    its config was trained with the target's default taps.
     """
     if not isinstance(network, type(source)):
         raise DrafterMismatchError(

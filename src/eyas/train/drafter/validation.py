@@ -3,10 +3,9 @@
 Decoding runs the engine with a copy of the drafter in the dtype of its checkpoint, as it will be served; the network
 in training is not changed.
 
-FSDP2 is for a target that is larger than a device: each process holds a share of every decoder layer.
-
-The target is frozen and runs forward only. Embedding, final norm and head stay whole in every process, since the loss
-and the drafter read them outside of passes.
+A target larger than a device is sharded with FSDP2: each process holds a share of every decoder layer. The target is
+frozen and runs forward only. Embedding, final norm and head stay whole in every process, since the loss and the drafter
+read them outside of passes.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from eyas.types import Request, SamplingParams, Stats
 
 
 class RunTarget:
-    """A target and the processes that run its passes together: all of the run if it is sharded, else this one alone."""
+    """A target and the processes that run its passes together: all of the run if it is sharded, else only this one."""
 
     def __init__(self, target: EmbeddingAndHead, processes: ProcessGroup | None = None) -> None:
-        """`target` has passes unless the run needs none. `processes` share its layers; None: it is not sharded."""
+        """`target` is a `Target` if the run needs passes. `processes` share its layers; None = it isn't sharded."""
         self.target, self.is_sharded = target, processes is not None
         self.processes = ProcessGroup(0, 1, target.device, "none") if processes is None else processes
 
     @property
     def whole(self) -> Target:
-        """The target, which must have passes, as it has in every run that traces or decodes."""
+        """The whole target, which every run that traces or decodes has loaded."""
         assert isinstance(self.target, Target)
         return self.target
 
     @classmethod
     def sharded(cls, load: Callable[[], Target], processes: ProcessGroup) -> RunTarget:
-        """Shard the layers of the target that `load` gives, on the CPU and without prepacked linears.
+        """Shard the layers of the target that `load` returns, on the CPU and without prepacked linears.
 
-        All processes must call this. Those of a machine load one after the other, so that its memory needs room for one
-        target besides the shards; a layer is whole on a device only while it is cut.
+        All processes must call this. The processes of a machine load in turn, so its memory needs room for only one
+        target in addition to the shards. A layer is whole on a device only while it is being sharded.
         """
         mesh = processes.mesh
         with processes.in_turn():
@@ -66,19 +65,19 @@ class RunTarget:
             for layer in target.layers:
                 fully_shard(layer, mesh=mesh, reshard_after_forward=True)
             target.model.to(processes.device)
-            # the root has no shards of its own: it is what the layers' streams and gathered weights are kept in
+            # the root has no shards of its own; it holds the layers' streams and gathered weights
             fully_shard(target.model.base_model, mesh=mesh, ignored_params=set(target.model.parameters()))
             target.device = processes.device
         made = cls(target, processes)
-        made._pass_over_one_token()  # here, since weights gathered first in inference mode can't be used outside of it
+        made._pass_over_one_token()  # now, since weights first gathered in inference mode can't be used outside of it
         return made
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Let every process run as many passes in the block as it needs to. All processes must enter it.
 
-        Every pass gathers weights from all processes. So each one says that it begins a pass, and those that have left
-        the block join it with a pass over one token, until none begins another. How many passes there are depends on a
+        Every pass gathers weights from all processes. So a process announces each pass, and processes that have left
+        the block join with a pass over one token, until no process begins another. The number of passes depends on a
         process's data: chats in chunks or segments, rows that a store lacks, prompts to decode.
         """
         if not self.is_sharded:
@@ -97,7 +96,7 @@ class RunTarget:
             self._pass_over_one_token()
 
     def in_step_with(self, source: FeatureSource) -> FeatureSource:
-        """`source` with its passes in step with those of the other processes, which must ask for a batch as well."""
+        """Keep the passes of `source` in step with the other processes, which must request a batch as well."""
 
         def batch(number: int) -> FeatureBatch:
             with self.in_step():
@@ -106,7 +105,7 @@ class RunTarget:
         return batch
 
     def _any_runs(self, this_one: bool) -> bool:
-        """Whether any process begins a pass; `this_one` says whether this one does."""
+        """Whether any process begins a pass; `this_one`: whether this process does."""
         return self.processes.all_sum(this_one) > 0
 
     def _pass_over_one_token(self) -> None:
@@ -121,7 +120,7 @@ class ValidationConfig(StrictModel):
     decode: bool = True  # if false, the target isn't loaded, and `best` is chosen by the simulated accept length
     prompts: int = Field(default=8, gt=0)
     max_tokens: int = Field(default=96, gt=0)
-    batch_size: int = Field(default=8, gt=0)  # prompts decoded at once
+    batch_size: int = Field(default=8, gt=0)  # prompts decoded together
     tree: str | None = None  # None: the drafter's own default
 
 
@@ -130,7 +129,8 @@ def scored(
 ) -> dict[str, float]:
     """Mean metrics over batches 0 to count - 1, divided among the processes.
 
-    All processes score the same number of batches, as FSDP needs; one that has none left scores another uncounted.
+    All processes score the same number of batches, as FSDP requires. A process that has no batch left scores another
+    one, which isn't counted.
     """
     means = Means()
     with torch.no_grad():

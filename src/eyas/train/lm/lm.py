@@ -1,15 +1,14 @@
 """The causal language model objective, and the training of a small model from scratch.
 
 A shallow model can be grown in depth (`grow_depth`): training a shallow model first and growing it costs a fraction of
-training the deep one throughout. The reverse (`cut_depth`) is where a small model
-begins that is to draft for a deep one.
+training the deep one throughout. The reverse (`cut_depth`) is the starting point of a small model that drafts for a
+deep one.
 
-The corpus of a small language model: given chats, chats of the standard library, its source; tokenized and packed.
+The corpus consists of the given chats, chats made from Python's standard library, and the library's source, tokenized
+and packed. Its tokenizer is a small byte-level BPE, with a chat template that other engines load unchanged.
 
-Its tokenizer is a small byte-level BPE, with a chat template that other engines load unchanged.
-
-Chats of the given file are held out by id, those of the standard library by module, together with its source: a
-function whose source is trained on would not be a held-out prompt.
+Given chats are held out by id. Chats from the standard library are held out by module, together with the module's
+source: a function whose source is trained on would not be a held-out prompt.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ def _tokenizer(
     """The tokenizer of a trained model's folder, or one trained on the corpus and kept in `folder`."""
     path = tokenizer_from or folder / "tokenizer"
     if not path.exists():
-        # Chats count twice and source once, so that merges favour what the model mostly generates.
+        # Chats count twice and source once, so that merges favor what the model mostly generates.
         chats = [chat for split in splits.values() for chat in (*split.train, *split.held_out)]
         reading = [m.content or "" for chat in (*chats, *chats) for m in chat.messages]
         texts = [module.text for module in modules]
@@ -188,7 +187,7 @@ class Mixture:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A BPE tokenizer with `vocab_size` entries, special tokens first; fewer if the texts don't have enough merges."""
+    """A BPE tokenizer with `vocab_size` entries, special tokens first; fewer if the texts don't yield enough merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -229,8 +228,8 @@ class LmModelConfig(StrictModel):
 class RepetitionConfig(StrictModel):
     """Training against answers that loop: DITTO (Xu et al. 2022, arXiv 2206.02369)."""
 
-    share: float = Field(default=0.5, gt=0, lt=1)  # of the blocks: their ends are replaced by repetitions of one span
-    decay: float = Field(default=0.5, ge=0, lt=1)  # wanted probability of a repeated token / that of it one span before
+    share: float = Field(default=0.5, gt=0, lt=1)  # share of blocks that end in repetitions of one span
+    decay: float = Field(default=0.5, ge=0, lt=1)  # target ratio of a token's probability to the same one span earlier
 
 
 class LmConfig(StrictModel):
@@ -239,7 +238,7 @@ class LmConfig(StrictModel):
     output: Path
     device: str = "cpu"
     batch: int = 8  # blocks in a micro-batch
-    short_length: int = 512  # tokens to which blocks are cut at first: attention is cheaper, steps are more varied
+    short_length: int = 512  # tokens that blocks are cut to at first: cheaper attention, more varied steps
     short_share: float = Field(default=0.0, ge=0, le=1)  # share of the run with short blocks
     validation_blocks: int = 16
     repetition: RepetitionConfig | None = None
@@ -309,7 +308,7 @@ class LmObjective:
         self._bf16 = loop.bf16
 
     def _losses(self, blocks: Tensor) -> Tensor:
-        """blocks [B, S] -> cross entropy of their tokens but the first, [B, S - 1]."""
+        """blocks [B, S] -> cross entropy of all tokens except the first, [B, S - 1]."""
         tokens = blocks.to(self._device)
         hidden = self._decoder(input_ids=tokens, use_cache=False).last_hidden_state  # [B, S, H]
         logits = self._head(hidden[:, :-1]).flatten(0, 1)  # [B * (S - 1), V]
@@ -350,7 +349,7 @@ LONGEST_SPAN = 32
 
 
 def repeat_a_span(block: Tensor, seed: int) -> tuple[Tensor, int, int]:
-    """A block [S] that from some position on repeats its last few tokens; that position, and how many tokens."""
+    """Make a block [S] repeat a span to its end; returns the block, the start of repetition and the span's length."""
     draw = torch.Generator().manual_seed(seed)
     span = int(torch.randint(2, min(LONGEST_SPAN, len(block) // 4) + 1, (), generator=draw))
     start = int(torch.randint(span + 1, len(block) // 2 + 1, (), generator=draw))
@@ -384,7 +383,7 @@ def train_lm(config: LmConfig) -> None:
 
 
 def train_model(model: Any, corpus: Corpus, config: LmConfig) -> None:
-    """Train a causal LM of transformers on a corpus, as `config` says but for its sizes, and save both."""
+    """Train a transformers causal LM on a corpus as `config` says (except for its model sizes), and save both."""
     model.to(config.device)
     mixture = Mixture(corpus.train, config.corpus.weights, config.loop.seed)
     identity = config.model_dump(
@@ -431,7 +430,7 @@ def grow_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
 
 
 def cut_depth(model: LlamaForCausalLM, layers: int) -> LlamaForCausalLM:
-    """A model of `layers` layers of `model`: the first, the last and those at equal distances between them.
+    """A model with `layers` of the layers of `model`: the first, the last and evenly spaced ones between them.
 
     Such a student learns faster than one with fresh weights (DistilBERT, arXiv 1910.01108).
     """

@@ -77,8 +77,8 @@ def load_state(
 ) -> TrainingProgress:
     """Restore the state in `folder` and return its progress, which is zero steps if there is no state.
 
-    Raises CheckpointError for damaged files, and for the state of a run with other settings, which it names;
-    `recipe_key` says how a recipe calls a setting.
+    Raises CheckpointError for damaged files, and for the state of a run with other settings, naming these by the keys
+    that `recipe_key` returns.
     """
     if not (folder / META).exists():
         return TrainingProgress()
@@ -106,7 +106,7 @@ def saved_identity(folder: Path) -> dict[str, Any]:
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Name -> parameter, of those that are trained; tied parameters occur once."""
+    """Name -> trained parameter; tied parameters occur once."""
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 

@@ -43,12 +43,12 @@ class ProcessGroup:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """All processes in one dimension, over which parameters are sharded; all must ask for it."""
+        """All processes in one dimension, over which parameters are sharded. All processes must access it."""
         return init_device_mesh(self.device.type, (self.world_size,))
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Run the block in one process of each machine after the other. All processes must enter it."""
+        """Run the block in one process at a time on each machine. All processes must enter it."""
         own = int(os.environ.get("LOCAL_RANK", "0"))
         turns = max(self.all_gather(own)) + 1
         for _ in range(own):
@@ -99,8 +99,8 @@ class ProcessGroup:
 def join_processes(parallel: Parallel, device: torch.device) -> Iterator[ProcessGroup]:
     """Join the processes that torchrun started; without torchrun, the group is this process alone.
 
-    If torch.distributed is initialized already, it is used and left alone. Raises ConfigError if `parallel` doesn't fit
-    the number of processes, TrainingError if another process ends or is out of reach.
+    If torch.distributed is already initialized, it is used and not torn down. Raises ConfigError if `parallel` doesn't
+    fit the number of processes, TrainingError if another process ends or is unreachable.
     """
     joining = not dist.is_initialized()
     world_size = int(os.environ.get("WORLD_SIZE", "0")) if joining else dist.get_world_size()
@@ -126,7 +126,7 @@ def join_processes(parallel: Parallel, device: torch.device) -> Iterator[Process
         if not (joining and _lost(error)):
             raise
         if os.environ.get("LOCAL_RANK", "0") != "0":
-            raise SystemExit(1) from error  # the first process of this machine says it
+            raise SystemExit(1) from error  # the first process of this machine reports it
         reason = str(error).strip().splitlines()[0][:200]
         raise TrainingError(
             f"another process of this run has ended or is out of reach ({reason}). The last saved state is complete: "

@@ -1,4 +1,4 @@
-"""The log of a run (JSON Lines, TensorBoard, wandb, MLflow, console), and the sums that it shows."""
+"""The log of a run (JSON Lines, TensorBoard, wandb, MLflow, console), and the running means that it shows."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Means:
 Values = Mapping[str, float]
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
-"""Matches the names of figures of later steps of the training-time test, such as `accuracy_1`."""
+"""Matches the names of metrics of later training-time-test steps, such as `accuracy_1`."""
 _DECIDES = "decoded_accept_length"
-"""The figure by which checkpoints are chosen, which is shown first."""
+"""The metric that decides which checkpoint is best; shown first."""
 SILENCE = 60.0
-"""Most seconds without a word where there is no bar, as far as there are steps."""
+"""Without a progress bar, the time left is printed at the first step after this many seconds of silence."""
 _FIRST_STEPS = 3
-"""Steps after which it is said how long the run will take."""
+"""Steps after which the time left is printed for the first time."""
 
 
 class Writer(Protocol):
@@ -161,7 +161,7 @@ class Wandb:
 
 
 class MLflow:
-    """An MLflow run, found again by its folder, so that a resumed run continues it; where: MLFLOW_TRACKING_URI."""
+    """An MLflow run at MLFLOW_TRACKING_URI, found by its folder, so that a resumed run continues it."""
 
     def __init__(self, experiment: str, folder: Path) -> None:
         module: Any = importlib.import_module("mlflow")
@@ -180,7 +180,7 @@ class MLflow:
         self._module.log_metrics(dict(values), step=step)
 
     def sync(self) -> None:
-        """Do nothing: MLflow stores records at once."""
+        """Do nothing: MLflow stores records immediately."""
 
     def close(self) -> None:
         self._module.end_run()
@@ -237,7 +237,7 @@ class RunLog:
             writer.close()
 
     def advance(self, step: int) -> None:
-        """Move the progress bar to `step` finished steps; without one, say now and then how long the rest will take."""
+        """Move the progress bar to `step` finished steps; without a bar, print the time left now and then."""
         self._bar.update(self._task, completed=step)
         now, made = time.monotonic(), step - self._first
         if self._console.is_terminal or not self._writers or step == self._steps:
@@ -265,7 +265,7 @@ class RunLog:
 
 
 def _shown(values: Values, most: int | None = None) -> str:
-    """At most `most` figures in one line, without those of later steps of training-time test; what decides first."""
+    """At most `most` metrics in one line, `_DECIDES` first, without those of later training-time-test steps."""
     few = [(name, value) for name, value in values.items() if not _LATER_STEP.search(name)]
     few.sort(key=lambda figure: figure[0] != _DECIDES)
     return " ".join(f"{name} {value:.4g}" for name, value in few[:most])

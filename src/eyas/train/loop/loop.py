@@ -1,7 +1,8 @@
 """The training loop that all objectives share.
 
 A micro-batch's data and randomness are pure functions of its number. So a resumed run gives the same result as an
-uninterrupted one, bit for bit on the same number of threads, and several processes give that of one, up to rounding.
+uninterrupted one, bit for bit on the same number of threads, and several processes give the same result as one, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ class LoopConfig(StrictModel):
 
     steps: int | None = Field(default=None, gt=0)
     epochs: float | None = Field(default=None, gt=0)  # passes over the data, instead of steps
-    until: int | None = Field(default=None, gt=0)  # the run pauses after this step; its schedule is that of all steps
+    until: int | None = Field(default=None, gt=0)  # the run pauses after this step; the schedule covers all steps
     accumulate: int = Field(default=1, gt=0)  # micro-batches in a step, over all processes
     seed: int = Field(default=0, ge=0)
     bf16: bool | Literal["auto"] = "auto"  # autocast; the trained weights stay in float32
     parallel: Parallel = "auto"  # auto: ddp under torchrun, else none
-    threads: int | None = Field(default=None, gt=0)  # on a CPU; None: fewer while others want the cores
-    log_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 10  # auto: a hundred times in all, at most every 50
-    validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: five times, at most every 1,000
+    threads: int | None = Field(default=None, gt=0)  # on a CPU; None: fewer while other processes use the cores
+    log_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 10  # auto: 100 times, at least every 50 steps
+    validate_every: Annotated[int, Field(gt=0)] | Literal["auto"] = 200  # auto: 5 times, at least every 1,000 steps
     save_seconds: float = Field(default=240.0, gt=0)  # the state is also saved at every validation
     wandb: str | None = None  # the wandb project to log to
     mlflow: str | None = None  # the MLflow experiment to log to
@@ -63,7 +64,7 @@ class LoopConfig(StrictModel):
 
     @property
     def trackers(self) -> dict[str, str]:
-        """Library -> the project or experiment that it is to log to, of those that are asked for."""
+        """Requested tracking library -> the project or experiment that it logs to."""
         trackers = {"wandb": self.wandb, "mlflow": self.mlflow}
         return {name: project for name, project in trackers.items() if project is not None}
 
@@ -88,11 +89,10 @@ class ResolvedLoop(LoopConfig):
 
 
 def resolved(config: LoopConfig, batches: int, width: int, folder: Path, processes: ProcessGroup) -> ResolvedLoop:
-    """Resolve epochs (of `batches` micro-batches) to steps, `auto` precision to bf16 where that is fast, and the
-    optimizer for a model of hidden size `width`.
+    """Resolve epochs to steps, `auto` precision to bf16 where that is fast, and `auto` optimizer settings.
 
-    All processes must call this; rank 0 decides. A resumed run in `folder` keeps the precision it began with, whatever
-    the machine.
+    An epoch has `batches` micro-batches, and the model has hidden size `width`. All processes must call this; rank 0
+    decides. A resumed run in `folder` keeps the precision it began with on any machine.
     """
     steps, bf16 = config.steps, config.bf16
     if steps is None:
@@ -120,7 +120,7 @@ class Objective(Protocol):
         """The loss of micro-batch `number`, counted from the beginning of the run."""
 
     def validate(self, progress: TrainingProgress) -> dict[str, float]:
-        """Name in the log -> figure on held-out data; may also save a checkpoint."""
+        """Name in the log -> metric on held-out data; may also save a checkpoint."""
 
 
 _TRACKERS = {"wandb", "mlflow"}
@@ -135,7 +135,7 @@ _COMPUTED = {
     "data_hash": "the chats or their tokens",
     "taps": "drafter.shape.taps",
 }
-"""Entries of an identity that no key of a recipe sets -> what does."""
+"""Entries of an identity that no recipe key sets -> what determines them."""
 
 
 def train(
@@ -148,9 +148,9 @@ def train(
 ) -> None:
     """Train up to `config.steps`, resuming from the state in `folder`/state if there is one.
 
-    `identity` holds further settings that must be equal when the run is resumed; `section` is the recipe's, in which
-    they are found. Raises CheckpointError if they differ, or if the disk is full, which leaves the last state complete;
-    TrainingError if a gradient is not finite; StoppedError, once the state is saved, after SIGINT or SIGTERM.
+    `identity` holds further settings that must be equal when the run is resumed; `section` is their recipe section.
+    Raises CheckpointError if they differ, or if the disk is full, which leaves the last state complete; TrainingError
+    if a gradient is not finite; StoppedError, once the state is saved, after SIGINT or SIGTERM.
     """
     check_loop(config, processes)
     keep_freed_memory()
@@ -191,7 +191,7 @@ def train(
             judged = done.step % config.validate_every == 0 or last
             if judged:
                 log.record(*done, objective.validate(done))
-            # one sum tells all processes the same: it is infinite if any of them was told to stop
+            # one sum, so that all processes act alike: it is infinite if any of them got a signal
             waited = processes.all_sum(math.inf if stop.signal_number else time.monotonic() - saved)
             if judged or waited > config.save_seconds * processes.world_size:
                 log.sync()  # before the state, so that the log is complete up to the saved step
@@ -200,16 +200,16 @@ def train(
             if math.isinf(waited) and not last:
                 raise StoppedError(
                     f"training stopped after step {done.step} of {config.steps}; the state of that step is saved in "
-                    f"{state}, from which it goes on to the same weights as without the stop",
+                    f"{state}: run the same command again to go on to the same weights as without the stop",
                     stop.signal_number or signal.SIGTERM,
                 )
 
 
 class _StopRequest:
-    """The signal that asked training to stop, if one did; a second one of its kind acts at once.
+    """The signal that requested training to stop, if any; a second one of its kind takes effect immediately.
 
-    Not under torchrun, which passes on what its whole group got, so that each process gets it twice; it kills those
-    that take more than 30 s.
+    Under torchrun a second one is ignored: torchrun forwards a signal that its whole group got, so each process gets it
+    twice. Processes that take more than 30 s are killed by torchrun.
     """
 
     def __init__(self) -> None:
@@ -237,7 +237,7 @@ def _stopping() -> Iterator[_StopRequest]:
 
 
 def _recipe_key(section: str, loop: Collection[str], key: str) -> str:
-    """How a recipe calls a setting of a state: those of the loop lie in its section `loop`, others beside it."""
+    """The recipe key of a state's setting: loop settings are in the section `loop`, others next to it."""
     first = key.partition(".")[0]
     if first in _COMPUTED:
         return _COMPUTED[first]
@@ -245,7 +245,7 @@ def _recipe_key(section: str, loop: Collection[str], key: str) -> str:
 
 
 def check_loop(config: LoopConfig, processes: ProcessGroup) -> None:
-    """Raise ConfigError for settings that don't fit together or the processes; called before anything is loaded."""
+    """Raise ConfigError for settings that don't fit each other or the processes; called before anything is loaded."""
     check_trackers(config.trackers)
     if config.accumulate % processes.world_size:
         raise ConfigError(
@@ -290,7 +290,7 @@ def _clip(trains: list[nn.Parameter], scale: float, most: float, step: int) -> f
 
 
 def _seed(seed: int, number: int) -> None:
-    """Seed torch for a micro-batch, so that its dropout depends on nothing but `seed` and `number`."""
+    """Seed torch for a micro-batch, so that its dropout depends only on `seed` and `number`."""
     digest = hashlib.sha256(f"{seed}.{number}".encode()).digest()
     torch.manual_seed(int.from_bytes(digest[:4], "big"))  # the CPU's generator takes no more than 32 bits
 

@@ -23,17 +23,17 @@ wide that gives 0.0056, between speculators' 0.001 and Keller Jordan's 0.02, and
 
 
 class OptimizerConfig(StrictModel):
-    """Settings of the optimizer: `lr` is AdamW's learning rate, `matrix_lr` that of Muon for `kind: muon`."""
+    """Settings of the optimizer: `lr` is AdamW's learning rate, `matrix_lr` is Muon's with `kind: muon`."""
 
     kind: Literal["adamw", "muon", "auto"] = "adamw"  # auto: Muon, but AdamW under fsdp, which shards matrices
-    lr: Rate | Literal["auto"] = 1e-3  # auto, here and below: falls with the width of the target
+    lr: Rate | Literal["auto"] = 1e-3  # auto, here and below: decreases with the target's width
     matrix_lr: Rate | Literal["auto"] = 0.02
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     clip: float = Field(default=1.0, gt=0)
 
     def resolved(self, width: int, sharded: bool) -> ResolvedOptimizer:
-        """The settings for a model of hidden size `width`, whose matrices are `sharded` or whole, without `auto`."""
+        """Resolve `auto` settings for a model of hidden size `width`, whose matrices are `sharded` or whole."""
         kind = self.kind if self.kind != "auto" else "adamw" if sharded else "muon"
         highest = _LOWEST_LR if kind == "adamw" else _HIGHEST_LR  # AdamW's published rate is for matrices too
         lr, matrix_lr = min(max(_LR / width, _LOWEST_LR), highest), min(_MATRIX_LR / width, _HIGHEST_MATRIX_LR)
@@ -43,7 +43,7 @@ class OptimizerConfig(StrictModel):
 
 
 class ResolvedOptimizer(OptimizerConfig):
-    """The settings of an optimizer with `auto` ones resolved."""
+    """The settings of the optimizer with `auto` values resolved."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     lr: Rate = 1e-3
@@ -88,7 +88,7 @@ def set_learning_rate(optimizers: list[torch.optim.Optimizer], factor: float) ->
 
 
 class Muon(torch.optim.Muon):
-    """torch's Muon, with orthogonalisation in float32 on devices without bfloat16 kernels, and batched small matrices.
+    """torch's Muon, with orthogonalization in float32 on devices without bfloat16 kernels, and batched small matrices.
 
     torch always uses bfloat16, which on a CPU without kernels for it is about 40 times slower than float32. The update
     rule, its defaults and the state are torch's (https://kellerjordan.github.io/posts/muon/), so the two can load each
@@ -131,7 +131,7 @@ class Muon(torch.optim.Muon):
 
 
 _BATCHED = 2**18
-"""Elements up to which a CPU orthogonalises matrices of one shape as a batch; a larger one uses all cores by itself."""
+"""Elements up to which a CPU orthogonalizes matrices of one shape as a batch; a larger one uses all cores by itself."""
 
 
 def _batches(weights: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -2,23 +2,23 @@
 
 Row i of a batch is the pair (state at i, token i + 1), as in the training-time test; its block begins with token
 i + 1, the anchor, and sees the states up to i. Guess j of the block predicts token i + 2 + j. A guess counts only if
-all tokens from the anchor's successor up to its own are answer tokens, as DSpark's trainer has it. Corrections follow
-the true tokens.
+all tokens from the anchor's successor up to its own are answer tokens, as in DSpark's trainer. Corrections read the
+true tokens.
 
-Attention: each block sees the target's states before its anchor, and its own slots. Neighbouring blocks of a chat are a
-part, as many as `ROWS` queries hold: one product with the context that the last of them sees and with all of their own
-slots, under a mask of that size. So there is no mask of all blocks, no copy of the context for each of them, and few
-products are made of what is hidden. An accelerator computes many parts at once. The context's gradients are added to
-one buffer a layer, since slices of it that autograd adds up would cost a whole context each.
+Attention: each block sees the target's states before its anchor, and its own slots. Neighboring blocks of a chat form
+a part of up to `ROWS` queries. A part is one product with the context that its last block sees and with all of its own
+slots, under a mask of that size. So there is no mask over all blocks, the context isn't copied for each of them, and
+few masked products are computed. An accelerator computes many parts together. The context's gradients are added to one
+buffer per layer, since adding up slices in autograd would cost a whole context each.
 
-Loss: blocks depend on each other only through the context's keys and values. These are made once; then groups of blocks
-run through layers, head and loss, and back, before the next group begins. So the memory of states and logits doesn't
-grow with the number of blocks, and nothing is computed twice. Gradients are added to one buffer for each parameter and
-each layer's context; the backward pass only scales them, as in `draft_loss`.
+Loss: blocks depend on each other only through the context's keys and values. These are computed once; then each group
+of blocks runs forward and backward through layers, head and loss before the next group begins. So the memory for states
+and logits doesn't grow with the number of blocks, and nothing is computed twice. Gradients are added to one buffer for
+each parameter and each layer's context; the backward pass only scales them, as in `draft_loss`.
 
 Shapes: C chats, S positions, A taps, Ht target hidden, H draft hidden, M answer tokens; n blocks of B slots with K
-guesses, g of them a group, c of them computed together up to position `stop`; D / Dv head size of keys / values, heads
-= kv * G.
+guesses, g of them in a group, c in a part that sees the context up to position `stop`; D / Dv head size of keys /
+values, heads = kv * G.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from eyas.train.loss.ttt import ChainRows
 
 
 class Blocks(NamedTuple):
-    """What blocks read, and what they are to guess."""
+    """The inputs of blocks, and the tokens that they are to guess."""
 
     anchors: Anchors
     masked: Tensor  # [n, B] the anchor, then mask tokens
@@ -56,7 +56,7 @@ class Blocks(NamedTuple):
     loss_mask: Tensor  # [C, S] of the whole batch
 
     def part(self, chosen: slice) -> Blocks:
-        """The `chosen` blocks alone, with all that is said of them."""
+        """Only the `chosen` blocks, with all of their fields."""
         return self._replace(
             anchors=self.anchors.part(chosen),
             masked=self.masked[chosen],
@@ -72,9 +72,9 @@ class Blocks(NamedTuple):
 
 
 def sampled_anchors(loss_mask: Tensor, most: int | None, key: tuple[int, ...]) -> Anchors:
-    """Up to `most` anchors a chat (None = all), drawn by `key`; loss_mask [C, S] is true at answer tokens.
+    """Up to `most` anchors per chat (None = all), drawn with the seed `key`; loss_mask [C, S] is true at answer tokens.
 
-    An anchor is an answer token that another one follows.
+    An anchor is an answer token that is followed by another one.
     """
     follows = F.pad(loss_mask[:, 1:] & F.pad(loss_mask[:, 2:], (0, 1)), (0, 1))  # [C, S], at the pair before the anchor
     draw = np.random.default_rng(np.random.SeedSequence(key))
@@ -109,9 +109,9 @@ def blocks_at(
 
 
 def read_context(network: BlockNetwork, taps: Tensor, store: Store, starts: Tensor | None = None) -> Tensor:
-    """Make every layer's keys and values of the taps [C, S, A, Ht] of chats, which begin at `starts` [C]; None = 0.
+    """Compute every layer's keys and values for the taps [C, S, A, Ht] of chats that begin at `starts` [C]; None = 0.
 
-    Returns what they are made of, the fused states [C, S, H].
+    Returns the fused states [C, S, H] that they are computed from.
     """
     context = network.fuse(taps).to(taps.dtype)
     network.read(context, _positions(taps, starts), store)
@@ -125,7 +125,7 @@ def _positions(like: Tensor, starts: Tensor | None) -> Tensor:
 
 
 def run_blocks(network: BlockNetwork, hidden: Tensor, context: Tensor, blocks: Blocks, attend: BlockAttention) -> Block:
-    """The passes of blocks with embeddings `hidden` [n, B, H], behind fused states `context` [n, H]."""
+    """Run blocks with embeddings `hidden` [n, B, H] that follow the fused states `context` [n, H]."""
     states = network.states(hidden, blocks.positions, attend)
     return network.begin(Block(states, blocks.known, context, network.config.first))
 
@@ -145,7 +145,7 @@ def _rows(at: Tensor, alive: Tensor, loss_mask: Tensor) -> ChainRows:
 
 
 ROWS = 64
-"""A part's slots on a CPU: with more, more of a product is hidden; with fewer products are small. Else 4 times them."""
+"""Slots in a part on a CPU, 4 times as many elsewhere. More would mask more of each product, fewer make it small."""
 
 
 class Anchors(NamedTuple):
@@ -157,7 +157,7 @@ class Anchors(NamedTuple):
     """The position of each row within its chat: the last one that the block sees."""
 
     def part(self, blocks: slice) -> Anchors:
-        """Some of the blocks, all of the same batch."""
+        """A slice of the blocks; rows still index the whole batch."""
         return Anchors(self.rows[blocks], self.chats[blocks], self.positions[blocks])
 
 
@@ -175,7 +175,7 @@ class BlockAttention:
     ) -> None:
         """Keep a layer's keys and values [C, kv, S, .] of the context.
 
-        Their gradients are added to `buffers` of the same shapes; where there are none autograd gets them.
+        Their gradients are added to `buffers` of the same shapes; where one is None, autograd gets them.
         """
         self._context[layer] = tuple(zip((keys, values), buffers, strict=True))
 
@@ -198,12 +198,12 @@ class BlockAttention:
             )
             folded = queries.reshape(len(parts.chats), kv, -1, q.shape[-1])  # [P, kv, G * c * B, D]
             out = F.scaled_dot_product_attention(folded, keys, values, parts.seen)
-            out = out.reshape(*queries.shape[:4], -1)  # CUDA's rows lie apart
+            out = out.reshape(*queries.shape[:4], -1)  # a copy on CUDA, where rows aren't adjacent
             mixed.append(out.permute(0, 2, 3, 1, 4).flatten(0, 1))  # [P * c, B, heads, Dv]
         return torch.cat(mixed).index_select(0, self._order.cell_of).transpose(1, 2)
 
     def _seen(self, order: _Order, slots: int, groups: int, dtype: torch.dtype) -> Iterator[_Parts]:
-        """What is computed together, with its masks."""
+        """The parts that are computed together, with their masks."""
         device, rows = order.cells.device, self._anchors.rows.index_select(0, order.cells)
         width = next(iter(self._context.values()))[0][0].shape[2]
         slot = torch.arange(slots, device=device)
@@ -225,25 +225,25 @@ class BlockAttention:
 
 
 class _Parts(NamedTuple):
-    """P parts that are computed together, each with c blocks of one chat; one with fewer repeats its last."""
+    """P parts that are computed together, each with c blocks of one chat; a part with fewer repeats its last block."""
 
     chats: Tensor  # [P]
-    stop: int  # the context's columns up to here are looked at
+    stop: int  # the context is read up to this column
     seen: Tensor  # [P, 1, G * c * B, stop + c * B] additive
 
 
 class _Order(NamedTuple):
-    """In which order blocks are computed, and which of them together; a cell is a block's place in that order."""
+    """The order in which blocks are computed, and which of them together. A cell is a position in that order."""
 
     cells: Tensor  # the block in each cell
     cell_of: Tensor  # [n] the cell of each block
-    sizes: list[int]  # P * c of those that are computed together
+    sizes: list[int]  # P * c for each set of parts computed together
     counts: list[int]  # c
     stops: list[int]
 
     @classmethod
     def of(cls, anchors: Anchors, slots: int, device: torch.device) -> _Order:
-        """On a CPU one part after the other, of as many blocks as there are; elsewhere many of more blocks at once."""
+        """On a CPU, parts are computed one after the other; elsewhere, many larger parts are computed together."""
         chats, start, parts = anchors.chats, 0, []
         most = max(1, (ROWS if device.type == "cpu" else 4 * ROWS) // slots)
         while start < len(chats):
@@ -261,7 +261,7 @@ class _Order(NamedTuple):
                 cells += [*part, *[part[-1]] * (count - len(part))]
             stop = max(anchors.positions[part[-1]] for part in together) + 1
             made.append((len(together) * count, count, stop))
-        both = to_device([*cells, *cell_of], device, torch.int64)  # one copy, since each takes its turn
+        both = to_device([*cells, *cell_of], device, torch.int64)  # one transfer instead of two
         sizes, counts, stops = ([each[i] for each in made] for i in range(3))
         return cls(both[: len(cells)], both[len(cells) :], sizes, counts, stops)
 
@@ -292,8 +292,8 @@ class _Joined(torch.autograd.Function):
 
 
 SLOTS = 256
-"""The least number of slots that a group has on a CPU; in wide networks half as many as a layer's width, so that adding
-up the weights' gradients takes little time beside computing them."""
+"""Slots in a group on a CPU, or half a layer's width if that is more, so that adding up the weights' gradients takes
+little time compared with computing them."""
 
 
 def block_loss(
@@ -302,8 +302,8 @@ def block_loss(
 ) -> tuple[TokenScores, ChainRows]:  # fmt: skip
     """The summed loss of the blocks after `anchors`, and their guesses.
 
-    `head` is the target's; taps [C, S, A, Ht] are what the network reads, those of `batch` with or without noise;
-    `starts` [C] the positions at which it has the chats begin, None = 0.
+    `head` is the target's. `taps` [C, S, A, Ht], which the network reads, are those of `batch` with or without noise.
+    `starts` [C] are the positions of the chats' first tokens; None = 0.
     """
     blocks = blocks_at(network.config, batch.tokens, batch.loss_mask, anchors, config.unroll, starts)
     context: list[Tensor] = []  # the keys and the values of each layer in turn
@@ -320,7 +320,7 @@ def block_loss(
 
 
 class _Group(nn.Module):
-    """The loss of some blocks, as a module so that it can be called with other tensors as its parameters."""
+    """The loss of a group of blocks: a module, so that it can be called with other tensors as its parameters."""
 
     def __init__(self, network: BlockNetwork, teacher: Teacher, vocab_size: int, config: LossConfig) -> None:
         super().__init__()
@@ -340,7 +340,7 @@ class _Group(nn.Module):
     ) -> TokenScores:
         """Scores over all answer tokens of the batch; `buffers` are for the context's gradients.
 
-        hidden [g, B + 1, H] are the embeddings of the slots, and the fused states before the blocks.
+        hidden [g, B + 1, H] holds the embeddings of each block's slots, then the fused state before the block.
         """
         network, config, rows = self.network, self._config, blocks.rows()
         attention = BlockAttention(blocks.anchors, network.config.causal, network.config.sliding_window)
@@ -397,12 +397,12 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        found, ctx.found = ctx.found, []  # so that they can become the parameters' own without a copy
+        found, ctx.found = ctx.found, []  # released, so that they can become the parameters' gradients uncopied
         return None, None, None, *(None if x is None else x.mul_(grad) for x in found)
 
 
 def _total(found: list[TokenScores]) -> TokenScores:
-    """The scores of all groups together: each guess is in one of them."""
+    """The combined scores of all groups; each guess is in exactly one."""
     loss, right, overlap, by_token = found[0]
     for more in found[1:]:
         loss, right, overlap = loss + more.loss, right | more.right, overlap + more.overlap

@@ -1,4 +1,4 @@
-"""Attention of a chain of guesses: causal over the true pairs, plus the row's own guesses, one key for each step.
+"""Attention of a chain of guesses: causal over the true pairs, plus the row's own guesses, one key per step.
 
 Step j of a row at position i takes a softmax over i + 1 true keys and j keys of its own. The true part is a causal
 attention like that of step 0, computed by a fused kernel that also returns its log-sum-exp L; own key m adds the score
@@ -10,16 +10,12 @@ No mask and no score matrix is stored. The backward pass gives the merged `out` 
 returns the exact gradients of the true part, and adds those of the diagonals:
 ds_m = exp(s_m - total) * (dO v_m - sum(dO * out)).
 
-Causal attention that also returns its log-sum-exp, forward and backward, with the best kernel for the device.
-
-The backward pass takes `out` and `lse` from the caller. Given those of a softmax over *more* keys than the kernel has,
-it returns the exact gradients for its own keys: P = exp(S - lse) and dS = P * (dP - sum(dO * O)) need nothing else of
-the other keys.
+The kernels compute causal attention that also returns its log-sum-exp, forward and backward. A kernel's backward pass
+takes `out` and `lse` from the caller. Given those of a softmax over *more* keys than the kernel has, it returns the
+exact gradients for its own keys: P = exp(S - lse) and dS = P * (dP - sum(dO * O)) need nothing else of the other keys.
 
 Shapes: B chats, S positions, R rows a later step computes, D / Dv head size of keys / values, J own keys,
 heads = kv * G.
-
-Shapes: B chats, S positions, D / Dv head size of keys / values, heads = kv * G.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ class CausalKernel(Protocol):
 
 
 def choose_kernel(q: Tensor, v: Tensor) -> CausalKernel:
-    """The fastest kernel that takes these tensors.
+    """The fastest kernel that supports these tensors.
 
     On a CPU, blocked matmuls take 0.6 to 0.7 times as long as torch's flash kernel at 512 positions; at 2048, flash is
     faster by a seventh (docs/lab/log.md).
@@ -102,7 +98,7 @@ class CudaFlash:
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, done: AttentionOutput
     ) -> tuple[Tensor, Tensor, Tensor]:
         cum_q, cum_k, max_q, max_k, seed, offset = done.extra
-        lse = done.lse.contiguous()  # it is read as if it were, whatever its strides: gradients would be wrong
+        lse = done.lse.contiguous()  # the kernel ignores strides: gradients would be wrong
         grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad, q, k, v, done.out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
         )
@@ -131,26 +127,26 @@ class CudaEfficient:
 
 
 class Seen(NamedTuple):
-    """The keys that a block of rows sees: those before `stop`; in a window the sinks, and those after the dropped."""
+    """The keys that a block of rows sees: all before `stop` or, in a window, the sinks and those after the dropped."""
 
     stop: int
     sinks: int = 0
     dropped: int = 0
     turn: Callable[[Tensor, int], Tensor] = lambda keys, _: keys
-    """Rotates keys on by a number of positions."""
+    """Rotates keys forward by a number of positions."""
 
     def keys(self, x: Tensor) -> Tensor:
-        """Those of the keys [B*kv, S, D]; sinks stand right before the keys after the dropped ones."""
+        """Select from keys [B*kv, S, D]; sinks are placed right before the keys after the dropped ones."""
         if not self.dropped:
             return x[:, : self.stop]
         return torch.cat((self.turn(x[:, : self.sinks], self.dropped), x[:, self.sinks + self.dropped : self.stop]), 1)
 
     def values(self, x: Tensor) -> Tensor:
-        """Those of the values [B*kv, S, Dv]."""
+        """Select from values [B*kv, S, Dv] in the same way."""
         return self._replace(turn=lambda sinks, _: sinks).keys(x)
 
     def add_keys(self, total: Tensor, part: Tensor) -> None:
-        """Add the gradient of `keys` to that of all keys."""
+        """Add `part`, the gradient of the selected keys, to `total`, the gradient of all keys."""
         if not self.dropped:
             total[:, : self.stop] += part
             return
@@ -158,7 +154,7 @@ class Seen(NamedTuple):
         total[:, self.sinks + self.dropped : self.stop] += part[:, self.sinks :]
 
     def add_values(self, total: Tensor, part: Tensor) -> None:
-        """Add the gradient of `values` to that of all values."""
+        """Add `part`, the gradient of the selected values, to `total`, the gradient of all values."""
         self._replace(turn=lambda sinks, _: sinks).add_keys(total, part)
 
 
@@ -205,17 +201,17 @@ class Blocked:
         return _unfolded(drows.mul_(scale), q), dkeys.view(k.shape).to(k.dtype), dvalues.view(v.shape).to(v.dtype)
 
     def _blocks(self, width: int, groups: int) -> Iterator[tuple[slice, Seen]]:
-        """The rows of each block as a slice of S*G, and what they see: the last keys are the rows' own."""
+        """The rows of each block as a slice of S*G, and the keys that they see, the last of which are their own."""
         for start in range(0, width, BLOCK):
             stop = min(start + BLOCK, width)
             yield slice(start * groups, stop * groups), Seen(stop)
 
 
 class Windowed(Blocked):
-    """Attention in a drafter's window, as decoding has it: rows up to a step of the window see the same first pair.
+    """Attention in a drafter's window, as in decoding: rows between two steps of the window see the same first pair.
 
-    Keys are rotated by their positions in the chat. What counts are differences of positions, so only the sinks are
-    turned, to stand right before the window. The work grows with the length, not with its square.
+    Keys are rotated by their positions in the chat. Only differences of positions matter, so only the sinks are rotated
+    further, to right before the window. The work grows linearly with the length.
     """
 
     def __init__(self, window: Window, turn: Callable[[Tensor, int], Tensor]) -> None:

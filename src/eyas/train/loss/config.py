@@ -19,7 +19,7 @@ class LossConfig(StrictModel):
 
     - `ce`: soft cross entropy with p', the target's softmax over the draft vocabulary alone; `kl` is `ce` minus the
       entropy of p', so that a perfect drafter scores 0.
-    - `lk`: optimises acceptance (LK losses). p is the target's softmax over the *full* vocabulary, and
+    - `lk`: optimizes acceptance (LK losses). p is the target's softmax over the *full* vocabulary, and
       alpha = sum over the draft vocabulary of min(p, q) is the probability that a sampled guess is accepted; tokens
       outside the draft vocabulary count as rejected. The loss is -log alpha or, with `kl_decay` set,
       w * KL + (1 - w) * (1 - alpha), where w = exp(-kl_decay * mean alpha) of the step in the batch, so that KL
@@ -42,22 +42,21 @@ class LossConfig(StrictModel):
     """Uniform noise (U - 0.5) * noise * 512 / T on the features of a row of T tokens (EAGLE-1: 0.2)."""
 
     down_sample_ratio: float | None = Field(default=None, gt=0, le=1)
-    """r of P-EAGLE's position sampling: step j is trained on about r^j of the chains, drawn anew each time; None =
-    on all of them. A chain that is left out of a step is in no later one."""
+    """r of P-EAGLE's position sampling: step j is trained on about r^j of the chains, drawn again for every batch;
+    None = all. A chain that is left out of a step is left out of all later ones."""
     down_sample_ratio_min: float | None = Field(default=None, gt=0, le=1)
-    """The least share of the chains that a step is trained on; None = no such limit."""
+    """Minimum share of the chains that a step is trained on; None = no minimum."""
     anchors: int | None = Field(default=None, ge=1)
-    """Most blocks of a chat that block drafters are trained on in a batch, drawn anew each time; None = all."""
+    """Maximum blocks per chat that block drafters are trained on, drawn again for every batch; None = all."""
     confidence_weight: float | None = Field(default=None, ge=0)
     """Weight of the binary cross entropy that trains a confidence head, if the drafter has one; None = 1."""
 
     base_weight: float | None = Field(default=None, ge=0)
-    """Weight of the token loss of a block drafter's logits without their correction, beside that of the corrected; None
-    = 0."""
+    """Weight of an additional token loss on a block drafter's logits before correction; None = 0."""
 
     random_start: int | None = Field(default=None, ge=1)
-    """Training rows begin at a position drawn anew each time from 0 to this, so that the drafter learns positions
-    beyond the rows' length; None = at their true ones."""
+    """Training rows begin at a position drawn from 0 to this, again for every batch, so that the drafter learns
+    positions beyond the rows' length; None = at their true positions."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> LossConfig:
@@ -73,7 +72,7 @@ class LossConfig(StrictModel):
 
     @classmethod
     def for_kind(cls, kind: str) -> LossConfig:
-        """The loss with which the paper of a drafter kind trains it; EAGLE-3's, the default, for any other kind."""
+        """The loss in the paper of a drafter kind; EAGLE-3's, the default, for any other kind."""
         return _OF_PAPERS.get(kind, cls())
 
 
@@ -91,4 +90,4 @@ _OF_PAPERS = {
     "peagle": LossConfig(unroll=8, decay=1.0, down_sample_ratio=0.7, down_sample_ratio_min=0.2),
     "mlp": LossConfig(token_weight=0.1, feature="mse", feature_weight=1.0, unroll=1),
 }
-"""Drafter kind -> the loss of its paper, where that isn't EAGLE-3's."""
+"""Drafter kind -> the loss in its paper, if that differs from EAGLE-3's."""

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def fast_linears(device: torch.device) -> AbstractContextManager[Any]:
-    """`OneDnnLinears` on a CPU with AVX-512 and a torch that has oneDNN; elsewhere a context that does nothing."""
+    """`OneDnnLinears` on a CPU with AVX-512 and a torch built with oneDNN; elsewhere a context that does nothing."""
     has_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return OneDnnLinears() if device.type == "cpu" and has_onednn and wide else nullcontext()
@@ -51,7 +51,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        x = x.contiguous()  # a slice, such as one head's of several, would run in oneDNN's slow reference
+        x = x.contiguous()  # a slice, such as one of several heads, would run in oneDNN's slow reference code
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 

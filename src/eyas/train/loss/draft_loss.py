@@ -1,28 +1,25 @@
-"""The token loss of all steps, computed for a chunk of answer tokens at a time, and the metrics of validation.
+"""The token loss of all steps, computed one chunk of answer tokens at a time, and the validation metrics.
 
-The teacher's output of a chunk is computed once for its K guesses. Its logits, their gradient and the head's are freed
-before the next chunk, so the memory doesn't grow with the batch. Gradients are therefore computed in the forward pass
-(as Liger does) and only scaled in the backward pass. Where most guesses are missing, as with anchors that were sampled,
-a chunk holds guesses instead of answer tokens with K guesses each: each is then a token of its own with k = 1 guess.
+The teacher's output for a chunk is computed once and shared by its K guesses. Its logits, their gradient and the head's
+are freed before the next chunk, so memory doesn't grow with the batch. Gradients are therefore computed in the forward
+pass (as Liger does) and only scaled in the backward pass. If most guesses are missing, as with sampled anchors, a chunk
+holds single guesses instead of answer tokens with K guesses each: every guess is then a token of its own with k = 1.
 
-Token losses with hand-written gradients, so that one buffer holds first log q and then the gradient.
+Token losses have hand-written gradients, so that one buffer holds first log q and then the gradient.
 
 With z the drafter's logits, q = softmax(z), p' the target's softmax over the draft vocabulary, c the share of the
-target's probability which that vocabulary covers, p = c p':
+target's probability that the draft vocabulary covers, p = c p':
 
 - ce: -sum p' log q, kl: sum p' log(p' / q);                   d/dz = q - p'
 - alpha = sum min(p, q), with s = [q < p]:                     d/dz = q s - q sum(q s)
 - lk: -log alpha, with alpha at least FLOOR;                   d/dz = -(d alpha/dz) / alpha
-- l1: 0.1 ce + 0.9 sum |p - q|, the latter being 2 - 2 alpha
+- l1: 0.1 ce + 0.9 sum |p - q|, where sum |p - q| = 2 - 2 alpha
 - mixed lk: w KL + (1 - w) (1 - alpha), w a constant
 
-The teacher's distribution comes from the target's head or from stored top tokens, also a chunk at a time.
+The teacher's distribution comes from the target's head or from stored top tokens, also one chunk at a time.
 
-Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, k guesses of a token in a chunk, H width, Vd draft
-vocabulary, N rows that step 0 is scored on.
-
-Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, V / Vd full / draft vocabulary, k stored
-candidates.
+Shapes: B chats, S positions, M answer tokens, m of a chunk, K steps, k guesses of a token in a chunk (in `teacher_of`:
+stored candidates), H width, V / Vd full / draft vocabulary, N rows that step 0 is scored on.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from eyas.types import CONTEXT_BUCKETS
 _L1_CE = 0.1
 """The share of cross entropy in the loss `l1`."""
 FLOOR = 1e-12
-"""The least alpha whose logarithm is taken, so that a hopeless row costs 27.6 instead of infinity."""
+"""Lower limit of alpha before its logarithm is taken, so that a hopeless row costs 27.6 instead of infinity."""
 
 
 class GuessScores(NamedTuple):
@@ -53,7 +50,7 @@ class GuessScores(NamedTuple):
 
     loss: Tensor  # [m, K]
     right: Tensor  # [m, K] bool: the drafter's first choice is the target's
-    overlap: Tensor  # [m, K] sum of min(p, q): how often a sampled guess is accepted
+    overlap: Tensor  # [m, K] sum of min(p, q): the probability that a sampled guess is accepted
     grad: Tensor | None  # [m, K, Vd] of loss, with respect to the logits
 
 
@@ -97,12 +94,12 @@ class TeacherOutput(NamedTuple):
     """The target's distribution at m answer tokens."""
 
     p: Tensor  # [m, Vd] softmax over the draft vocabulary alone
-    covered: Tensor  # [m] share of the full softmax that the draft vocabulary holds
+    covered: Tensor  # [m] share of the full softmax that the draft vocabulary covers
     best: Tensor  # [m] int64, the target's own greedy token (a full-vocabulary id)
 
 
 Teacher = Callable[[Tensor], TeacherOutput]
-"""Maps indices into B * S [m], of the positions whose states predict the tokens, to the target's distribution."""
+"""Maps the positions whose states predict the tokens, as indices [m] into B * S, to the target's distributions."""
 
 
 def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids: Tensor, vocab_size: int) -> Teacher:
@@ -151,11 +148,11 @@ def teacher_of(batch: FeatureBatch, head: Callable[[Tensor], Tensor], target_ids
 
 
 CHUNK_ELEMENTS = 2**20
-"""The least number of logits that a chunk may have on a CPU; more if the head is larger."""
+"""Logits in a chunk on a CPU, or as many as the head has weights if that is more."""
 LAUNCHES = 64
-"""How many times as much is computed at once on an accelerator, whose time would go into launching kernels."""
+"""Factor by which accelerators compute more at a time, so that launching kernels doesn't dominate."""
 _SPARSE = 0.5
-"""The share of guesses that are there below which those alone are computed, each with a teacher's row of its own."""
+"""If less than this share of guesses exists, only existing ones are computed, each with its own teacher row."""
 
 Sums = dict[str, tuple[float, float]]
 """Name of a metric -> its sum and count."""
@@ -174,7 +171,7 @@ class TokenScores(NamedTuple):
 class TokenLoss:
     """The token loss as a function of the drafter's states: teacher, drafter's head and settings.
 
-    `head` maps states [..., H] to logits [..., Vd]; `parameters` are all of its parameters that are trained.
+    `head` maps states [..., H] to logits [..., Vd]; `parameters` are its trained parameters.
     """
 
     teacher: Teacher
@@ -194,7 +191,7 @@ class TokenLoss:
         return self.run(Guesses.of(states), rows, None)
 
     def run(self, states: Guesses, rows: ChainRows, grads: list[Tensor] | None) -> TokenScores:
-        """Run over all chunks (twice for the mixed loss), adding to `grads` of all states and the parameters."""
+        """Run over all chunks (twice for the mixed loss), adding to `grads`: one for all states, one per parameter."""
         steps, device = len(states.sizes), rows.answers.device
         kl_share = None
         if self.config.kl_decay is not None:
@@ -257,7 +254,7 @@ class TokenLoss:
 
 
 def at_once(size: int, device: torch.device) -> int:
-    """How much is computed together on the device where a CPU takes `size`."""
+    """The amount to compute at a time on `device`, given the amount `size` for a CPU."""
     return size if device.type == "cpu" else size * LAUNCHES
 
 
@@ -285,7 +282,7 @@ class _Chunk(NamedTuple):
     tokens: Tensor  # [m, 1] which of the M answer tokens
     steps: Tensor  # [m or 1, k] the guesses' steps
     there: Tensor  # [m, k] bool: whether there is such a guess
-    at: Tensor  # [m, k] the guess's row among the states of all steps; any of its step where there is none
+    at: Tensor  # [m, k] the guess's row among the states of all steps; any row of its step if there is none
     states: Tensor  # [m, k, H]
     logits: Tensor  # [m, k, Vd]
     judged: GuessScores
@@ -314,8 +311,7 @@ class _Fused(torch.autograd.Function):
 def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
     """The metrics of a batch: greedy agreement `accuracy_j` and `overlap_j` of each step j, and `accept_length`.
 
-    right [M, K] bool, overlap [M, K]; both have fewer columns if later steps had no rows. Transfers from the device
-    once.
+    right [M, K] bool, overlap [M, K]; both have fewer columns if later steps had no rows. Syncs with the device once.
     """
     steps = right.shape[1]
     there = rows.guesses[:steps].T >= 0
@@ -334,7 +330,7 @@ def draft_metrics(rows: ChainRows, right: Tensor, overlap: Tensor) -> Sums:
 def context_metrics(rows: ChainRows, scores: TokenScores, starts: Tensor) -> Sums:
     """`loss`, `accuracy` (of step 0) and `accept_length` by context: the tokens of the chat before the one predicted.
 
-    `starts` [B]: where the rows begin in their chats. Transfers from the device once.
+    `starts` [B]: where the rows begin in their chats. Syncs with the device once.
     """
     width, there = rows.counts[0] // len(starts), rows.guesses[0] >= 0
     before = starts[rows.answers // width] + rows.answers % width + 1  # [M]
@@ -354,7 +350,7 @@ def context_metrics(rows: ChainRows, scores: TokenScores, starts: Tensor) -> Sum
 def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
     """[N] tokens that a greedy round would emit from each row: its right guesses up to the first wrong one, plus one.
 
-    A chain ends with the answer, as decoding would. Where chains are sampled this is right on average. right [M, K].
+    A chain ends with the answer, as decoding would. If chains are sampled, lengths are right on average. right [M, K].
     """
     positions = rows.counts[0]  # B * S
     starts = rows.answers - 1
@@ -367,6 +363,6 @@ def accept_lengths(rows: ChainRows, right: Tensor) -> Tensor:
         alive &= hit[:positions]
         if rows.shares is None:
             length += alive
-        elif rows.shares[step]:  # those that were drawn stand for those that weren't
+        elif rows.shares[step]:  # sampled chains stand for the others
             length += alive / rows.shares[step]
     return length[starts[rows.guesses[0] >= 0]]

@@ -1,7 +1,7 @@
 """The objective of all drafter kinds: the training-time test against the target's own distribution.
 
-The loss mask belongs to the token that is predicted, so the first token of an answer is trained. The divisor is the
-number of answer tokens that step 0 predicts, for every step. Rows whose greedy target token is outside the draft
+The loss mask belongs to the token that is predicted, so the first token of an answer is trained. For every step, the
+divisor is the number of answer tokens that step 0 predicts. Rows whose greedy target token is outside the draft
 vocabulary count like any other. Later steps have fewer rows, because no chain starts before the first token.
 """
 
@@ -50,7 +50,7 @@ class DraftLoss(nn.Module):
 
     def __init__(self, network: DraftNetwork, head: Callable[[Tensor], Tensor], vocab_size: int, config: LossConfig,
                  by_context: bool = False):  # fmt: skip
-        """`by_context`: whether the metrics are given by context as well."""
+        """`by_context`: whether metrics are also reported by context."""
         super().__init__()
         self.network, self._by_context = network, by_context
         self._head, self._vocab_size, self._config = head, vocab_size, config
@@ -64,12 +64,11 @@ class DraftLoss(nn.Module):
     ) -> LossOutput:
         """The sums over a batch; `noise` [B, S, A, Ht] is added to the taps that the network reads.
 
-        `starts` [B] are the positions of the rows' first tokens that the network is given; None = the true ones.
+        `starts` [B] are the positions that the network sees for the rows' first tokens; None = the true ones. `key`
+        seeds the draw of a block drafter's anchors and of P-EAGLE's chains.
 
-        By `key` a block drafter draws its anchors, and P-EAGLE the chains of each step.
-
-        The feature loss compares with the taps themselves. The caller's autocast decides precision. Raises ConfigError
-        if the feature loss doesn't fit the network.
+        The feature loss compares with the taps without noise. The caller's autocast decides precision. Raises
+        ConfigError if the feature loss doesn't fit the network.
         """
         taps = batch.taps.to(self.network.dtype)
         seen = taps if noise is None else taps + noise
@@ -109,7 +108,7 @@ class DraftLoss(nn.Module):
         return self._output(loss, rows, scores, batch)
 
     def _feature_loss(self, fed: list[Tensor], taps: Tensor, rows: ChainRows) -> Tensor:
-        """The summed distance of the states fed back [., H] from the target's states that they approximate."""
+        """The summed distance between the states fed back [., H] and the target's states that they approximate."""
         config, width = self._config, fed[0].shape[-1]
         if taps.shape[2] != 1 or taps.shape[3] != width:
             raise ConfigError(
@@ -128,7 +127,7 @@ class DraftLoss(nn.Module):
 
 
 def _check_confidence(has_head: bool, weight: float | None) -> None:
-    """Raise ConfigError for a weight without a head, and for a head that would stay as it was drawn."""
+    """Raise ConfigError for a weight without a head, and for a head that would never be trained."""
     if weight is not None and not has_head:
         raise ConfigError("loss.confidence_weight trains a confidence head, and this drafter has none: leave it out")
     if has_head and weight == 0:
@@ -154,12 +153,12 @@ class DraftObjective:
         seed: int = 0,
         by_context: bool = False,
     ) -> None:
-        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for whatever is drawn.
+        """`head` maps the target's final states [..., Ht] to its logits [..., V]; `seed` is for all random draws.
 
-        `by_context`: give the metrics by the number of tokens before, too.
+        `by_context`: also report metrics by the number of tokens before.
 
-        Raises ConfigError for more steps or fewer than a network makes guesses in one pass, and for settings of other
-        networks.
+        Raises ConfigError if the number of steps isn't the number of guesses that the network makes in one pass, and
+        for settings that apply to other networks only.
         """
         if network.config.guesses not in (None, config.unroll):
             raise ConfigError(
@@ -169,12 +168,12 @@ class DraftObjective:
         if network.config.is_block and config.down_sample_ratio is not None:
             raise ConfigError("loss.down_sample_ratio thins out chains, and this drafter has blocks: set loss.anchors")
         if config.random_start is not None and not isinstance(network.config, TransformerConfig):
-            raise ConfigError("loss.random_start draws positions, and this drafter knows none: remove it")
+            raise ConfigError("loss.random_start draws positions, and this drafter has none: remove it")
         if not network.config.is_block and config.anchors is not None:
             raise ConfigError("loss.anchors limits the blocks of block drafters, and this one has none: leave it out")
         if config.base_weight and not (network.config.is_block and cast("BlockNetwork", network).corrects):
             raise ConfigError(
-                "loss.base_weight trains logits that are corrected, and this drafter's aren't: leave it out"
+                "loss.base_weight is for drafters that correct their logits, and this one doesn't: leave it out"
             )
         _check_confidence(bool(getattr(network.config, "enable_confidence_head", False)), config.confidence_weight)
         self.model = network
@@ -210,7 +209,7 @@ def feature_noise(batch: FeatureBatch, scale: float, key: tuple[int, ...]) -> Te
     """EAGLE-1's noise on features, [B, S, A, Ht]: (U - 0.5) * scale * 512 / T with U uniform in [0, 1).
 
     T is the number of a chat's tokens up to its last answer token. Noise makes up for the fact that the drafter's own
-    states, which it reads later, aren't exact. It depends on `key` alone, so a resumed run has the same.
+    states, which it reads in later steps, aren't exact. It depends only on `key`, so a resumed run gets the same noise.
     """
     device = batch.taps.device
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1))

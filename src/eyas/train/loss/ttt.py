@@ -6,15 +6,15 @@ position i + j, and predicts token i + 2 + j. So row i over all steps is the cha
 makes after committing pair i: it attends to the true pairs 0..i and its own guesses, never to another row's.
 
 Medusa's heads all guess from the true state, so step j is head j (`_heads`). P-EAGLE's slots read the same masked pair
-instead of guesses; slot j sees the slots before it alone, so step j computes what one pass over all slots would.
+instead of guesses. Slot j sees only the slots before it, so step j computes what one pass over all slots would.
 
 Step 0 computes every position, since later rows attend to its keys. A later step computes only rows whose chain, from
 that step on, still predicts an answer token: prompt rows and rows past the last answer are left out.
 
-A drafter with a window sees in row i, at every step, what the window of i + 1 pairs holds (`Windowed`).
+In a drafter with a window, row i sees at every step the pairs that the window keeps of the first i + 1 (`Windowed`).
 
-Rows may be sampled for later steps (P-EAGLE's conditional drop-token sampling): a row that is left out of one step is
-in none after it, so rows are still whole chains, only shorter.
+Rows may be sampled for later steps (P-EAGLE's conditional drop-token sampling). A row that is left out of one step is
+left out of all later ones, so rows are still whole chains, only shorter.
 
 Shapes: B chats, S positions, A taps, Ht target hidden, H draft hidden, K steps, M answer tokens, R rows of later steps.
 """
@@ -41,8 +41,8 @@ def unrolled(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (state fed back, state the head reads) of each step's rows, both [rows.counts[step], H].
 
-    tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows, later steps those of `rows` in one sequence, whatever
-    their chat. `starts` [B]: the position of each chat's first token; None = 0. Stops early when no row is left.
+    tokens [B, S], taps [B, S, A, Ht]. Step 0 has all B * S rows; later steps have those in `rows`, of all chats in one
+    sequence. `starts` [B]: the position of each chat's first token; None = 0. Stops early when no row is left.
     """
     if isinstance(network, HeadsNetwork):
         yield from _heads(network, taps, rows)
@@ -51,7 +51,7 @@ def unrolled(
     window = getattr(network.config, "draft_window", None)
     kernel = None if window is None else Windowed(Window(window), cast(Any, network).rotary.turned)
     first = torch.zeros(batch, dtype=torch.int64, device=tokens.device)
-    if starts is not None and window is None:  # in a window positions count from where a row begins to be kept
+    if starts is not None and window is None:  # in a window, positions count the pairs that are kept
         first = starts
     positions = first.unsqueeze(1) + torch.arange(width, device=tokens.device)
     attention = ChainAttention(rows.indices, kernel)
@@ -78,7 +78,7 @@ def _heads(network: HeadsNetwork, taps: Tensor, rows: ChainRows) -> Iterator[tup
     """The steps of heads that guess from the true state alone: step j is head j, and nothing is fed back."""
     states = network.fuse(taps).to(taps.dtype).flatten(0, 1)  # [B * S, H]
     for step, count in enumerate(rows.counts):
-        # where no row is left one is run all the same: every process needs gradients of every head
+        # if no row is left, one is run anyway: every process needs gradients of every head
         indices = rows.indices[:count] if count else rows.indices.new_zeros(1)
         guessed = network.guess(states.index_select(0, indices) if step else states, step)
         yield guessed, guessed
@@ -96,21 +96,21 @@ class ChainRows:
     answers: Tensor  # [M] int64: index into B * S of the state that predicts the token, one before the token's own
     guesses: Tensor  # [K, M] int64: the row of the token's guess among the step's rows; -1 if there is none
     shares: list[float] | None = None
-    """The share of the chains of each step that was drawn; None = all are there."""
+    """Share of each step's chains that was drawn; None = all chains."""
 
 
 @dataclass(frozen=True)
 class PositionSampling:
-    """How many chains each step has: `ratio` ** step of them, but at least the share `least`; drawn by `key`."""
+    """The share of its chains that each step keeps: `ratio` ** step, but at least `least`; `key` seeds the draw."""
 
     ratio: float
     least: float
     key: tuple[int, ...]
 
     def last_steps(self, loss_mask: Tensor, steps: int) -> tuple[Tensor, list[float]]:
-        """The last step of each row [B, S], and the share of the chains that every step got.
+        """The last step of each row [B, S], and the share of its chains that each step keeps.
 
-        A row has a chain at a step if all tokens that it predicts up to it are answer tokens.
+        A row has a chain at a step if all tokens that it predicts up to that step are answer tokens.
         """
         draw = np.random.default_rng(np.random.SeedSequence(self.key))
         ahead = np.pad(loss_mask.cpu().numpy(), ((0, 0), (0, steps + 1)))

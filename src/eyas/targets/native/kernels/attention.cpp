@@ -1,4 +1,4 @@
-// Attention, compiled beside the rest.
+// Attention, compiled in parallel with the rest.
 #include "attention.h"
 
 namespace eyas {

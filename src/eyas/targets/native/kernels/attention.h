@@ -1,9 +1,9 @@
 // Attention of the tokens of a pass over the slot cache.
 //
-// A token sees the committed columns of its row, which are positions 0, 1, 2, ... (a sliding window leaves out the
-// oldest), then those staged columns that are its ancestors, whose positions follow. Its scores, their sum and the
-// mixed values are computed in that order and by nothing else, so they do not depend on the tree, the other rows or
-// where the pass was staged.
+// A token sees the committed columns of its row at positions 0, 1, 2, ... (a sliding window leaves out the oldest),
+// then its ancestors among the staged columns, at the positions that follow. Its scores, their sum and the mixed values
+// are computed from these alone and in this order, so they do not depend on the tree, the other rows or where the pass
+// was staged.
 //
 // Shapes: C capacity of the cache.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace eyas {
 
-// The columns that `seen` [most] says, in their order; returns how many.
+// Write the columns marked in `seen` [most] to `columns`, in order; returns their number.
 inline int64_t visible(const uint8_t* seen, int64_t most, int64_t* columns) {
     int64_t count = 0;
     for (int64_t i = 0; i < most; i++)
@@ -26,9 +26,9 @@ inline int64_t visible(const uint8_t* seen, int64_t most, int64_t* columns) {
     return count;
 }
 
-// Staged columns, each of which follows another one, or the committed columns.
+// Staged columns. Each follows another staged column, or the committed columns.
 struct Tree {
-    const int64_t* parents;  // the staged column that each staged column follows, -1 = none; null = the one before it
+    const int64_t* parents;  // the staged column that each one follows, -1 = none; null = always the one before it
 
     int64_t parent(int64_t column) const { return parents ? parents[column] : column - 1; }
     int64_t depth(int64_t column) const {  // columns on its path
@@ -39,9 +39,9 @@ struct Tree {
     }
 };
 
-// The columns that staged column `column` sees, in the order of their positions: the committed ones, then its path among
-// the staged ones, which follow them; with a window the latest of them. Returns the first of `count` columns in `room`,
-// and their number.
+// The columns that staged column `column` sees, in the order of their positions: the committed ones, then its path through
+// the staged ones; with a window only the latest. Sets `count` to their number and returns a pointer to the first of them,
+// within `room`.
 inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t column, int64_t window, int64_t* room,
                               int64_t& count) {
     count = 0;
@@ -54,12 +54,12 @@ inline const int64_t* visible(int64_t committed, const Tree& tree, int64_t colum
     return room;
 }
 
-// How many T a key or value of so many numbers takes: themselves, or codes in 8 bits and behind them, as a float, what
-// each is multiplied by.
+// The length of a key or value of `size` numbers, in units of T: the numbers themselves, or 8-bit codes followed by their
+// scale, a float.
 template <class T>
 constexpr int64_t entry_size(int64_t size) { return sizeof(T) == 1 ? size + static_cast<int64_t>(sizeof(float)) : size; }
 
-// Numbers of a key or value as floats.
+// A key or value, loaded as floats; 8-bit codes are dequantized.
 template <class T>
 struct Entry {
     struct None {};
@@ -80,14 +80,14 @@ struct Entry {
     }
 };
 
-// What some queries attend to: keys [C, size] and values [C, value_size] at `columns`. A query sees the first `count` of
-// them. Keys may lie in two pieces (latent attention), of which the second is `tails` [C, tail_size].
+// What a set of queries attends to: keys [C, size] and values [C, value_size] at `columns`; a query sees the first `count`
+// of them. Keys may be split in two pieces (latent attention); the second piece is `tails` [C, tail_size].
 template <class T>
 struct Context {
     const T *keys, *values;
     const int64_t* columns;
     int64_t size, value_size;
-    float scale, softcap;  // softcap: of the scores' absolute values (Gemma 2); 0 = none
+    float scale, softcap;  // softcap: limits the scores' absolute values (Gemma 2); 0 = none
     bool bf16;
     const T* tails = nullptr;
     int64_t tail_size = 0;
@@ -99,11 +99,11 @@ struct Query {
     const float* state;   // [size + tail_size]
     float* out;           // [value_size]
     int64_t count;
-    float sink;           // the score of a key without a value, which takes its share of the weights (GPT-OSS)
+    float sink;           // an attention sink: the score of a key without a value, which takes its share of the weights (GPT-OSS)
 };
 
-// The weights of a query's keys in place of their scores, zero beyond the last; returns one over their sum, that of the
-// sink included.
+// Replace the scores of a query's keys by their unnormalized softmax weights, zero beyond the last. Returns one over the
+// sum of the weights, the sink's included.
 inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, float sink) {
     if (softcap > 0)
         for (int64_t j = 0; j < padded; j += LANES)
@@ -121,16 +121,16 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
     return 1.0f / (sink > NO_SINK ? sum(total) + std::exp(sink - top) : sum(total));
 }
 
-constexpr int64_t TILE = 512;    // keys that all queries are done with before the next are read
-constexpr int64_t QUERIES = 32;  // queries that share such a reading
-// Vectors of sums that N queries have in registers at once; eight are added up together.
+constexpr int64_t TILE = 512;    // keys that all queries process before the next ones are read
+constexpr int64_t QUERIES = 32;  // queries that share one read of the keys
+// Accumulator vectors that N queries keep in registers at the same time; they are reduced eight at a time.
 constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
 
-// Scores of N queries side by side for keys `first` to `stop`, each of which is read once; `stride` from query to query.
+// Score N queries together against keys [first, stop), reading each key once; `stride` from one query's scores to the next's.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
-    constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are worked on at once
+    constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are processed together
     for (int64_t j = first; j < stop; j += KEYS) {
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
@@ -153,12 +153,12 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
     }
 }
 
-// Add the values of keys `first` to `stop`, by their weights, to what N queries have of the keys before; the last time
-// the sums are multiplied by `inverse`.
+// Add the weighted values of keys [first, stop) to the sums that N queries have over the keys before; the last call
+// multiplies the sums by `inverse`.
 template <int N, class T>
 void mix_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, const float* weights,
                   int64_t stride, const float* inverse, bool last) {
-    auto mix = [&](auto width, int64_t d) {  // so many vectors of values at once, from feature d on
+    auto mix = [&](auto width, int64_t d) {  // `width` vectors of values at a time, from feature d on
         constexpr int WIDE = decltype(width)::value;
         vec mixed[N][WIDE] = {};
         if (first)
@@ -194,7 +194,7 @@ void mix_together(const Context<T>& context, const Query* query, int64_t first, 
 // Floats that `total` queries need for their scores of at most `most` keys.
 inline int64_t score_room(int64_t total, int64_t most) { return ((total < QUERIES ? total : QUERIES) + 3) * (most + 2 * LANES); }
 
-// Of each thread: room for scores and for the columns that a token sees.
+// A thread's buffers for scores and for the columns that a token sees.
 struct Room {
     Room(int64_t of_scores, int64_t of_columns) : scores(new float[of_scores]), columns(new int64_t[of_columns]) {}
 
@@ -202,8 +202,8 @@ struct Room {
     std::unique_ptr<int64_t[]> columns;
 };
 
-// Queries of one context. Up to 32 of them go through keys and values together, a tile at a time, so that these are read
-// from memory once; as many at once as fit into the registers. Every sum is the one that a query has alone.
+// Queries of one context. Up to 32 of them go through keys and values together, a tile at a time, so that memory is read
+// once; groups of them share registers. Every sum is the one that a query would have alone.
 template <class T>
 class Queries {
   public:
@@ -214,7 +214,7 @@ class Queries {
         waiting_[total_++] = {state, out, count, sink};
     }
 
-    // Attend those that are left.
+    // Attend with the queries that are still waiting.
     void finish() {
         int64_t most = 0;
         for (int64_t i = 0; i < total_; i++) most = std::max(most, waiting_[i].count);
@@ -243,8 +243,8 @@ class Queries {
     }
 
   private:
-    // Call `work` with the size, the first and the longest count of each group of at most 4 queries: of nearly equal size
-    // (AVX-512), or of 4, 2 or 1.
+    // Call `work` with the size, the first query and the largest count of each group of at most 4 queries. Groups are nearly
+    // equal in size (AVX-512), or have 4, 2 or 1 queries.
     template <class Work>
     void groups(const Work& work) {
         int64_t at = 0;

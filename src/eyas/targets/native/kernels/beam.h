@@ -1,8 +1,8 @@
-// The beam search of a draft in one call: the head's product below the roots, then a pass for each level's beam.
+// The beam search of a draft in one call: the head on the roots' states, then a pass over each level's beam.
 //
-// Every beam node offers its K best children; the K best paths so far are the next level's beam. A path's score is the sum of
-// what its steps are worth: their log-probability, or the logarithm of the rate at which such steps are accepted. It is the
-// search of eyas/tree/shared.py, in the same arithmetic.
+// Every beam node offers its K best children; the K best paths become the next level's beam. A path's score is the sum of
+// what its steps are worth: their log-probability, or the logarithm of the rate at which such steps are accepted. This is
+// the search of eyas/tree/shared.py, in the same arithmetic.
 //
 // Shapes: R rows, D levels, W beam nodes, K children of each, V draft vocabulary, H draft hidden, M candidates of a row.
 #pragma once
@@ -24,7 +24,7 @@ constexpr float FINENESS = 10.0f, TIE_BREAK = 1e-4f;
 
 inline int64_t children_of(const Beam& beam) { return beam.width + (beam.depth - 1) * beam.width * beam.width; }
 
-// The best children of the level's nodes, by logits [R * W, V]: log-probabilities and tokens [R * W, K].
+// The best children of a level's nodes, from logits [R * W, V]: their log-probabilities and tokens [R * W, K].
 template <class T>
 void best_children(const Beam& beam, const T* logits, int64_t size, int64_t level, int64_t nodes, int64_t threads,
                    float* scores, int64_t* found) {
@@ -61,7 +61,7 @@ inline float worth_of(const Beam& beam, int64_t row, float step, bool later) {
     return beam.worth[(2 * beam.groups[row] + later) * BINS + bin] + TIE_BREAK * step;
 }
 
-// Choose those of a row's candidates whose value exceeds their price by the most, as eyas/tree/values.py does.
+// Choose the candidates of a row whose total value exceeds their price by the most, as eyas/tree/values.py does.
 inline void choose(const Beam& beam, int64_t candidates) {
     std::vector<int64_t> order(candidates);
     std::iota(order.begin(), order.end(), 0);
@@ -83,8 +83,8 @@ inline void choose(const Beam& beam, int64_t candidates) {
     }
 }
 
-// Search below the pairs that are committed. `base` says where they lie, and has the RoPE tables. Returns the number of
-// levels that were searched.
+// Search below the committed pairs. `base` says where they are, and has the RoPE tables. Returns the number of levels
+// searched.
 template <class T>
 int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
     const int64_t rows = beam.rows, width = beam.width, hidden = d.hidden, size = d.head.out;
@@ -109,7 +109,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
         });
     }
     const float* above = beam.fed;
-    int64_t nodes = 1, staged = 0, begun = 0;  // of this level; columns and candidates before it
+    int64_t nodes = 1, staged = 0, begun = 0;  // nodes of this level; columns and candidates before it
     for (int64_t level = 0;; level++) {
         best_children(beam, logits.data(), size, level, nodes, base.threads, step.data(), found.data());
         const int64_t offered = nodes * width, next = std::min(width, offered);
@@ -125,7 +125,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
                 beam.parents[row * all + begun + i] = index[node];
             }
             if (level + 1 == beam.depth) continue;
-            for (int64_t i = 0; i < offered; i++) {  // the first of equals first; of no use to std::sort: scores may be NaN
+            for (int64_t i = 0; i < offered; i++) {  // ties by index; std::sort can't do it: scores may be NaN
                 int64_t at = std::min(i, next);
                 for (; at > 0 && scores[i] > scores[order[at - 1]]; at--) order[at] = order[at - 1];
                 order[at] = i;

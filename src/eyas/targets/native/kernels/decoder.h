@@ -1,10 +1,10 @@
-// A pass of a decoder's layers over the slot cache, stage by stage, whose pieces threads share (region.h).
+// A pass of a decoder's layers over the slot cache, in stages whose pieces threads share (region.h).
 //
-// The layers are those of Llama and its kin: RMSNorm or LayerNorm before or after what a layer adds, grouped-query
-// attention with RoPE (biases and norms of queries and keys where there are any), latent attention (latent.h) or a
-// recurrence (recurrent.h), an MLP, after attention or beside it, or several as experts. A drafter's first layer also
-// reads embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers make
-// keys and values of the target's states alone. Activations are float32; those of a bf16 model are rounded wherever its
+// The layers are those of Llama and its relatives: RMSNorm or LayerNorm before or after attention and MLP; grouped-query
+// attention with RoPE (and any biases and norms of queries and keys), latent attention (latent.h) or a recurrence
+// (recurrent.h); an MLP, after attention or in parallel with it, or experts. A drafter's first layer also reads
+// embeddings, each input under its own norm. A block drafter's tokens see all of their block, and its layers compute keys
+// and values from the target's states alone. Activations are float32; those of a bf16 model are rounded wherever its
 // PyTorch modules would round.
 //
 // Shapes: T tokens of a pass, R rows, Q columns (cells of a row), H hidden size, D head size, V outputs of the head.
@@ -25,7 +25,7 @@ inline Tree tree_of_row(const Pass& pass, int64_t row) {
     return {pass.parents ? pass.parents + row * pass.parents_row : nullptr};
 }
 
-constexpr int64_t BLOCK = 16;  // the most tokens whose attention it takes at once
+constexpr int64_t BLOCK = 16;  // the most tokens of a unit of attention
 constexpr int64_t UNITS = 4;   // units of attention for each thread, so that none waits long for the last
 
 // Write `size` floats as a T.
@@ -34,7 +34,8 @@ inline void write(uint16_t* to, const float* from, int64_t size) {
     for (int64_t i = 0; i < size; i++) to[i] = narrowed(from[i]);
 }
 
-// As codes from -127 to 127, rounded to nearest, ties to even, and 1 / 127 of the greatest; one that isn't a number stays so.
+// Quantize to codes from -127 to 127, rounded to nearest, ties to even, followed by their scale: 1 / 127 of the greatest
+// magnitude, or NaN if a value isn't finite.
 inline void write(int8_t* to, const float* from, int64_t size) {
     const Scales scales(from, size);
     for (int64_t i = 0; i < size; i += LANES) store_codes(to + i, mul(load(from + i), all(scales.to_codes)));
@@ -52,14 +53,14 @@ inline int64_t widest_mixed(const Decoder& d) {
     return most;
 }
 
-// Floats of scratch that each token takes.
+// Floats of scratch per token.
 inline int64_t token_scratch(const Decoder& d) {
     return widest_input(d) + d.hidden + d.heads * d.size * (1 + d.gates) + widest_mixed(d) + keys_size(d) +
            values_size(d) + d.intermediate;
 }
 
-// Call `work(t, count, columns, counts)` for tokens `first` to `stop`, in runs of one row in which each token sees what
-// the one before saw: of `columns` the first `counts[i]`. `room` is for twice as many columns as any token sees.
+// Call `work(t, count, columns, counts)` for tokens [first, stop), in runs of one row in which each token sees all that the
+// one before it sees: token i of a run sees the first `counts[i]` of `columns`. `room` holds twice the columns of any token.
 template <class Work>
 void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int64_t* room, const Work& work) {
     auto cell_of = [&](int64_t t) { return pass.cells ? pass.cells[t] : t; };
@@ -81,7 +82,7 @@ void in_runs(const Pass& pass, int64_t window, int64_t first, int64_t stop, int6
     }
 }
 
-// One pass, stage by stage. T: what the outputs hold, and the cache if it isn't in codes.
+// One pass, stage by stage. T: the type of the outputs, and of the cache unless it is quantized.
 template <class T>
 class DecoderRun {
   public:
@@ -121,19 +122,19 @@ class DecoderRun {
         const int64_t row = row_of(t), position = pass_.lengths[row] + tree_of(row).depth(column_of(t)) - 1;
         return d_.limit ? std::min(position, d_.limit - 1) : position;
     }
-    int64_t entry_of(const Layer& layer, int64_t t) const {  // of a token's position in the RoPE tables
+    int64_t entry_of(const Layer& layer, int64_t t) const {  // where a token's position begins in the RoPE tables
         return (std::max<int64_t>(layer.rope, 0) * pass_.positions + position_of(t)) * d_.rotated;
     }
     template <class Work>
-    auto stored(const Work& work) const {  // with a pointer to what the cache holds
+    auto stored(const Work& work) const {  // call `work` with a null pointer of the cache's type
         return pass_.in_codes ? work(static_cast<int8_t*>(nullptr)) : work(static_cast<T*>(nullptr));
     }
-    // Where entries of so many numbers of a row's head begin in a layer's cache [slots, heads, C, entry].
+    // Where the entries of a row's head, `size` numbers each, begin in a layer's cache [slots, heads, C, entry].
     template <class C>
     C* entries_of(char* base, int64_t row, int64_t heads, int64_t h, int64_t size) const {
         return reinterpret_cast<C*>(base) + ((pass_.slot + row) * heads + h) * pass_.capacity * entry_size<C>(size);
     }
-    // Write a token's entry of so many numbers.
+    // Write a token's entry of `size` numbers.
     void keep_entry(char* base, int64_t t, int64_t heads, int64_t h, int64_t size, const float* from) const {
         const int64_t row = row_of(t), column = pass_.lengths[row] + column_of(t);
         stored([&](auto* kind) {
@@ -155,7 +156,7 @@ class DecoderRun {
             std::memcpy(out, state, hidden_ * sizeof(float));
     }
 
-    // Put a product of x [T, ldx] in `to` [T, ld], whose rows have room for `size` outputs.
+    // Write a product of x [T, ldx] to `to` [T, ld], whose rows have room for `size` outputs.
     template <class Out>
     void product(const Linear& linear, const float* x, int64_t ldx, Out* to, int64_t size, int64_t ld) {
         region_.share(panels(linear), piece_of(linear, tokens_), [&](int64_t first, int64_t stop) {
@@ -164,7 +165,7 @@ class DecoderRun {
         });
     }
 
-    // The states of the tokens: embeddings, those of their parents, or both.
+    // The tokens' input states: their embeddings, their parents' states, or both.
     void read_inputs() {
         const bool of_drafter = d_.mix.weight || d_.layers[0].embedding_norm;
         region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
@@ -214,7 +215,7 @@ class DecoderRun {
     void project(const Layer& layer) {
         const float* input = context_ ? pass_.x : normed_;
         const int64_t width = context_ ? hidden_ : wide_;
-        // Where 16 outputs go of a product of several parts of each head: query, key and value, or query and gate.
+        // Store 16 outputs of a product that makes several parts of each head: query, key and value, or query and gate.
         auto sort_out = [&](int64_t t, int64_t o, const vec(&sum)[PARTS]) {
             float* parts[3] = {q_, d_.gates ? gates_ : k_, v_};
             const int64_t turns = d_.gates ? 2 : 3;
@@ -237,7 +238,7 @@ class DecoderRun {
         });
     }
 
-    // A token's latent goes into the cache, and its key that all heads share.
+    // Put a token's latent into the cache, and the key that its heads share.
     void stage_latent(const Layer& layer, int64_t t, char* keys, char* values) {
         float *latent = k_ + t * kv_size_, *of_query = v_ + t * v_size_;
         const int64_t entry = entry_of(layer, t);
@@ -248,7 +249,7 @@ class DecoderRun {
         if (layer.latent.query.weight) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
     }
 
-    // A token's queries and keys are normed and turned; its keys and values go into the cache.
+    // Norm and rotate a token's queries and keys; put its keys and values into the cache.
     void stage_heads(const Layer& layer, int64_t t, char* keys, char* values) {
         const int64_t entry = entry_of(layer, t);
         auto turn = [&](float* head) {
@@ -267,14 +268,15 @@ class DecoderRun {
         }
     }
 
-    // How many units the `items` of each share are attended in: as few as threads can take in equal numbers, if not many.
+    // The number of units into which the `items` of each share are split: the fewest that threads can share equally, up to
+    // about `UNITS` for each thread.
     int64_t units_of(int64_t shares, int64_t items) const {
         int64_t units = (tokens_ + BLOCK - 1) / BLOCK;
         while (units < items && shares * units % pass_.threads && shares * units < UNITS * pass_.threads) units++;
         return units;
     }
 
-    // The heads of a group read the same keys; so do tokens of a row of which each sees what the one before saw.
+    // The heads of a group read the same keys; so do tokens of a row if each sees all that the one before it sees.
     void attend(const Layer& layer, char* all_keys, char* all_values) {
         const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
         const int64_t grain = d_.rank ? group : 1;  // queries that stay together
@@ -313,7 +315,7 @@ class DecoderRun {
         });
     }
 
-    // What attention mixed, times its gates' sigmoids.
+    // Multiply the output of attention by the sigmoids of its gates.
     void gate() {
         region_.share(tokens_, 1, [&](int64_t t, int64_t) {
             for (int64_t i = t * q_size_; i < (t + 1) * q_size_; i += LANES) {
@@ -327,8 +329,8 @@ class DecoderRun {
     vec keep(vec value) const { return bf16_ ? rounded(value) : value; }
     vec scaled(vec output, float scale) const { return scale == 1.0f ? output : keep(mul(output, all(scale))); }
 
-    // What a part of the layer adds to `before`, `scale` times: at once, after what is put aside in `with` [T, H], or put
-    // aside in `aside` [T, ld].
+    // Compute `scale` times the product of x, plus `with` [T, H] unless that is null. Put it in `aside` [T, ld]; if that is
+    // null, add it to `before` as the new state.
     void add_product(const Linear& linear, const float* x, float scale, const float* with, const float* before, float* aside,
                      int64_t ld) {
         region_.share(panels(linear), piece_of(linear, tokens_), [&](int64_t first, int64_t stop) {
@@ -352,7 +354,7 @@ class DecoderRun {
             store(pass_.x + at, keep(add(load(before + at), load(output + i))));
     }
 
-    // Add what a recurrence mixes, attention, or both, and norm what the MLP reads.
+    // Add the output of a recurrence, of attention, or of both, and norm the MLP's input.
     void mix(const Layer& layer, int64_t index) {
         const bool recurs = layer.recurrent.count, attends = layer.o.weight;
         const float* before = layer.normed_residual ? residual_ : pass_.x;
@@ -422,12 +424,12 @@ class DecoderRun {
     const int64_t tokens_, hidden_, wide_, q_size_, kv_size_, v_size_, out_size_;
     const bool bf16_, context_;
     float* const normed_;    // [T, wide]
-    float* const residual_;  // [T, H] what a layer adds to, if that isn't its input; or what its attention adds, until its MLP
-                             // has read the same state
+    float* const residual_;  // [T, H] what a layer adds to, if that isn't its input; or attention's output, until the MLP has
+                             // read the same state
     float* const q_;         // [T, heads, D]
     float* const k_;         // [T, kv_heads, D]
-    float* const v_;         // of latent attention: what its queries are made of
-    float* const gates_;     // [T, heads, D] of attention, if there are any
+    float* const v_;         // [T, kv_heads, D]; of latent attention: the input of `Latent.query`
+    float* const gates_;     // [T, heads, D] attention's gates, if there are any
     float* const mixed_;     // [T, heads, D or V]
     float* const gated_;     // [T, intermediate]
     Mixture mixture_;

@@ -1,8 +1,8 @@
-// A mixture of experts: which of them read a token, what they make of it, and the sum of that.
+// A mixture of experts: routing, the experts' outputs, and their weighted sum.
 //
-// Each expert is a gated MLP. Its tokens are gathered and multiplied together, so a weight is read once however many
-// tokens chose it. A token's outputs are weighted and summed in the order in which its experts were chosen, so its
-// result doesn't depend on what else is in the pass.
+// Each expert is an MLP, gated or not. Its tokens are gathered and multiplied together, so a weight is read once
+// however many tokens are routed to it. A token's outputs are weighted and summed in the order in which its experts were
+// chosen, so its result doesn't depend on what else is in the pass.
 //
 // Shapes: T tokens, E experts, K of them chosen for a token, S = T * K slots, ordered by expert; H hidden size.
 #pragma once
@@ -21,7 +21,7 @@ inline float sigmoid(float x, bool bf16) {
     return bf16 ? rounded(value) : value;
 }
 
-// The groups of experts among which those of a token are chosen, one bit each; `valued(e)` is the score of an expert.
+// The groups from which a token's experts are chosen, as a bit mask; `valued(e)` is the score of an expert.
 template <class Valued>
 uint64_t groups_used(const Experts& experts, const Valued& valued) {
     if (experts.groups == 1) return 1;
@@ -29,7 +29,7 @@ uint64_t groups_used(const Experts& experts, const Valued& valued) {
     const float least = -std::numeric_limits<float>::infinity();
     float sums[64];
     for (int64_t g = 0; g < experts.groups; g++) {
-        float above = std::numeric_limits<float>::infinity();  // the best scores, from the highest on
+        float above = std::numeric_limits<float>::infinity();  // scores are taken in descending order: the last one
         int64_t last = -1;
         sums[g] = 0;
         for (int64_t i = 0; i < experts.summed; i++) {
@@ -66,7 +66,7 @@ inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* id
     auto valued = [&](int64_t e) { return scores[e] + (experts.bias ? experts.bias[e] : 0.0f); };
     const uint64_t used = groups_used(experts, valued);
     const int64_t group = count / experts.groups;
-    float total = 1e-20f;  // where all weights are 0, they stay so
+    float total = 1e-20f;  // weights that are all 0 stay 0
     for (int64_t k = 0; k < experts.chosen; k++) {
         float best = -std::numeric_limits<float>::infinity();
         ids[k] = 0;
@@ -86,14 +86,14 @@ inline void choose(const Experts& experts, bool bf16, float* scores, int64_t* id
 // The experts' work on the tokens of a pass.
 class Mixture {
   public:
-    // The room that `tokens` take at most in any of these layers.
+    // Reserve what `tokens` tokens need at most in any of these layers.
     Mixture(const Layer* layers, int64_t count, int64_t tokens) {
         for (int64_t i = 0; i < count; i++)
             if (const Experts& own = layers[i].experts; own.count) reserve(own, tokens);
     }
     Mixture(const Experts& experts, int64_t tokens) { reserve(experts, tokens); }
 
-    // Which experts are given to token t, and with what weights [K].
+    // The experts of token t, and their weights [K].
     int64_t* ids(const Experts& experts, int64_t t) { return ids_.data() + t * experts.chosen; }
     float* weights(const Experts& experts, int64_t t) { return weights_.data() + t * experts.chosen; }
     // Choose experts for tokens x [tokens, ldx].
@@ -148,7 +148,7 @@ class Mixture {
         });
     }
 
-    // The sum [H] of what the experts made of token t, and of what a shared one did (or null).
+    // The sum [H] of the experts' weighted outputs for token t, and of the shared expert's output (or null).
     void sum(const Experts& experts, int64_t t, bool bf16, const float* shared, float* out) const {
         const int64_t hidden = experts.down->out, *slots = slots_.data() + t * experts.chosen;
         auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };

@@ -31,7 +31,7 @@ float greatest(const T* logits, int64_t size) {
     return top;
 }
 
-// The place of the greatest of `size` logits, the first of equals; 0 where all are NaN.
+// The index of the greatest of `size` logits, the first of equals; 0 if all are NaN.
 template <class T>
 int64_t best(const T* logits, int64_t size) {
     const float top = greatest(logits, size);
@@ -42,8 +42,8 @@ int64_t best(const T* logits, int64_t size) {
     return 0;
 }
 
-// The `count` greatest of `size` logits in falling order, the first of equals first: their log-probabilities, and `ids` of
-// them (null = their places).
+// The `count` greatest of `size` logits in descending order, ties by index: their log-probabilities, and their `ids` (null =
+// their indices).
 template <class T>
 void guess(const T* logits, int64_t size, const int64_t* ids, int64_t count, float* scores, int64_t* found) {
     const int64_t whole = size / LANES * LANES;
@@ -64,7 +64,7 @@ void guess(const T* logits, int64_t size, const int64_t* ids, int64_t count, flo
         scores[at] = value, found[at] = i;
     };
     for (int64_t i = 0; i < whole; i += LANES) {
-        if (kept == count) {  // most vectors hold nothing that is great enough
+        if (kept == count) {  // most vectors have no value that is large enough
             store(lanes, larger(load(logits + i), all(scores[kept - 1])));
             if (std::all_of(lanes, lanes + LANES, [&](float lane) { return lane == scores[kept - 1]; })) continue;
         }

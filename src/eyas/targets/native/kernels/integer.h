@@ -1,16 +1,17 @@
-// Products in integers: weights of 4 or 8 bits, as GGUF files and `--quantize` have them, times inputs in 8 bits.
+// Products in integers: 4-bit or 8-bit weights, from GGUF files or `--quantize`, times inputs quantized to 8 bits.
 //
-// Weights and inputs come in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + least` (weight.h).
-// Inputs x of a block become codes x / scale from -127 to 127, rounded to nearest, ties to even; the scale is 1 / 127 of the
-// greatest of |x|. A block whose values are all below 2^-60 counts as 0. Both depend on the token alone.
+// Weights and inputs are in blocks of 32 inputs. A weight is `scale * (code - zero)`, or `scale * code + least` (weight.h).
+// Inputs x of a block are quantized to x / scale, from -127 to 127, rounded to nearest, ties to even; the scale is 1 / 127 of
+// the greatest |x|. A block whose values are all below 2^-60 counts as 0. Codes and scale depend on the token alone.
 //
-// A block's sum of products of codes is an integer below 2^24, the same whatever the order and the instruction. From there
-// on there is one order: with S the sum of codes and X that of the input's codes,
+// A block's sum S of products of codes is an integer below 2^24, the same whatever the order and the instruction. All that
+// follows has one order: with X the sum of the input's codes,
 //
 //     sum = fma(float(S) * input scale, weight scale, sum);  sum = fma(input scale * X, least, sum)
 //
-// block after block, in float32. (Of a block with two scales, S is their products' sum, which is exact: below 2^24 as well.)
-// So a result is the same bits for any number of tokens, panels and threads, with AVX2, AVX-512 and VNNI.
+// block after block, in float32. (In a block with two scales, S is the sum of its halves' sums times their integer scales,
+// exact as it is below 2^24 too.) So a result has the same bits for any number of tokens, panels and threads, with AVX2,
+// AVX-512 and VNNI.
 #pragma once
 
 #include <algorithm>
@@ -78,11 +79,11 @@ constexpr bool VNNI = true;
 constexpr bool VNNI = false;
 #endif
 
-// Without VNNI a block's products of 4-bit codes are summed in 16 bits, two by two, which hold 15 * 127 * 16.
+// Without VNNI, a block's products of 4-bit codes are summed in 16-bit lanes, which can hold the sum: 15 * 127 * 16.
 constexpr bool in_shorts(int bits) { return !VNNI && bits == 4; }
 
-// Add to each sum the products of four codes of weights, unsigned, and four of inputs. Without VNNI two products of 8-bit
-// codes are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2: larger codes of weights go in two parts.
+// Add to each sum the products of four unsigned weight codes and four input codes. Without VNNI, two products of 8-bit codes
+// are summed in 16 bits, which hold 127 * 127 * 2 and 128 * 127 * 2, so the high bits of weight codes are multiplied apart.
 template <int BITS>
 inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -97,21 +98,21 @@ inline ivec dot(ivec sum, ivec weights, ivec inputs) {
 #endif
 }
 
-// What a token's block of inputs is multiplied by besides its codes.
+// Per-block scale and code sums of a token's quantized inputs.
 struct Step {
     float scale, sum;  // sum: scale times the sum of the codes
-    int32_t less[2];   // the sums of the first 16 codes and of the others, with their signs changed
-    int32_t less4, less8;  // of all codes, times the code of 0 of signed weights in 4 and 8 bits: where their sums begin
+    int32_t less[2];   // the negated sums of the first 16 codes and of the others
+    int32_t less4, less8;  // the negated sum of all codes times the zero point of signed 4-bit and 8-bit weights
 };
 
-constexpr float LEAST_INPUT = 0x1p-60f;  // of inputs that are all smaller the codes are 0
+constexpr float LEAST_INPUT = 0x1p-60f;  // a block of smaller inputs has codes of 0
 
-// What inputs are multiplied by to become codes, and codes to become inputs: not a number if one of x [size] isn't finite.
+// The factors from inputs to codes, and from codes to inputs: the latter is NaN if one of x [size] isn't finite.
 struct Scales {
     float to_codes = 0, from_codes = 0;
 
     Scales(const float* x, int64_t size) {
-        ivec top = all(0);  // of magnitudes, which as integers have the same order; those that aren't finite come last
+        ivec top = all(0);  // of magnitudes, which as integers have the same order; non-finite ones are the greatest
         for (int64_t i = 0; i < size; i += LANES) top = larger(top, both(bits_of(load(x + i)), all(0x7fffffff)));
         __m256i half = half_of_larger(top);
         __m128i four = _mm_max_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
@@ -124,11 +125,11 @@ struct Scales {
 // The sums of a block's first 16 codes and of the others.
 inline void sums_of_codes(__m256i codes, int32_t (&sums)[2]) {
     const __m256i eight = _mm256_sad_epu8(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), _mm256_setzero_si256());
-    const __m256i both = _mm256_add_epi32(eight, _mm256_shuffle_epi32(eight, 0x4e));  // of codes that are 128 greater
+    const __m256i both = _mm256_add_epi32(eight, _mm256_shuffle_epi32(eight, 0x4e));  // of codes that are greater by 128
     sums[0] = _mm256_cvtsi256_si32(both) - GROUP / 2 * 128, sums[1] = _mm256_extract_epi32(both, 4) - GROUP / 2 * 128;
 }
 
-// The codes of inputs x [in], padded to whole blocks, and the step of each block.
+// Quantize inputs x [in], padded to whole blocks, and make the step of each block.
 inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
     float tail[GROUP] = {};
     for (int64_t first = 0; first < in; first += GROUP, x += GROUP, codes += GROUP, steps++) {
@@ -145,10 +146,10 @@ inline void encode(const float* x, int64_t in, int8_t* codes, Step* steps) {
     }
 }
 
-// The codes and steps of some tokens.
+// Buffers for the codes and steps of tokens.
 class Codes {
   public:
-    // Of tokens x [count, ld]; valid until the next call.
+    // Quantize tokens x [count, ld]; valid until the next call.
     Tokens of(const float* x, int64_t ld, int64_t count, int64_t in) {
         const int64_t blocks = blocks_of(in);
         if (count * blocks > size_) {
@@ -166,17 +167,17 @@ class Codes {
     std::unique_ptr<Step[]> steps_;
 };
 
-// Panels that are worked on at once: one where memory is waited for, which is fastest read in order, as Zen 5 always does
-// with up to 8 tokens; it reads two vectors of inputs a cycle, others share them between two panels.
+// Panels that are processed together: one where memory is the bottleneck, which is fastest read in order. With up to 8 tokens
+// Zen 5 always takes one, as it loads two vectors of inputs a cycle; others share each load between two panels.
 constexpr int together_in_integers(int tokens) {
     return LANES == 16 ? (!ZEN5 && tokens >= 3 && tokens <= 8 ? 2 : 1) : tokens <= 1 ? 2 : 1;
 }
 
-// Tokens in several groups find a panel in the caches from the second on: then loads of inputs are what takes time, and a
-// group of up to six shares each between two panels, whose sums fit into the registers.
+// Where tokens are in several groups, all but the first find a panel in the caches. Loads of inputs are then the bottleneck,
+// so a group of up to six tokens shares each load between two panels, whose sums fit into the registers.
 constexpr int MOST_SHARED = LANES == 16 ? 6 : 0, LEAST_SHARED = 9;
 
-// Scale and least weight of 16 outputs in block b of a panel, of inputs of its first half or its second.
+// Scales and minimum weights of 16 outputs, vector `part`, in block b of a panel; `half`: of its first or second 16 inputs.
 template <int64_t KIND>
 inline vec scale_of(const char* panel, const char* block, int64_t b, int part, int half = 0) {
     if constexpr (!is_super(KIND)) return halves(block + part * 2 * LANES);
@@ -195,12 +196,12 @@ inline vec least_of(const char* panel, const char* block, int64_t b, int part) {
     return mul(bytes(reinterpret_cast<const uint8_t*>(block) + PANEL + part * LANES), all_of_super);
 }
 
-// The sums [T, P, PARTS] of T tokens with P panels; `fetch` counts blocks.
+// The sums [T, P, PARTS] of T tokens with P panels; a row of `fetch` is a block.
 template <int64_t KIND, int T, int P>
 void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec* result) {
     constexpr int64_t PART = 4 * LANES;
     constexpr int BITS = code_bits(KIND);
-    constexpr bool TWO = KIND == HALVES8;  // scales of a block
+    constexpr bool TWO = KIND == HALVES8;  // whether a block has two scales
     const int64_t blocks = blocks_of(in), bytes = first_block(KIND, blocks) + blocks * block_bytes(KIND);
     const ivec low = all(0x0f0f0f0f);
     vec sum[T][P][PARTS] = {};
@@ -214,7 +215,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
         const int8_t* inputs = tokens.codes + b * GROUP;
         const Step* step = tokens.steps + b;
         ivec total[T][P][PARTS];
-        auto less_zeros = [&](int t, int half) {  // what the code of 0 makes of the sums
+        auto less_zeros = [&](int t, int half) {  // the negated share of the zero point in the sums
             const Step& own = step[t * blocks];
             if (has_least(KIND)) return all(0);
             return TWO ? left(all(own.less[half]), zero_bits(KIND)) : all(BITS == 4 ? own.less4 : own.less8);
@@ -235,7 +236,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
                     for (int part = 0; part < PARTS; part++) total[t][p][part] = dot<BITS>(total[t][p][part], w[p][part], x);
             }
         };
-        auto add_codes = [&](int64_t first, int64_t stop) {  // stored as those of these inputs
+        auto add_codes = [&](int64_t first, int64_t stop) {  // the codes stored at these inputs
             for (int64_t i = first; i < stop; i += 4) {
                 ivec codes[P][PARTS], high[P][PARTS];
                 for (int p = 0; p < P; p++)
@@ -292,7 +293,7 @@ void integer_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fe
     std::memcpy(result, sum, sizeof(sum));
 }
 
-// What 16 outputs of a panel multiply input i by, as floats.
+// The weights of a panel's 16 outputs for input i, dequantized.
 template <int64_t KIND>
 inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS]) {
     constexpr int BITS = code_bits(KIND);
@@ -311,7 +312,8 @@ inline void load_floats(const char* panel, int64_t i, int64_t in, vec (&w)[PARTS
     }
 }
 
-// The same sums of inputs as they are: what layers are tried with at load, where a code that rounding turns would hide much.
+// The same sums without quantizing inputs. Layers are tried with it at load, where a code that rounds differently would
+// hide real errors.
 template <int64_t KIND>
 void float_tile(const Tokens& tokens, const char* panels, int64_t in, Fetch, vec* result) {
     for (int64_t t = 0; t < tokens.count * PARTS; t++) result[t] = zero();
@@ -338,7 +340,7 @@ void load_row(const char* weight, int64_t output, int64_t in, float* row) {
     }
 }
 
-// Call `work` with a packed kind as a constant.
+// Call `work` with a packed kind as a compile-time constant.
 template <class Work>
 auto with_kind(int64_t kind, const Work& work) {
     switch (kind) {

@@ -1,4 +1,4 @@
-// Tiles of packed weights, which take the compiler long: beside the rest.
+// Register tiles of packed weights, which take long to compile: in parallel with the rest.
 #include "linear.h"
 
 namespace eyas {

@@ -1,9 +1,9 @@
-// Multi-head latent attention (DeepSeek-V2 and its kin): the cache holds a latent of each token, and a key with RoPE, for
-// all heads together.
+// Multi-head latent attention (DeepSeek-V2 and its relatives): for each token the cache holds one latent and one key with
+// RoPE, which all heads share.
 //
-// A head's own keys and values are products of the latents, and never made: its query is multiplied by the transposed
-// weight of its keys instead and attends to the latents themselves; what it mixes of them is multiplied by the weight of
-// its values. So the cost of a token grows with the positions that it sees as that of ordinary attention does.
+// A head's own keys and values are projections of the latents and are never computed. Instead, its query is multiplied by
+// the transposed weight of its keys and attends to the latents themselves, and the mixed latents are multiplied by the
+// weight of its values. So the cost of a token grows with the positions that it sees as in ordinary attention.
 //
 // Shapes: T tokens, C capacity, L size of a latent, P features with RoPE, D = N + P size of a query, V that of a value.
 #pragma once
@@ -15,16 +15,16 @@
 
 namespace eyas {
 
-constexpr int64_t HEADS = 4;  // that attend together, as they read the same latents
+constexpr int64_t HEADS = 4;  // heads that attend together, as they read the same latents
 
-// Sizes of a token's share of the pass, of latent attention and of any other: what the products of keys make, what those
-// of values do (of latent attention: what its queries are made of), what each head mixes, and how many units its heads are.
+// Sizes per token, with latent attention and without: the output of `k`, the output of `v` (latent attention: the input of
+// `Latent.query`), and the mixed values of a head; then the number of shares that the heads are split into.
 inline int64_t keys_size(const Decoder& d) { return d.rank ? d.rank + d.rotated : d.kv_heads * d.size; }
 inline int64_t values_size(const Decoder& d) { return d.rank ? d.query_rank : d.kv_heads * d.size; }
 inline int64_t mixed_size(const Decoder& d) { return d.rank ? d.value_size : d.size; }
 inline int64_t shares_of(const Decoder& d) { return d.rank ? (d.heads + HEADS - 1) / HEADS : d.kv_heads; }
 
-// Turn the P features x in place by a position's cosines and sines: those of halves, or neighbours, which become halves.
+// Rotate the P features x in place by a position's cosines and sines. Pairs are halves, or neighbors that become halves.
 inline void turn(const Decoder& d, float* x, const float* cosine, const float* sine) {
     const int64_t half = d.rotated / 2;
     if (d.pairs) {
@@ -44,7 +44,7 @@ class LatentQueries {
         : d_(d), heads_(heads), queries_(d.rank ? tokens * heads * (d.rank + d.rotated) : 0),
           mixed_(d.rank ? tokens * heads * d.rank : 0) {}
 
-    // Take the queries q [tokens, all heads, D] of heads `first` to `stop`;
+    // Take the queries q [tokens, all heads, D] of heads [first, stop);
     // `entry(t)` is where the cosines and sines of a token's position begin.
     template <class Entry>
     void absorb(const Layer& layer, const float* q, int64_t tokens, int64_t first, int64_t stop, const Entry& entry,
@@ -62,7 +62,7 @@ class LatentQueries {
         }
     }
 
-    // Let `count` tokens from token t of the block on attend to a row's latents and keys, of `heads` heads.
+    // Let `heads` heads of `count` tokens, from token t of the block on, attend to a row's latents and keys.
     template <class T>
     void attend(const T* latents, const T* keys, const int64_t* columns, int64_t t, int64_t count, const int64_t* counts,
                 int64_t heads, float* scores) {
@@ -72,7 +72,7 @@ class LatentQueries {
         queries.finish();
     }
 
-    // What the heads' values are, out [tokens, all heads, V].
+    // Project the mixed latents to the heads' values: out [tokens, all heads, V].
     void expand(const Layer& layer, int64_t tokens, int64_t first, int64_t stop, float* out) {
         const int64_t size = d_.value_size, both = layer.latent.expand.out / d_.heads, row = d_.heads * size;
         for (int64_t h = first; h < stop; h++) {

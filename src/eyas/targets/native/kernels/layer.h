@@ -1,4 +1,4 @@
-// A decoder layer as the kernels know it, and what it does to one token: norms, RoPE, activation, residual.
+// What a decoder layer does to each token by itself: norms, RoPE, embeddings, activations and MLPs.
 //
 // Activations are float32; those of a bf16 model are rounded wherever its PyTorch modules would round.
 //
@@ -11,7 +11,7 @@
 
 namespace eyas {
 
-// RMSNorm. Llama's rounds the normed value before it is multiplied by the weight and after, Gemma's and OLMo's only after.
+// RMSNorm. Llama's rounds both before and after multiplying by the weight, Gemma's and OLMo's only after.
 inline void rms_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out, float eps) {
     vec squares = zero();
     for (int64_t i = 0; i < size; i += LANES) squares = fma(load(x + i), load(x + i), squares);
@@ -23,7 +23,7 @@ inline void rms_norm(const Decoder& d, const float* x, const float* weight, int6
     }
 }
 
-// LayerNorm, rounded at the end; its biases lie behind its weights.
+// LayerNorm, rounded at the end; its biases follow its weights.
 inline void layer_norm(const Decoder& d, const float* x, const float* weight, int64_t size, float* out) {
     vec total = zero(), squares = zero();
     for (int64_t i = 0; i < size; i += LANES) total = add(total, load(x + i));
@@ -47,7 +47,7 @@ inline void norm(const Decoder& d, const float* x, const float* weight, int64_t 
         rms_norm(d, x, weight, size, out, d.eps);
 }
 
-// The norm of queries or keys, head by head or (OLMo) of all heads as one vector.
+// The norm of queries or keys, head by head or (OLMo) over all heads as one vector.
 inline void norm_heads(const Decoder& d, float* x, const float* weight, int64_t heads) {
     if (!weight) return;
     const int64_t size = d.norms_heads_together ? heads * d.size : d.size;
@@ -94,7 +94,7 @@ inline void embed(const Decoder& d, int64_t token, int64_t position, float* out)
     }
 }
 
-// An activation of one input, in the model's own rounding.
+// An activation function, rounded as the model rounds it.
 inline vec activated(int64_t activation, vec x, bool bf16) {
     auto keep = [bf16](vec value) { return bf16 ? rounded(value) : value; };
     if (activation == SQUARED_RELU) {
@@ -104,7 +104,7 @@ inline vec activated(int64_t activation, vec x, bool bf16) {
     return keep(activation == SILU ? silu(x) : activation == GELU ? gelu(x) : exact_gelu(x));
 }
 
-// Panels [first, stop) of what an MLP without a gate has inside, for tokens x -> inner [tokens, up.out].
+// Panels [first, stop) of the inner activations of an MLP without a gate, for tokens x -> inner [tokens, up.out].
 inline void plain_mlp(const Linear& up, const Tokens& x, int64_t first, int64_t stop, bool bf16, int64_t activation,
                       float* inner) {
     multiply(up, x, first, stop, bf16, [&](int64_t t, int64_t o, vec(&sum)[PARTS]) {
@@ -113,7 +113,7 @@ inline void plain_mlp(const Linear& up, const Tokens& x, int64_t first, int64_t 
     });
 }
 
-// Panels [first, stop) of what a gated MLP has inside, see `Gating`, for tokens x -> inner [tokens, gate.out].
+// Panels [first, stop) of the inner activations of a gated MLP (see `Gating`), for tokens x -> inner [tokens, gate.out].
 inline void gated_mlp(const Linear& gate, const Linear& up, const Tokens& x, int64_t first, int64_t stop, bool bf16,
                       const Gating& gating, float* inner) {
     const int64_t size = gate.out;

@@ -1,4 +1,5 @@
-// What native/library.py calls: packing weights, single products, attention, guesses, noise; the rest is in passes.cpp.
+// The functions that native/library.py calls: packing weights, single products, attention, guesses, noise; the rest is in
+// passes.cpp.
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -12,12 +13,12 @@
 
 using namespace eyas;
 
-// `eyas_draw`. Noise takes two logarithms, and hardly any token can win: it has to make up for what its logit is below the
-// best one's. Whether any of a few tokens does can be seen from their random bits.
+// `eyas_draw`. Noise takes two logarithms per token, and hardly any token can win: its noise must make up for its logit's
+// distance from the best one. The random bits of a few tokens show whether any of them can.
 template <class T>
 static int64_t draw(const T* logits, int64_t size, float divisor, float scale, int64_t seed, int64_t position, int64_t threads) {
     constexpr int64_t FEW = 32;
-    constexpr double MOST_NOISE = 100.0;  // which none has; logits may be minus infinity
+    constexpr double MOST_NOISE = 100.0;  // more than any token has; logits may be minus infinity
     constexpr float LEAST = -std::numeric_limits<float>::infinity();
     const int64_t pieces = (size + NOISE_PIECE - 1) / NOISE_PIECE, likely = best(logits, size);
     const uint64_t key = key_of(seed, position);
@@ -46,7 +47,7 @@ static int64_t draw(const T* logits, int64_t size, float divisor, float scale, i
 
 extern "C" {
 
-// The bytes of each struct of abi.h, in its order; returns how many there are.
+// The size in bytes of each struct of abi.h, in its order; returns how many there are.
 int64_t eyas_sizes(int64_t* sizes) {
     const int64_t all[] = {sizeof(Linear), sizeof(Gating),    sizeof(Experts), sizeof(Latent), sizeof(Recurrent),
                            sizeof(Layer),  sizeof(Decoder), sizeof(RowStates), sizeof(Fold),   sizeof(Pass), sizeof(Beam)};
@@ -56,13 +57,13 @@ int64_t eyas_sizes(int64_t* sizes) {
 
 int64_t eyas_lanes() { return LANES; }
 
-// Which ways of multiplying bf16 inputs there are, see `Way`; 1 = by `vdpbf16ps`.
+// The available ways of multiplying bf16 inputs, see `Way`; 1 = by `vdpbf16ps`.
 int64_t eyas_ways() {
     if (!PAIRS) return 0;
     return tiles_are_allowed() ? 1 | TILES_OF_VECTORS | TILES : 1 | TILES_OF_VECTORS;
 }
 
-// Whether products in integers have an instruction of their own (VNNI).
+// Whether integer products have instructions of their own (VNNI).
 int64_t eyas_vnni() {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     return 1;
@@ -76,7 +77,7 @@ void eyas_rows(const char* weight, int64_t kind, int64_t in, const int64_t* ids,
     Region(threads).share(count, 1, [&](int64_t i, int64_t) { load_row(kind, weight, ids[i], in, out + i * in); });
 }
 
-// Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; what an incomplete one lacks is 0.
+// Pack a row-major weight [out, in], whose values take `bytes_of(kind)`, into panels; the last one is padded with 0.
 void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* packed, int64_t threads) {
     const int64_t bytes = bytes_of(kind), count = (out + PANEL - 1) / PANEL;
     Region(threads).share(count, 1, [&](int64_t panel, int64_t) {
@@ -93,7 +94,7 @@ void eyas_pack(const char* weight, int64_t out, int64_t in, int64_t kind, char* 
     });
 }
 
-// The row-major weight [out, in] of a packed one.
+// Unpack panels into a row-major weight [out, in].
 void eyas_unpack(const char* packed, int64_t out, int64_t in, int64_t kind, char* weight, int64_t threads) {
     const int64_t bytes = bytes_of(kind);
     Region(threads).share(out, 1, [&](int64_t row, int64_t) {
@@ -115,8 +116,8 @@ void eyas_linear(const Linear* linear, const float* x, int64_t tokens, float* ou
     });
 }
 
-// Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values whose rows
-// and heads are `strides` apart: row and head of the keys, row and head of the values.
+// Attention [rows, columns, heads, value_size] of queries [rows, heads, columns, size] over keys and values. `strides`: of
+// the keys' rows and heads, then of the values' rows and heads.
 void eyas_attention(const float* queries, const void* keys, const void* values, const uint8_t* seen, float* out,
                     const int64_t* sizes, const int64_t* strides, float scale, int64_t bf16, int64_t threads) {
     const int64_t rows = sizes[0], heads = sizes[1], columns = sizes[2], size = sizes[3], kv_heads = sizes[4],
@@ -144,8 +145,8 @@ void eyas_attention(const float* queries, const void* keys, const void* values, 
         run(static_cast<const float*>(keys), static_cast<const float*>(values));
 }
 
-// The `count` greatest log-probabilities of each of `tokens` rows of logits [V], and what they belong to: `ids` [V] of
-// them, or their places in the row if that is null.
+// The `count` greatest log-probabilities of each of `tokens` rows of logits [V], and the `ids` [V] of their tokens, or their
+// indices in the row if that is null.
 void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, const int64_t* ids, int64_t count,
                 float* scores, int64_t* found, int64_t threads) {
     Region(threads).share(tokens, 1, [&](int64_t t, int64_t) {
@@ -156,12 +157,12 @@ void eyas_guess(const void* logits, int64_t tokens, int64_t size, int64_t bf16, 
     });
 }
 
-// The place of the greatest of a row of logits [V], the first of equals.
+// The index of the greatest of a row of logits [V], the first of equals.
 int64_t eyas_best(const void* logits, int64_t size, int64_t bf16) {
     return bf16 ? best(static_cast<const uint16_t*>(logits), size) : best(static_cast<const float*>(logits), size);
 }
 
-// The token with the greatest sum of logit [V] over `divisor` and noise times `scale`, the first of equals.
+// The token with the greatest logit [V] / divisor + noise * scale, the first of equals.
 int64_t eyas_draw(const void* logits, int64_t size, int64_t bf16, float divisor, float scale, int64_t seed,
                   int64_t position, int64_t threads) {
     return bf16 ? draw(static_cast<const uint16_t*>(logits), size, divisor, scale, seed, position, threads)

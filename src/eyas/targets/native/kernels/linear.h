@@ -1,10 +1,10 @@
-// Products of few tokens with a packed weight (weight.h).
+// Products of a few tokens with a weight in panels (weight.h).
 //
-// Every output is one chain of fused multiply-adds over the inputs in their order, in float32, whatever the number of
-// tokens, panels and threads. So a token's result does not depend on what else is in the pass. With weights of bf16
-// the second of each pair comes first, as in `vdpbf16ps`, which adds the products of two inputs at once; like it,
-// chains take subnormal numbers for 0. So the two can be chosen by speed alone. Processors with AMX multiply by tiles
-// (tiles.h), in an order of their own, which depends on nothing else either. Packed weights have sums of their own (integer.h).
+// Every output is one chain of float32 fused multiply-adds over the inputs in order, whatever the number of tokens, panels
+// and threads. So a token's result does not depend on what else is in the pass. With bf16 weights the second input of each
+// pair comes first, as in `vdpbf16ps`, which adds the products of two inputs; like it, chains treat subnormal numbers as 0.
+// So the two can be chosen by speed alone. Processors with AMX multiply by tiles (tiles.h), in an order of their own, which
+// depends on nothing else either. Packed weights have sums of their own (integer.h).
 //
 // Shapes: T tokens, `in` features of a token, `out` outputs.
 #pragma once
@@ -19,7 +19,7 @@
 namespace eyas {
 
 constexpr int MOST = LANES == 16 ? 12 : 6;  // tokens whose sums fit into the registers
-constexpr int together(int tokens) {        // panels that are worked on at once
+constexpr int together(int tokens) {        // panels that are processed together
     return LANES == 16 ? (tokens <= 4 ? 4 : tokens <= 9 ? 3 : 2) : (tokens == 1 ? 4 : tokens == 2 ? 2 : 1);
 }
 
@@ -77,8 +77,8 @@ void tile(const Tokens& tokens, const char* panels, int64_t in, Fetch fetch, vec
 
 using Tile = void (*)(const Tokens&, const char*, int64_t, Fetch, vec*);
 
-// The tile of so many tokens and panels: as many as go together, one, or two of three. They are compiled once for all
-// that is done with their sums.
+// The register tile of `tokens` tokens and `panels` panels: `together(tokens)`, one, or two where that is three. Tiles are
+// compiled once, whatever is done with their sums.
 template <int64_t KIND, bool PAIRED, int T = MOST>
 Tile tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
@@ -90,7 +90,7 @@ Tile tile_of(int64_t tokens, int64_t panels) {
 
 Tile tile_of(int64_t kind, bool paired, int64_t tokens, int64_t panels);  // floats.cpp
 
-// The tile of a packed weight: of so many tokens and as many panels as go together, or one.
+// The register tile of a packed weight: of `tokens` tokens and one panel, or all panels that are processed together.
 template <int64_t KIND, int T = MOST>
 Tile integer_tile_of(int64_t tokens, int64_t panels) {
     if constexpr (T > 1)
@@ -102,12 +102,12 @@ Tile packed_tile_of(const Linear& linear, int64_t tokens, int64_t panels);  // i
 
 inline bool is_coded(const Linear& linear) { return is_packed(linear.kind) && linear.ways != AS_FLOATS; }
 
-// Whether so many tokens go in groups of a few through two panels of a packed weight at once.
+// Whether this many tokens go through two panels of a packed weight at a time, in groups of up to `MOST_SHARED`.
 inline bool is_shared(const Linear& linear, int64_t tokens) {
     return is_coded(linear) && MOST_SHARED && tokens >= LEAST_SHARED;
 }
 
-// How many panels are multiplied at once by a group of so many tokens, of `total` in all.
+// The number of panels that a group of `tokens` tokens, of `total` in all, is multiplied by together.
 inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens, int64_t total) {
     if (tiled) return TILE_PANELS;
     if (!is_packed(linear.kind)) return together(static_cast<int>(tokens));
@@ -115,21 +115,21 @@ inline int64_t panels_together(const Linear& linear, bool tiled, int64_t tokens,
     return is_coded(linear) ? together_in_integers(static_cast<int>(tokens)) : 1;
 }
 
-// Tokens are worked on in so many groups of nearly equal size.
+// The number of groups, of nearly equal size, that tokens are processed in.
 inline int64_t groups_of(int64_t tokens, int64_t most = MOST) { return (tokens + most - 1) / most; }
 
 inline bool is_tiled(const Linear& linear) { return PAIRS && !is_packed(linear.kind) && linear.ways >= TILES; }
 
-// Whether a group of so many tokens is multiplied by `vdpbf16ps`.
+// Whether a group of `tokens` tokens is multiplied by `vdpbf16ps`.
 inline bool is_paired(const Linear& linear, int64_t tokens) { return PAIRS && linear.ways >> tokens & 1; }
 
-// The inputs of a product in bf16 or as codes, as its tiles take them: each thread makes its copy when it takes its first
-// piece.
+// The inputs of a product in the form that its tiles read: bf16 or codes. Each thread makes its own copy when it takes its
+// first piece.
 class Narrowed {
   public:
-    Narrowed(const Region& region, bool bf16) : region_(region), bf16_(bf16) {}  // whether a bf16 can hold the inputs
+    Narrowed(const Region& region, bool bf16) : region_(region), bf16_(bf16) {}  // whether bf16 can hold the inputs
 
-    // Tokens x [count, ld] of the present stage's product.
+    // Tokens x [count, ld] of the current stage's product.
     Tokens of(const Linear& linear, const float* x, int64_t ld, int64_t count) {
         if (is_coded(linear)) {
             Coded& coded = coded_.mine();
@@ -173,14 +173,14 @@ class Narrowed {
     Own<Coded> coded_;
 };
 
-// Panels that a thread takes at once: one, where many tokens make it long enough, so that threads end together.
+// Panels that a thread takes at a time: one where many tokens make it take long enough, so that threads end together.
 inline int64_t piece_of(const Linear& linear, int64_t tokens) {
     const int64_t groups = groups_of(tokens);
     if (LANES == 8 && groups >= 8) return 1;
     return is_packed(linear.kind) || together(static_cast<int>((tokens + groups - 1) / groups)) == 3 ? 6 : 4;
 }
 
-// While it lives, this thread takes subnormal numbers for 0, as `vdpbf16ps` always does.
+// While it lives, this thread treats subnormal numbers as 0, as `vdpbf16ps` always does.
 class WithoutSubnormals {
   public:
     WithoutSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
@@ -190,7 +190,7 @@ class WithoutSubnormals {
     unsigned before_;
 };
 
-// Sums with their bias, the model's own rounding included.
+// Add the bias to sums, and round them as the model does.
 inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[PARTS]) {
     float tail[PANEL];
     auto of_outputs = [&](const float* values, int part) {
@@ -205,7 +205,7 @@ inline void finish(const Linear& linear, int64_t output, bool bf16, vec (&sum)[P
 }
 
 // Multiply tokens by panels [first, stop); `emit(token, output, sum)` gets 16 outputs at a time.
-// All tokens go, in groups, through a few panels before the next few, which then come from the cache.
+// All groups of tokens go through a few panels before the next few, so that all but the first group find them in the cache.
 template <class Emit>
 void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t stop, bool bf16, const Emit& emit) {
     if (is_coded(linear) && !tokens.codes) {
@@ -215,7 +215,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
     const bool tiled = tokens.pairs && is_tiled(linear);
     const int64_t row = row_bytes(linear), bytes = panel_bytes(linear), total = tokens.count;
     const int64_t groups = groups_of(total, tiled ? TILE_TOKENS : is_shared(linear, total) ? MOST_SHARED : MOST);
-    const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // with the largest group
+    const int64_t at_once = panels_together(linear, tiled, (total + groups - 1) / groups, total);  // for the largest group
     const int64_t stride = groups > 1 ? at_once : stop - first;
     vec sums[TILE_TOKENS * TILE_PANELS];
     const WithoutSubnormals mode;
@@ -236,7 +236,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
                 const int64_t left = last - panel;
                 step = left >= most ? most : tiled ? left : most == 3 && left == 2 ? 2 : 1;
                 Fetch fetch{is_packed(linear.kind) ? PACKED_AHEAD : ahead(count), row, bytes, (step - 1) * bytes};
-                // tokens in several groups: each of them fetches its part of the panels that come next
+                // with several groups, each prefetches its share of the panels that come next
                 if (groups > 1) fetch = {(step * groups + index) * bytes / groups, row / groups, 0, 0};
                 const char* weight = linear.weight + panel * bytes;
                 if (tiled)
@@ -256,7 +256,7 @@ void multiply(const Linear& linear, const Tokens& tokens, int64_t first, int64_t
         }
 }
 
-// Store 16 outputs of a row that has `out` of them.
+// Store 16 outputs in a row of `out`.
 template <class T>
 inline void put(T* row, int64_t output, int64_t out, const vec (&values)[PARTS]) {
     if (output + PANEL <= out) {

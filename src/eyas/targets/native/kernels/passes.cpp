@@ -1,11 +1,11 @@
-// What native/library.py calls: experts, whole passes and drafts. Its compilation takes longest.
+// The functions that native/library.py calls: experts, whole passes and drafts. This file takes longest to compile.
 #include "beam.h"
 
 using namespace eyas;
 
 extern "C" {
 
-// The sum [tokens, H] of what the experts `ids` [tokens, K] make of x [tokens, H], each times its weight.
+// The weighted sum [tokens, H] of the outputs of the experts `ids` [tokens, K] for x [tokens, H].
 void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const int64_t* ids, const float* weights,
                   float* out, int64_t bf16, int64_t threads) {
     const int64_t hidden = experts->down->out, slots = tokens * experts->chosen;
@@ -22,7 +22,7 @@ void eyas_experts(const Experts* experts, const float* x, int64_t tokens, const 
 
 int64_t eyas_token_scratch(const Decoder* decoder) { return token_scratch(*decoder); }
 
-// Floats that a recurrent layer keeps of each token.
+// Floats that a recurrent layer keeps per token.
 int64_t eyas_row_size(const Decoder* decoder) { return row_size(*decoder); }
 
 // Repeat the steps of accepted guesses on the staged states.
@@ -31,7 +31,7 @@ void eyas_fold(const Decoder* decoder, const Fold* fold) {
     Recurrence(*decoder, fold->states, fold->tokens).fold(region, *fold);
 }
 
-// Returns 0, or 1 without running where a token has no embedding.
+// Run a pass. Returns 0, or 1 without running if a token has no embedding.
 int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
     for (int64_t t = 0; t < pass->tokens && pass->ids; t++)
         if (pass->ids[t] < 0 || pass->ids[t] >= decoder->embeddings) return 1;
@@ -42,7 +42,7 @@ int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
     return 0;
 }
 
-// Grow a draft's candidates; returns the number of levels, or 0 without running where a token has no embedding.
+// Grow a draft's candidates. Returns the number of levels, or 0 without running if a token has no embedding.
 int64_t eyas_beam(const Decoder* decoder, const Pass* pass, const Beam* beam) {
     for (int64_t i = 0; i < decoder->head.out; i++)
         if (beam->ids[i] < 0 || beam->ids[i] >= decoder->embeddings) return 0;

@@ -1,17 +1,17 @@
-// Layers that mix tokens by a recurrence in the place of attention: a convolution over the last inputs of each channel,
-// then a state of each head [key size, value size] that every token decays, adds to, and reads:
+// Layers that mix tokens by a recurrence in place of attention: a convolution over the last inputs of each channel, then
+// a state per head [key size, value size] that every token decays, adds to, and reads:
 //
-//     S = decay S + k (x) d,  y = q S        d = factor (v - k (decay S)) of a delta rule, factor v of Mamba-2
+//     S = decay S + k (x) d,  y = q S        delta rule: d = factor (v - k (decay S)); Mamba-2: d = factor v
 //
-// or the convolution alone (LFM2), of products of two inputs.
+// or the convolution alone, over products of two inputs (LFM2).
 //
-// A token goes on from the states of the token that it follows, which are those of a row, or of a node in a tree. What it
-// computes depends on nothing else: one step is all there is, for prompts, trees and what is committed. Columns of a state
-// don't know of each other, so they are worked on in blocks, whose states of all inner nodes lie in the cache.
+// A token continues from the states of the token that it follows: its row's, or those after a node of the tree. It depends
+// on nothing else: prompts, trees and commits all use the same step. Columns of a state are independent of each other, so
+// they are processed in blocks whose states, for all inner nodes of a tree, stay in the cache.
 //
-// A slot's states are one vector; each layer has its piece of it, see `Recurrent`. A pass only reads the committed ones. The
-// states after the columns that are kept in any case (a prompt's, a root) are staged; of guesses it keeps what they were
-// made of, and `fold` repeats the steps of those that are accepted on the staged states.
+// A slot's states are one vector; each layer has a piece of it, see `Recurrent`. A pass only reads the committed states. It
+// stages the states after the columns that are kept in any case (a prompt's, a root). For guesses it keeps the inputs of
+// their steps, and `fold` repeats the steps of the accepted ones on the staged states.
 //
 // Shapes: T tokens of a pass, R rows, Q columns of a row, C channels, K inputs of the convolution.
 #pragma once
@@ -24,8 +24,8 @@
 
 namespace eyas {
 
-// What is kept of a token: the outputs of the layer's first products, its channels after the convolution, the decay and
-// the factor of each head.
+// Floats kept per token: the outputs of the layer's `inputs`, the channels after the convolution, and the decay and the
+// factor of each head.
 inline int64_t row_size(const Recurrent& r) { return r.width + r.channels + (2 * r.heads + PANEL - 1) / PANEL * PANEL; }
 
 inline int64_t row_size(const Decoder& d) {
@@ -34,12 +34,12 @@ inline int64_t row_size(const Decoder& d) {
     return most;
 }
 
-// Features that a recurrent layer mixes of a token.
+// Mixed features per token, which a recurrent layer's `out` reads.
 inline int64_t mixed_size(const Recurrent& r) { return r.heads ? r.heads * r.value_size : r.channels; }
 
-constexpr int64_t COLUMNS = 4 * LANES;  // of a state that are worked on at once
+constexpr int64_t COLUMNS = 4 * LANES;  // of a state that are processed together
 
-// One step of `N` vectors of columns: the states `from` [key size, N] become those `to`, and `out` is what is read of them.
+// One step on `N` vectors of columns: the states `from` [key size, N] become the states `to`, from which `out` is read.
 template <int N, bool DELTA>
 void step(const float* from, float* to, const float* key, const float* query, const float* value, float decay,
           float factor, int64_t size, float* out) {
@@ -75,18 +75,18 @@ inline HeadStep step_of(bool delta, int64_t columns) {
     return steps[delta][columns / LANES - 1];
 }
 
-// One token's step: which states it goes on from, and which become those after it.
+// One token's step: the states that it continues from, and where the states after it go.
 struct Turn {
-    int64_t token, from, to;  // states: `COMMITTED`, `STAGED`, or the number of a guess's
+    int64_t token, from, to;  // from, to: `COMMITTED`, `STAGED`, or the number of a guess's states
 };
 constexpr int64_t COMMITTED = -2, STAGED = -1;
 
-// A row's turns. Guesses whose states nobody goes on from share the last number.
+// A row's turns. Guesses from whose states nothing continues share number 0.
 struct Turns {
     std::vector<Turn> turns;
-    int64_t sure = 0, guesses = 1;  // of the turns; numbers of guesses' states
+    int64_t sure = 0, guesses = 1;  // the number of sure turns; of guesses' states
 
-    // The row's tokens [Q], -1 = none, of which the first `sure` follow each other.
+    // The turns of a row's tokens [Q], -1 = none; the first `sure` of them follow each other.
     static Turns of(const int64_t* tokens, int64_t columns, const Tree& tree, int64_t sure) {
         Turns made;
         std::vector<int64_t> children(columns), numbers(columns, STAGED), unused;
@@ -100,7 +100,7 @@ struct Turns {
                 continue;
             }
             const int64_t parent = tree.parent(c), from = parent < 0 ? COMMITTED : numbers[parent];
-            const bool last = parent >= made.sure && --children[parent] == 0;  // it may take its parent's place
+            const bool last = parent >= made.sure && --children[parent] == 0;  // it may overwrite its parent's
             int64_t to = 0;
             if (children[c] && last)
                 to = from;
@@ -115,7 +115,7 @@ struct Turns {
     }
 };
 
-// The recurrent layers' work on the tokens of a pass, or of its accepted guesses.
+// The recurrent layers' work on the tokens of a pass, or on its accepted guesses.
 class Recurrence {
   public:
     Recurrence(const Decoder& d, const RowStates& states, int64_t tokens)
@@ -129,7 +129,7 @@ class Recurrence {
             turns_[r] = Turns::of(at_.data() + r * columns, columns, tree_of(r), states_.sure[r]);
     }
 
-    // What a layer makes of tokens x [T, ld]: mixed [T, `mixed_size`].
+    // Run a layer on tokens x [T, ld] -> mixed [T, `mixed_size`].
     template <class TreeOf, class CellOf>
     void run(Region& region, Narrowed& narrowed, const Recurrent& layer, const float* x, int64_t ld, const TreeOf& tree_of,
              const CellOf& cell_of, float* mixed) {
@@ -174,7 +174,7 @@ class Recurrence {
     }
 
   private:
-    static constexpr int64_t PIECE = 256;  // channels that a thread takes at once
+    static constexpr int64_t PIECE = 256;  // channels that a thread takes at a time
 
     float* row(int64_t t) const { return states_.inputs + inputs_done_ * states_.apart + t * row_; }
 
@@ -200,7 +200,7 @@ class Recurrence {
         for (int64_t i = 0; i < size; i += LANES) store(to + i, keep(mul(load(a + i), load(b + i))));
     }
 
-    // Channels `first` to `stop` of a token after the convolution: over its own input and those of the tokens before it.
+    // Convolve channels [first, stop) of a token, over its own input and the inputs of the tokens before it.
     template <class TreeOf>
     void convolve(const Recurrent& layer, int64_t t, int64_t cell, const TreeOf& tree_of, int64_t first, int64_t stop) {
         const int64_t r = cell / columns_, taps = layer.kernel;
@@ -220,7 +220,7 @@ class Recurrence {
         }
     }
 
-    // A head's query or key at length 1, and a query over the root of its size.
+    // Scale a head's query or key to length 1, and divide a query by the square root of its size.
     void unit_length(const Recurrent& layer, float* head, bool query) const {
         vec squares = zero();
         for (int64_t i = 0; i < layer.key_size; i += LANES) squares = fma(load(head + i), load(head + i), squares);
@@ -248,7 +248,7 @@ class Recurrence {
         }
     }
 
-    // Take the states of all rows through their turns. Without `mixed` nothing is read.
+    // Take the states of all rows through their turns. If `mixed` is null, nothing is read from them.
     void recur(Region& region, const Recurrent& layer, float* mixed) {
         const int64_t blocks = (layer.value_size + COLUMNS - 1) / COLUMNS, units = std::max<int64_t>(layer.heads * blocks, 1);
         region.share(states_.rows * units, 1, [&](int64_t unit, int64_t) {
@@ -288,12 +288,12 @@ class Recurrence {
         });
     }
 
-    // Stage the inputs of the convolution that come before the next token of a row.
+    // Stage the inputs of the convolution that the next token of a row needs.
     void keep_inputs(const Recurrent& layer, int64_t r) const {
         const Turns& of_row = turns_[r];
         const float* before = (of_row.turns[0].from == COMMITTED ? states_.committed[r] : states_.staged[r]) + layer.states;
         auto after = [&](int64_t count, float* to) {
-            for (int64_t k = 0; k < layer.kernel - 1; k++) {  // in place: what is read lies behind what is written
+            for (int64_t k = 0; k < layer.kernel - 1; k++) {  // in place: reads are ahead of writes
                 const int64_t number = count - (layer.kernel - 1) + k;
                 const float* from = number < 0 ? before + (count + k) * layer.channels : row(of_row.turns[number].token);
                 std::memmove(to + layer.states + k * layer.channels, from, layer.channels * sizeof(float));
@@ -303,14 +303,14 @@ class Recurrence {
         if (of_row.sure) after(of_row.sure, states_.staged[r]);
     }
 
-    // Call `work` with each copy that is made of a row's states after so many tokens.
+    // Call `work` with each copy to be made of a row's states after `count` tokens.
     template <class Work>
     void each_copy(int64_t r, int64_t count, const Work& work) const {
         for (int64_t i = 0; i < states_.copies; i++)
             if (states_.copied[2 * i] == r && states_.copied[2 * i + 1] == count) work(states_.to[i]);
     }
 
-    // What a token has mixed, normed and gated.
+    // Norm and gate what a token has mixed.
     void gated_norm(const Recurrent& layer, const float* row, float* mixed) const {
         const float* gates = row + layer.gate;
         const int64_t size = layer.norm_size;

@@ -1,11 +1,11 @@
-// The threads of a pass, which share its work a stage at a time: whoever is there takes the next pieces of it.
+// The threads of a pass share its work a stage at a time: each thread that is free takes the next piece.
 //
-// Other processes want the cores too, so nothing is kept for a thread that isn't running. The calling thread runs the
-// stages, and does alone what nobody else has begun; helpers come when they can, on other cores than its own. It only
-// waits for pieces that a helper has begun: for as long as its own take, then asleep, so that the system can let the
-// helper run in its place. Stages are run with helpers or without, whichever gets more done on the machine as it is.
+// Other processes want the cores too, so no work is reserved for a thread that isn't running. The calling thread runs the
+// stages and does whatever no helper has begun; helpers join when they can, on other cores. The calling thread only waits
+// for pieces that a helper has begun. It spins for as long as a piece of its own takes, then sleeps, so that the system can
+// run the helper in its place. Stages run with helpers or without, whichever gets more done on the machine as it is.
 //
-// Who computes a piece doesn't matter to its result.
+// Which thread computes a piece doesn't matter to its result.
 #pragma once
 
 #include <linux/futex.h>
@@ -29,18 +29,18 @@
 namespace eyas {
 
 constexpr int64_t MOST_THREADS = 256;
-constexpr int64_t PIECE = 4;  // panels of experts that a thread takes at once
+constexpr int64_t PIECE = 4;  // panels of experts that a thread takes at a time
 
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 inline double since(Clock::time_point began) { return Seconds(Clock::now() - began).count(); }
 
-constexpr double SPIN = 30e-6;  // seconds that a helper has to be seen in, who has nothing to do or is waited for
-constexpr double LATE = 8e-3;   // waits that are borne: a turn or two of another process on a helper's core
-constexpr double WHILE = 0.04;  // seconds of a pass after which it is asked anew whether helpers are worth it
+constexpr double SPIN = 30e-6;  // seconds to spin before sleeping: a helper without work, or (at least) the caller for helpers
+constexpr double LATE = 8e-3;   // seconds of waiting to tolerate: a time slice or two of another process on a helper's core
+constexpr double WHILE = 0.04;  // seconds of a pass after which the use of helpers is decided again
 
-inline double seconds_of_this_thread() {  // in which it ran
+inline double seconds_of_this_thread() {  // CPU time
     timespec time;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
@@ -53,19 +53,19 @@ inline void futex_wake(std::atomic<int32_t>& word) {
     syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Number of this thread among those of its pass; the calling one is 0.
+// The number of this thread among the threads of its pass; the calling thread is 0.
 inline int64_t& worker() {
     static thread_local int64_t number = 0;
     return number;
 }
 
-// Whether stages have helpers: by the work that gets done with them and without, in threads' worth. What is better goes on
-// for longer, the other is tried now and then; alone, one thread's worth is the most that there is to be had.
+// Whether stages use helpers, decided by the work that gets done with them and without, in units of one thread's work. The
+// better way runs for longer, and the other is tried now and then. Alone, one thread's work is the most there can be.
 class Choice {
   public:
     bool helped() const { return helped_; }
 
-    // Count stages of so many seconds that did so many seconds' work.
+    // Count stages that took `seconds` and did `work` seconds of one thread's work.
     void count(double work, double seconds) {
         work_ += work, seconds_ += seconds;
         if (seconds_ < (helped_ == better_ ? (helped_ ? LONG : LONGEST) : SHORT)) return;
@@ -77,14 +77,14 @@ class Choice {
 
   private:
     static constexpr double SHORT = 0.04, LONG = 0.3, LONGEST = 0.4;  // seconds
-    static constexpr double MARGIN = 1.1;  // helpers must gain so much: pieces take longer where memory is shared
-    static constexpr double QUIET = 1.4;   // with so much being done, nobody else is there
+    static constexpr double MARGIN = 1.1;  // the gain that helpers must bring: pieces take longer where memory is shared
+    static constexpr double QUIET = 1.4;   // where helpers bring more, no other process competes: running alone isn't tried
 
     bool helped_ = true, better_ = true;
     double rate_[2] = {1, 2}, work_ = 0, seconds_ = 0;
 };
 
-// The helpers of this process. One pass has them at a time; one that comes meanwhile runs alone.
+// The helper threads of this process. One pass has them at a time; a pass that starts meanwhile runs alone.
 class Helpers {
   public:
     static Helpers& all() {
@@ -93,7 +93,7 @@ class Helpers {
         return *instance();
     }
 
-    // Begin a pass of so many threads. False while they are another pass's.
+    // Begin a pass with `threads` threads. False while another pass has the helpers.
     bool claim(int64_t threads) {
         if (!in_use_.try_lock()) return false;
         threads_ = threads;
@@ -106,9 +106,9 @@ class Helpers {
         in_use_.unlock();
     }
 
-    // Run `work(first, stop)` on pieces of `total` until all are done. Each thread begins with a part of its own, taken
-    // in order, so that what a product fetches ahead is what this thread works on next. Where helpers were waited for
-    // longer than they were worth, it goes on without them for a while.
+    // Run `work(first, stop)` on pieces of `total` until all are done. Each thread begins with a part of its own, in order, so
+    // that what a product prefetches is what the same thread works on next. If waiting for helpers has taken longer than they
+    // saved, stages run without them for a while.
     template <class Work>
     void share(int64_t total, int64_t piece, const Work& work) {
         Clock::time_point began = Clock::now();
@@ -144,13 +144,13 @@ class Helpers {
         void (*run)(const void* work, int64_t first, int64_t stop);
         const void* work;
         int64_t total, piece;
-        unsigned mode;  // the caller's way of rounding
+        unsigned mode;  // the caller's MXCSR register
     };
     struct alignas(64) Part {
-        std::atomic<uint64_t> next{0};  // the next piece that nobody has taken, and (lower half) the end of the part
+        std::atomic<uint64_t> next{0};  // the next piece that nobody has taken; in the lower half, the end of the part
     };
 
-    // Begin to count stages, with helpers or without.
+    // Start to count stages, with helpers or without.
     void begin() {
         if (choice_.helped())
             while (started_ < threads_ - 1 && start()) {
@@ -167,12 +167,12 @@ class Helpers {
     }
 
     static Helpers*& instance() {
-        static Helpers* all = new Helpers;  // never destroyed: they may outlive whoever would
+        static Helpers* all = new Helpers;  // never destroyed: helper threads may outlive static destructors
         return all;
     }
 
-    // Run pieces until there are none that nobody has taken; returns how many. Once a piece is taken its stage stays, as
-    // it isn't over before the piece is done.
+    // Run pieces until all are taken; returns the number run here. While a taken piece isn't done, its stage isn't over, so
+    // `stage_` doesn't change.
     int64_t take(int64_t first_part) {
         int64_t taken = 0;
         const int64_t parts = parts_count_.load(std::memory_order_relaxed);
@@ -194,7 +194,7 @@ class Helpers {
         return taken;
     }
 
-    // Wait until helpers have done so many pieces: awake for some seconds, then asleep.
+    // Wait until helpers have done `pieces` pieces: spin for `awake` seconds, then sleep.
     void wait(int32_t pieces, double awake) {
         if (finished_.load(std::memory_order_acquire) == pieces) return;
         const Clock::time_point began = Clock::now();
@@ -257,18 +257,18 @@ class Helpers {
     }
 
     std::mutex in_use_;
-    int64_t started_ = 0, threads_ = 1;  // of helpers; most of this pass
+    int64_t started_ = 0, threads_ = 1;  // helpers started; the most threads of this pass
     Choice choice_;
-    // Of the stages that are counted: when they began, and how long this thread had run by then; seconds that its own
-    // pieces took, those of helpers would have taken it, and that it waited for them, awake (`idle_`) and in all where it
-    // had to sleep.
+    // Of the stages being counted: when they began, and this thread's CPU time then; the seconds that its own pieces took,
+    // that the helpers' pieces would have taken it, and that it waited for helpers: spinning (`idle_`), and in all where it
+    // had to sleep (`waited_`).
     Clock::time_point began_;
     double running_ = 0, own_ = 0, saved_ = 0, idle_ = 0, waited_ = 0;
-    std::atomic<int> cpu_{-1};  // its core
+    std::atomic<int> cpu_{-1};  // the calling thread's core
     Stage stage_{};
     std::atomic<int64_t> parts_count_{1};
     Part parts_[MOST_THREADS];
-    alignas(64) std::atomic<int32_t> stages_{0};   // how many there were
+    alignas(64) std::atomic<int32_t> stages_{0};   // how many there have been
     alignas(64) std::atomic<int32_t> finished_{0};  // pieces of this stage that helpers have done
     alignas(64) std::atomic<int32_t> asleep_{0}, waiting_{0};  // whether a helper, or the calling thread, may be asleep
 };
@@ -282,7 +282,7 @@ class Region {
     }
     Region(const Region&) = delete;
 
-    int64_t stage() const { return stage_; }  // the number of the present stage
+    int64_t stage() const { return stage_; }  // the number of the current stage
 
     template <class Work>
     void share(int64_t total, int64_t piece, const Work& work) {
@@ -296,7 +296,7 @@ class Region {
     int64_t stage_ = 0;
 };
 
-// Something that each thread of a pass has for itself, made when it first asks for it.
+// An object that each thread of a pass has for itself, made when the thread first asks for it.
 template <class Thing>
 class Own {
   public:

@@ -1,14 +1,14 @@
-// Products of bf16 inputs by AMX: a tile register holds the sums of 16 tokens and 16 outputs, and an instruction adds to
-// it what 32 inputs contribute.
+// Products of bf16 inputs by AMX: a tile register holds the sums of 16 tokens and 16 outputs, and one instruction adds the
+// products of 32 inputs to it.
 //
 //     A: 16 tokens x 32 inputs      B: 16 words (pairs of inputs) x 16 outputs      C: sums, 16 tokens x 16 outputs
 //
-// Sixteen words of a bf16 panel are such a B as they lie in memory (weight.h).
-// `tdpbf16ps` sums the even inputs of its 32 in their order, from 0, and the odd ones likewise, adds the two, and adds
-// that to C; subnormal numbers count as 0. The last inputs, fewer than 32, are added one by one. So a sum is the same
-// whatever the number of tokens, panels and threads, but it isn't that of a chain.
+// Sixteen words of a bf16 panel, as they lie in memory (weight.h), are such a B.
+// `tdpbf16ps` sums the even ones of its 32 inputs in order, starting from 0, and the odd ones likewise. It adds the two
+// sums, and then their sum to C; subnormal numbers count as 0. The last inputs, fewer than 32, are added one by one. So a
+// sum is the same whatever the number of tokens, panels and threads, but it differs from a chain's.
 //
-// Vectors can do the same sums, slowly: a processor's tiles are tried against them, and tests run them everywhere.
+// Vectors can compute the same sums, slowly: a processor's tiles are checked against them, and tests run them everywhere.
 #pragma once
 
 #include <algorithm>
@@ -22,9 +22,9 @@
 
 namespace eyas {
 
-constexpr int64_t TILE_TOKENS = 16, TILE_INPUTS = 32, TILE_PANELS = 6;  // 6 C, beside an A and a B
+constexpr int64_t TILE_TOKENS = 16, TILE_INPUTS = 32, TILE_PANELS = 6;  // 6 C, next to an A and a B
 
-// Ask the system for the tile registers, which a process needs once; false = there are none.
+// Ask the system for the tile registers, which a process must do once; false = there are none.
 inline bool tiles_are_allowed() {
 #ifdef __AMX_BF16__
     constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -34,7 +34,7 @@ inline bool tiles_are_allowed() {
 #endif
 }
 
-// While it lives, this thread's tile registers are of 16 rows of 64 bytes.
+// While it lives, this thread's tile registers have 16 rows of 64 bytes.
 class TilesInUse {
   public:
 #ifdef __AMX_BF16__
@@ -80,10 +80,10 @@ inline void tiles_of_vectors(const Linear& linear, const Tokens& tokens, const c
 }
 
 #ifdef __AMX_BF16__
-// The same by tiles. Their numbers must be written out, as they are part of the instructions.
+// The same by tiles. Their numbers must be literals, as they are part of the instructions.
 inline void tiles_of_amx(const Linear& linear, const Tokens& tokens, const char* weight, int64_t panels, Fetch fetch, vec* sums) {
     const int64_t row = PANEL * bytes_of(linear.kind), ld = in_pairs(linear.in);
-    auto memory = [] { asm volatile("" ::: "memory"); };  // which compilers don't know that tiles read and write
+    auto memory = [] { asm volatile("" ::: "memory"); };  // compilers don't know that tiles read and write it
     memory();
     _tile_zero(0);
     _tile_zero(1);

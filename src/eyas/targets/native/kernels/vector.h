@@ -1,7 +1,7 @@
-// Vectors of floats, and the little arithmetic that the kernels need, for AVX2 and AVX-512.
+// Vectors of floats, and the arithmetic that the kernels need, for AVX2 and AVX-512.
 //
-// Everything here computes each lane by itself, so a number never depends on which lane it sits in. Values of a bf16
-// model are kept as floats that a bf16 can hold; `rounded` brings a result back to one.
+// Everything here computes each lane by itself, so a number never depends on the lane that it is in. Values of a bf16
+// model are kept as floats that bf16 can represent; `rounded` rounds a result to such a float.
 #pragma once
 
 #include <immintrin.h>
@@ -111,11 +111,11 @@ inline __m256 sums(const vec* a) {
     return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 
-// Below this a power of e counts as 0: it is nothing beside the 1 that it is added to wherever it is used, and products
-// of still smaller ones would be subnormal numbers, with which some processors compute a hundred times as slowly.
+// e to the power of anything less counts as 0. It vanishes next to the 1 that it is added to wherever it is used, and
+// products of smaller powers would be subnormal numbers, with which some processors compute a hundred times as slowly.
 constexpr float LEAST_POWER = -60.0f;
 
-// e to the power of x, no less than -60 and no more than 88, as 2^n (1 + rest). Cody and Waite's reduction, Cephes' polynomial.
+// e to the power of x, clamped to [-60, 88], as 2^n (1 + rest). Cody and Waite's reduction, Cephes' polynomial.
 struct Power {
     vec n, rest;
 

@@ -1,19 +1,19 @@
 // A linear layer's weight as the kernels read it.
 //
-// A weight [out, in] lies in panels of 16 outputs. A panel holds, for each input in turn, the 16 weights that it is
+// A weight [out, in] is stored in panels of 16 outputs. A panel holds, for each input in turn, the 16 weights that it is
 // multiplied by, so a product reads memory once and in order:
 //
 //     panel 0: w[0..15][0]  w[0..15][1]  ...  w[0..15][in-1]     panel 1: w[16..31][0]  ...
 //
-// With vectors of 16, weights of bf16 lie in pairs of inputs: a 32-bit word is what one output has of inputs i and i+1. With
-// vectors of 8 a word is what outputs o and o+8 have of one input.
+// With vectors of 16, bf16 weights are in pairs of inputs: a 32-bit word holds one output's weights for inputs i and i+1.
+// With vectors of 8, a word holds the weights of outputs o and o+8 for one input.
 //
-// Packed weights are multiplied in integers (integer.h). A panel's blocks of 32 inputs follow each other, the last one filled
-// up with zeros. A block holds the 16 outputs' scales, perhaps their least weights, and codes: of four inputs at a time, which
-// lie together, for one output after the other. Of codes in 4 bits a byte has that of an input i < 16 below that of i + 16.
-// Scales and least weights are halves; or (super-blocks: GGML's k-quants) small integers, one for each output or two, times
-// halves that eight blocks share, which lie at the beginning of the panel. Blocks are the same with all vectors. AWQ's and
-// GPTQ's blocks (ZERO) have the code of 0, a byte, in place of a least weight, which is that code times the scale.
+// Packed weights are multiplied in integers (integer.h). A panel's blocks of 32 inputs follow each other, the last one padded
+// with zeros. A block holds the 16 outputs' scales, their minimum weights if the kind has them, and codes: four adjacent
+// inputs of one output, then of the next. A byte of 4-bit codes has input i < 16 in its low half and i + 16 in its high half.
+// Scales and minimum weights are fp16, or in super-blocks (GGML's k-quants) small integers, one or two per output, times
+// fp16 factors that eight blocks share, at the beginning of the panel. Blocks are the same for all vector sizes. AWQ's and
+// GPTQ's blocks (ZERO) have a zero point, a byte, in place of a minimum weight, which is minus that times the scale.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +31,7 @@ constexpr bool is_super(int64_t kind) { return kind >= SUPER8; }
 constexpr bool has_least(int64_t kind) {
     return kind == LEAST8 || kind == LEAST4 || kind == ZERO4 || kind == SUPER8 || kind == SUPER4;
 }
-constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the code of 0 is 2 to this power
+constexpr int zero_bits(int64_t kind) { return code_bits(kind) - 1; }  // of signed codes: the zero point is 2 to this power
 constexpr int64_t header_bytes(int64_t kind) {
     return kind == ZERO4 ? 3 * PANEL : (has_least(kind) || is_super(kind) ? 2 : 1) * PANEL * (is_super(kind) ? 1 : 2);
 }
@@ -42,7 +42,7 @@ constexpr int64_t first_block(int64_t kind, int64_t blocks) { return (blocks + S
 
 constexpr int64_t bytes_of(int64_t kind) { return kind == FLOAT32 ? 4 : 2; }
 
-// Inputs whose weights are read together, as words of two; 1 = there are no words.
+// Inputs whose weights are read together: 2 = in words of pairs, 1 = one by one.
 constexpr int64_t step_of(int64_t kind) { return LANES == 16 && kind == BFLOAT16 ? 2 : 1; }
 
 #if defined(__AVX512BF16__)
@@ -53,7 +53,7 @@ constexpr bool PAIRS = false;
 
 inline int64_t panels(const Linear& linear) { return (linear.out + PANEL - 1) / PANEL; }
 
-// Bytes that lie one behind the other: of the weights of an input, or of a packed block; and those of a panel.
+// Contiguous bytes of one input's weights, or of a packed block; and of a panel.
 inline int64_t row_bytes(const Linear& linear) {
     return is_packed(linear.kind) ? block_bytes(linear.kind) : PANEL * bytes_of(linear.kind);
 }
@@ -62,11 +62,11 @@ inline int64_t panel_bytes(const Linear& linear) {
     return is_packed(linear.kind) ? first_block(linear.kind, blocks) + blocks * row_bytes(linear) : linear.in * row_bytes(linear);
 }
 
-// Inputs that are one of a pair.
+// The number of inputs that belong to a pair.
 constexpr int64_t in_pairs(int64_t in) { return in - in % 2; }
 
-// What a product multiplies: `count` tokens x [count, ld], and perhaps those in pairs as bf16 [count, in_pairs(in)], or as
-// codes [count, blocks * GROUP] with their steps [count, blocks] (integer.h).
+// The inputs of a product: `count` tokens x [count, ld], perhaps also in pairs of bf16 [count, in_pairs(in)], or as codes
+// [count, blocks * GROUP] with their steps [count, blocks] (integer.h).
 struct Tokens {
     const float* x;
     int64_t ld, count;
@@ -89,13 +89,13 @@ inline void load_panel(const char* at, vec (&w)[PARTS]) {
 }
 
 #ifdef __AVX512F__
-// The first and the second of the pairs in words, as floats.
+// The first and the second value of the pair in each word, as floats.
 inline vec first_of(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
 inline vec second_of(__m512i words) {
     return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
-// A pair of inputs, in every word.
+// A pair of inputs, broadcast to every word.
 inline __m512i all_of_pair(const uint16_t* pair) {
     int32_t both;
     std::memcpy(&both, pair, 4);
@@ -104,14 +104,14 @@ inline __m512i all_of_pair(const uint16_t* pair) {
 
 #endif
 
-// Where the weight of output `lane` and input i lies among a panel's values.
+// The index of the weight of output `lane` and input i among a panel's values.
 inline int64_t place(int64_t kind, int lane, int64_t i, int64_t in) {
     if (PARTS > 1 && kind == BFLOAT16) return i * PANEL + (lane < LANES ? 2 * lane : 2 * (lane - LANES) + 1);
     const int64_t step = step_of(kind), first = i / step * step;
     return step == 1 || first + step > in ? i * PANEL + lane : first * PANEL + 2 * lane + i % 2;
 }
 
-// What the first LANES outputs of a panel of bf16 weights multiply input i by, looked up one by one.
+// The weights of the first LANES outputs of a bf16 panel for input i, looked up one by one.
 inline vec weight_of(const char* panel, int64_t i, int64_t in) {
     float found[LANES];
     for (int lane = 0; lane < LANES; lane++) {
@@ -124,9 +124,9 @@ inline vec weight_of(const char* panel, int64_t i, int64_t in) {
 
 using Hint = decltype(_MM_HINT_T0);
 
-// How many bytes a panel is fetched before it is read (packed weights, which are worked on faster, earlier), and into which
-// caches. No weight is read again before caches have lost it, and on AMD's cores those that are fetched as not temporal
-// leave the last cache to what is: the drafter, keys and values, and the interpreter.
+// How many bytes ahead weights are prefetched (packed ones further ahead, as they are processed faster), and into which
+// caches. Caches lose every weight before it is read again. On AMD's cores, non-temporal prefetches leave the last-level
+// cache to data that is read again: the drafter, keys and values, and the interpreter.
 constexpr int64_t PACKED_AHEAD = 8192;  // measured on AMD's Zen 4 and 5
 #if defined(EYAS_AMD) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
 constexpr int64_t ahead(int64_t tokens) { return tokens <= 4 ? 2048 : 4096; }
@@ -142,8 +142,8 @@ constexpr Hint HINT = _MM_HINT_T0, PACKED_HINT = _MM_HINT_T1;
 constexpr bool ZEN5 = false;
 #endif
 
-// Where weights are fetched from memory while others are worked on: `distance` bytes beyond, `pace` bytes for each row i;
-// what would lie behind the `end` of a panel is `skip` bytes further, where the panel is that comes after it.
+// Where weights are prefetched while others are processed: `distance` bytes ahead, `pace` bytes for each row i. An offset
+// past `end`, the end of a panel, is `skip` bytes further on, in the panel that is read next.
 struct Fetch {
     int64_t distance, pace, end, skip;
 
