@@ -83,7 +83,7 @@ def test_a_model_that_the_hub_does_not_have(hub: Hub) -> None:
 
 def test_no_hub_id_at_all(hub: Hub) -> None:
     hub(None)
-    with pytest.raises(MissingModelError, match="no Hub id"):
+    with pytest.raises(MissingModelError, match="nor a Hub id"):
         find_model("owner/na me")
 
 

@@ -138,4 +138,4 @@ def test_a_worker_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, caplog: p
 
     monkeypatch.setattr(executor, "wait", wait)
     assert squares(executor, [9]) == [81]
-    assert caplog.text.count("has said nothing for 0 s: if it hangs, kill it, and another") == 1
+    assert caplog.text.count("has not answered for 0 s: if it hangs, kill it, and another") == 1

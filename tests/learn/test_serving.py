@@ -159,7 +159,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rule", [{"learn_exclude": ["k"]}, {"learn_only": ["other"]}])
 def test_a_key_that_is_not_learnt_from_can_not_be_apart(tmp_path: Path, rule: dict[str, list[str]]) -> None:
-    with pytest.raises(UsageError, match="aren't learnt from"):
+    with pytest.raises(UsageError, match="aren't learned from"):
         LearnOptions(learn=tmp_path, learn_apart=["k"], **rule).check(DraftOptions(draft_model="d"))
 
 

@@ -194,7 +194,7 @@ def test_the_accept_length_to_expect_follows_the_data() -> None:
     gains = [Eagle3Plan(size, 3, work).speedup() for work in (few, many)]
     assert gains[0].low < 1 < gains[0].high < gains[1].low
     assert gains[1] == Eagle3Plan(size, 3, WORK).speedup()
-    assert "are less than the 50 of published drafters" in Eagle3Plan(size, 3, few).assumed(0.1)[1]
+    assert "are fewer than the 50 million of published drafters" in Eagle3Plan(size, 3, few).assumed(0.1)[1]
     assert "accept length 4.24 to 6.74:" in Eagle3Plan(size, 3, many).assumed(0.1)[1]
 
 

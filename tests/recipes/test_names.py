@@ -47,5 +47,5 @@ def test_a_recipe_may_extend_one_of_the_package() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no recipe of that name: did you mean eagle3\? .*eagle3_8b"):
         find_recipe("recipes/eagle33.yaml")
-    with pytest.raises(ConfigError, match=r"no sweep of that name \(with eyas come data, eagle3\)"):
+    with pytest.raises(ConfigError, match=r"no sweep of that name \(eyas comes with data, eagle3\)"):
         find_recipe("nothing", SWEEPS)

@@ -110,7 +110,7 @@ def save(folder: Path, method: str, **settings: Any) -> Path:
 
 def test_a_method_that_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
     """transformers would warn and read the weights as plain ones."""
-    with pytest.raises(UnsupportedModelError, match="quantised by secret8, which this transformers can't read"):
+    with pytest.raises(UnsupportedModelError, match="quantized by secret8, which this version of transformers"):
         load_target(save(tmp_path, "secret8"), device="cpu")
 
 
@@ -133,7 +133,7 @@ def test_quantised_weights_keep_their_dtype_and_are_not_quantised_again(
     monkeypatch.setattr("eyas.targets.loading.cpu_computes_in", lambda dtype: dtype == torch.float32)
     assert resolve_dtype("auto", folder, CPU) == torch.bfloat16
     monkeypatch.setattr("eyas.targets.loading.kernels", lambda: object())
-    with pytest.raises(UsageError, match="is quantised by torchao already: leave quantize out"):
+    with pytest.raises(UsageError, match="is quantized by torchao already: leave quantize out"):
         load_target(folder, device="cpu", quantize="int8")
 
 
@@ -175,7 +175,7 @@ def test_what_no_kernel_here_multiplies_by_is_dequantised(
     meant = write(tmp_path, name)
     target = load_target(tmp_path, device="cpu")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "eyas" and "weights" in record.msg]
-    assert f"weights of {tmp_path} are dequantised" in line
+    assert f"weights of {tmp_path} are dequantized" in line
     assert not [module for module in target.model.modules() if type(module) is nn.Linear]
     if (
         name != "mxfp4"
@@ -240,7 +240,7 @@ def test_weights_of_several_schemes_stay_compressed(tmp_path: Path) -> None:
 @pytest.mark.skipif(find_spec("gptqmodel") is not None, reason="gptqmodel is installed")
 def test_both_libraries_of_gptq_are_named(tmp_path: Path) -> None:
     """Of layouts that eyas doesn't read itself."""
-    with pytest.raises(ModelError, match="quantised by gptq: install gptqmodel and optimum"):
+    with pytest.raises(ModelError, match="quantized by gptq: install gptqmodel and optimum"):
         load_target(save(tmp_path, "gptq", bits=3), device="cpu")
 
 

@@ -104,7 +104,7 @@ def changed(folder: Path, **changes: Callable[[Tensor], Tensor | None]) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("gptq-act-order", {}, "not every 32 inputs have a scale in common"),
+        ("gptq-act-order", {}, "some blocks of 32 inputs don't share a scale"),
         ("compressed-int4", {"weight_scale": lambda x: x.float() * 1.001}, "float16 doesn't hold scales in float32"),
         ("gptq-8", {"qzeros": lambda x: x + 1}, "they have 8 bits and are asymmetric"),
     ],
@@ -130,12 +130,12 @@ def test_what_the_kernels_cannot_hold_is_dequantised(
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("gptq-zeros", {"qzeros": lambda x: x | 15}, "a zero point of 0, which version 1 of the format can't say"),
-        ("gptq", {"qzeros": lambda _: None}, "one of them is missing"),
+        ("gptq-zeros", {"qzeros": lambda x: x | 15}, "a zero point of 0, which version 1 of the format can't hold"),
+        ("gptq", {"qzeros": lambda _: None}, "a tensor is missing"),
         ("gptq", {"g_idx": lambda x: x * 0}, "64 inputs don't make 2 groups"),
         ("gptq", {"bias": lambda x: x + 1}, "holds a bias of .*o_proj, which has none"),
         ("awq", {"scales": lambda x: x[:1]}, "aren't awq's: scales"),
-        ("awq", {"qweight": lambda _: None}, "which belongs to no quantised weight"),
+        ("awq", {"qweight": lambda _: None}, "which belongs to no quantized weight"),
         ("compressed-int4", {"weight_shape": lambda x: x * 2}, "for a weight"),
         ("compressed-int8", {"weight_packed": lambda x: x[:32], "weight_shape": lambda x: x // 2}, "aren't compressed"),
     ],
@@ -162,7 +162,7 @@ def test_float16_beside_packed_weights_becomes_float32(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
     target = load_target(tmp_path, device="cpu", dtype="auto")
     assert (target.dtype, weight_formats(target.model)) == (torch.float32, "awq int4")
-    with pytest.raises(UsageError, match="is quantised by awq already"):
+    with pytest.raises(UsageError, match="is quantized by awq already"):
         load_target(tmp_path, device="cpu", quantize="int4")
 
 

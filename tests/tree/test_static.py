@@ -111,7 +111,7 @@ def test_fanout_is_what_each_level_needs() -> None:
     ("paths", "reason"),
     [
         ([], "at least one path"),
-        ([()], "no empty one"),
+        ([()], "no path may be empty"),
         ([(0,), (1, 0)], r"no parent \(1,\)"),
         ([(-1,)], "negative"),
     ],

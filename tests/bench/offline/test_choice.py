@@ -27,7 +27,7 @@ def test_the_reason_names_the_margin_and_the_ties() -> None:
 
 def test_a_single_prompt_tells_nothing_of_the_uncertainty() -> None:
     reason = choose([candidate("a", 2.0), candidate("b", 2.5)], "accept_length").reason
-    assert "Next is a, 0.500 lower (one prompt a file: no telling how sure that is)." in reason
+    assert "Next is a, 0.500 lower (one prompt a file: there is no telling how sure that is)." in reason
 
 
 def test_a_reason_says_what_is_impossible() -> None:

@@ -20,7 +20,7 @@ def test_sides_are_read() -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "http://h", "a=h:1", "a=http://h,speculate=no", "a=http://h,tree=x"])
 def test_wrong_sides_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no server|neither"):
+    with pytest.raises(UsageError, match=r"isn't a server|neither"):
         parse_side(text)
 
 
@@ -28,5 +28,5 @@ def test_names_must_differ_and_hold_the_baseline() -> None:
     check_names(["a", "b"], "b")
     with pytest.raises(UsageError, match="same name"):
         check_names(["a", "a"], "a")
-    with pytest.raises(UsageError, match="none of the sides"):
+    with pytest.raises(UsageError, match="isn't one of the sides"):
         check_names(["a"], "b")

@@ -66,7 +66,7 @@ def test_a_tree_that_may_be_slower_than_plain_does_not_become_the_drafters_own(
     monkeypatch.setattr(candidates, "doubt", lambda picked: f"{picked.name} decodes at 0.90 times the speed")
     result = bench("--write")
     assert result.exit_code == 0
-    assert "decodes at 0.90 times the speed. It can be used all the same with --tree auto" in result.stderr
+    assert "decodes at 0.90 times the speed. It can still be used with --tree auto" in result.stderr
     assert json.loads((drafter / "config.json").read_text())["default_tree"] == "auto"
     assert f"default_tree of {drafter} is now auto" in result.stderr
     assert f"--draft-model {drafter} --tree auto --prompt-file" in result.stderr.split("next: eyas bench methods")[1]

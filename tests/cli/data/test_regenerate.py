@@ -100,7 +100,7 @@ def test_ctrl_c_says_what_is_kept_and_what_goes_on(
         patched.setattr(EngineAnswerer, "answers", interrupted)
         done = run(*words)
     assert done.exit_code == 130
-    assert "stopped: every answer given so far is kept in the journal beside the output." in done.stderr
+    assert "stopped: every answer so far is kept in the journal next to the output." in done.stderr
     assert f"Go on with the same command: eyas data regenerate --model {pair.model} --chats {chats}" in done.stderr
     assert f"--output '{tmp_path / 'two words.jsonl'}'" in done.stderr
     assert len((tmp_path / "two words.jsonl.journal").read_text().splitlines()) == 1 + 2
@@ -164,7 +164,7 @@ def test_through_batch_files(run: Run, tmp_path: Path) -> None:
         results.write_text(json.dumps({"custom_id": asked["custom_id"], "response": response}) + "\nnot JSON\n")
         done = run(*words, "--batch-read", results)
         assert done.exit_code == (1 if number == 0 else 0)  # a turn is still to be asked
-        assert "1 lines of the result files are no results" in done.stderr
+        assert "1 lines of the result files aren't results" in done.stderr
     assert "Nothing is left to ask." in run(*words, "--batch-write", tmp_path / "none.jsonl").stdout
     (chat,) = read_chats(tmp_path / "out.jsonl")
     assert all((message.content or "").startswith("<user>") for message in chat.messages[1::2])

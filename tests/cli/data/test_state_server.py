@@ -136,7 +136,7 @@ def test_what_is_refused(run: Run, words: tuple[Any, ...], tmp_path: Path, monke
         assert said in " ".join(result.stderr.split())
         assert not list(store.glob("*.safetensors"))
 
-    refused("--engine-option would be ignored: say whose with --engine vllm", "--engine-option", "x")
+    refused("--engine-option would be ignored: give --engine vllm, too", "--engine-option", "x")
     refused("vLLM isn't installed here: --engine-command says where", "--engine", "vllm")
     refused("there is no program 'no-such-program'", "--engine", "vllm", "--engine-command", "no-such-program")
     context = load_target(words[3], device="cpu").max_length

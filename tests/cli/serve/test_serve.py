@@ -75,7 +75,7 @@ def test_a_context_beyond_the_models_is_refused_before_weights_are_read(monkeypa
         (["--root-path", "eyas"], "--root-path eyas: write the beginning of a URL's path, such as /eyas"),
         (["--root-path", "/a?b"], "--root-path /a?b"),
         (["--ssl-keyfile", __file__], "needs its certificate: give --ssl-certfile"),
-        (["--ssl-certfile", __file__], "no certificate and unencrypted key in PEM"),
+        (["--ssl-certfile", __file__], "give a PEM certificate and the unencrypted key"),
     ],
 )
 def test_settings_of_a_server_are_refused_before_it_listens(run: Run, options: list[Any], message: str) -> None:

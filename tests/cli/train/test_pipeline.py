@@ -108,7 +108,7 @@ def test_steps_run_in_order_and_once_and_the_end_is_what_to_serve(run: Run, comm
     line = ("pipeline", "org/model", chats, "stdlib,weight=1", "--output", commands.folder, "--set", "a.b=3")
     failed = run(*line, "--samples", 400)
     assert failed.exit_code == 3
-    assert "error: that ended with exit code 3; the same command goes on from here" in failed.stderr
+    assert "error: that ended with exit code 3; the same command resumes from here" in failed.stderr
     every = list(RESULTS)
     assert commands.verbs == every[:4]
     commands.fails = None

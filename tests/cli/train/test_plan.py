@@ -62,10 +62,10 @@ def test_a_cluster(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     parts = [row(step, many.stdout.split("on 4 machines")[1])[-1] for step in ("regen", "capture", "training from")]
     total = row("all three", many.stdout)[-1]
     assert sum(float(part.replace(",", "")) for part in parts) == pytest.approx(float(total.replace(",", "")), abs=0.03)
-    assert "$2.50 an hour of a H100: --price" in many.stdout
+    assert "$2.50 an hour per H100: --price" in many.stdout
     rough = run("plan", path, *work, "--machines", "8xH100").stdout
     assert "on 1 machine with 8 H100" in rough
-    assert "an hour of a H100: a round figure to reckon with, nobody's offer: --price says yours" in rough
+    assert "an hour per H100: a round figure, nobody's offer: give yours with --price" in rough
     assert "or vLLM's servers (--engine vllm), whose hidden-states connector writes the states" in rough
     assert "vLLM has it since 0.18, and isn't installed here" in rough
     monkeypatch.setattr(hidden_states, "installed_connector", lambda: ("0.17.1", False))

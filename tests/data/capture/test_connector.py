@@ -171,7 +171,7 @@ def overloaded(said: dict[str, Any]) -> None:
         (fewer_tokens, StoreError, "other tokens"),
         (fewer_layers, StoreError, r"not \[.*its model doesn't give boundaries \[1, 2, 4\]"),
         (in_half, StoreError, r"in torch.float16, not .* in torch.float32"),
-        (another_layer, StoreError, "the head makes another next token"),
+        (another_layer, StoreError, "the head predicts another next token"),
         (no_tensors, EndpointError, r"has written no hidden states into .* \(and its output\)"),
         (other_names, EndpointError, "has written no hidden states"),
         (no_path, EndpointError, r"names no file of hidden states.*\(and its output\)"),

@@ -139,7 +139,7 @@ def test_another_tokenizer_is_mapped_and_its_share_told(tmp_path: Path, caplog: 
     assert isinstance(drafter, SmallLmDrafter)
     assert drafter.shared is not None
     assert drafter.max_fanout == len(drafter.shared.target_ids)
-    assert f"{100 * drafter.shared.share:.1f} % of its tokens can be drafted" in caplog.text
+    assert f"{100 * drafter.shared.share:.1f}% of its tokens can be drafted" in caplog.text
     with pytest.raises(DrafterMismatchError, match="the target has none"):
         make_drafter(DrafterOptions(small), loaded)
     tokens_only = tmp_path / "bare"

@@ -130,7 +130,7 @@ def test_quantised_weights_are_widened(tmp_path: Path) -> None:
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, head, rtol=0, atol=float(head.abs().max()) / 127)
     assert not torch.equal(found, head)
-    assert "quantised" in checkpoint.report.notes[0]
+    assert "quantized" in checkpoint.report.notes[0]
 
 
 def factors(**rope: Any) -> Tensor:

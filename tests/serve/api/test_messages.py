@@ -226,7 +226,7 @@ def test_a_call_that_is_cut_off_has_what_was_written() -> None:
         ({"system": [{"type": "image"}]}, "eyas serves text"),
         ({"tools": [{"type": "web_search_20260209", "name": "web_search"}]}, "run at Anthropic"),
         ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-        ({"tool_choice": {"type": "tool"}}, "has a name"),
+        ({"tool_choice": {"type": "tool"}}, "must have a name"),
         ({"mcp_servers": [{"url": "x"}]}, "offer them as tools"),
         ({"container": "x"}, "no containers"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "isn't shortened"),

@@ -130,7 +130,7 @@ def test_where_there_are_too_many_the_one_that_waited_longest_is_closed(caplog: 
             engine.go.set()
         for client in (*asking, idle, last):
             assert answered(client).startswith(b"HTTP/1.1 200")
-    assert "the most there may be" in caplog.text
+    assert "which is the limit" in caplog.text
     assert "Traceback" not in caplog.text
 
 

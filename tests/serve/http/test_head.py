@@ -149,7 +149,7 @@ def test_other_codings_are_refused_as_such(coding: str) -> None:
     [
         (body(), "not gzip"),
         (gzip.compress(body())[:-4], "is cut off"),
-        (gzip.compress(body()) + b"more", "goes on behind its end"),
+        (gzip.compress(body()) + b"more", "continues after its end"),
         (b"", "is cut off"),
     ],
     ids=["plain", "cut", "longer", "empty"],

@@ -347,9 +347,9 @@ def test_int8_says_what_stays_as_it_is(
     assert "int8" not in caplog.text
     monkeypatch.setattr("eyas.targets.loading.replace_experts", lambda *_: 0)
     load_target(folders / "gptoss", device="cpu", quantize="int8")
-    assert "% of the weights of GptOssForCausalLM are in linear layers and are quantised" in caplog.text
+    assert "% of the weights of GptOssForCausalLM are in linear layers and are quantized" in caplog.text
     monkeypatch.setattr("eyas.targets.loading.prepack_linears", lambda *_: 0)
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear layers to quantise"):
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear layers to quantize"):
         load_target(folders / "llama", device="cpu", quantize="int8")
 
 

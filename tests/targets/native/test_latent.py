@@ -132,7 +132,7 @@ def test_attention_that_caches_something_else_is_refused(monkeypatch: pytest.Mon
         return forward(hidden_states, position_embeddings, attention_mask, Doubling(cache))
 
     attention.forward = doubled
-    with pytest.raises(UnsupportedModelError, match="something else than latents and keys"):
+    with pytest.raises(UnsupportedModelError, match="something other than latents and keys"):
         latent_heads(attention, rotary, torch.float32)
 
 

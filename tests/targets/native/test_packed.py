@@ -180,7 +180,7 @@ def test_the_sums_of_this_processor_are_tried(
     assert sums_codes.__wrapped__()
     monkeypatch.setattr(linears, "product", lambda blocks, x: 1.001 * product(blocks, x))
     assert not sums_codes.__wrapped__()
-    assert "sums products of integers wrongly" in caplog.text
+    assert "sums integer products incorrectly" in caplog.text
 
 
 def test_eight_bits_are_the_nearest_of_255_steps() -> None:

@@ -89,5 +89,5 @@ def test_quantised_weights_are_not_sharded(
     monkeypatch.setattr(train, "quantized_by", lambda _: "awq")
     config = DrafterTrainConfig.model_validate(recipe(sure_target, chats, tmp_path, steps=2, parallel="fsdp"))
     processes = ProcessGroup(0, 2, torch.device("cpu"), "fsdp")
-    with pytest.raises(ConfigError, match=r"quantised by awq.*set loop.parallel to ddp"):
+    with pytest.raises(ConfigError, match=r"quantized by awq.*set loop.parallel to ddp"):
         train.load_for(config, "float32", processes)

@@ -299,8 +299,8 @@ def test_a_batch_without_anchors_has_zero_gradients_of_all_parameters(name: str)
         ("eagle3", {"anchors": 4}, "this one has none"),
         ("dflash", {"confidence_weight": 0.5, "unroll": 4}, "trains a confidence head"),
         ("dspark", {"confidence_weight": 0.0, "unroll": 5}, "would never be trained"),
-        ("dflash", {"base_weight": 0.5}, "this drafter's aren't"),
-        ("eagle3", {"base_weight": 0.5}, "this drafter's aren't"),
+        ("dflash", {"base_weight": 0.5}, "this one doesn't"),
+        ("eagle3", {"base_weight": 0.5}, "this one doesn't"),
     ],
 )
 def test_settings_of_other_drafters_are_refused(kind: str, settings: dict[str, Any], words: str) -> None:

@@ -233,7 +233,7 @@ def test_positions_begin_where_the_rows_do(name: str) -> None:
 
 
 def test_drafters_without_positions_refuse_random_starts() -> None:
-    with pytest.raises(ConfigError, match="this drafter knows none"):
+    with pytest.raises(ConfigError, match="this drafter has none"):
         objective("medusa", LossConfig(unroll=network("medusa").config.guesses or 5, random_start=9))
 
 
