@@ -120,3 +120,13 @@ def test_who_is_busy_while_another_is_measured(folder: Path) -> None:
         shares = meter.shares()
     assert shares["burning"] > 0.1
     assert shares["quiet"] < 0.1
+
+
+def test_a_side_is_measured_once_the_others_rest(folder: Path) -> None:
+    polling = "import time; end = time.time() + 1.5\nwhile time.time() < end: pass"
+    first = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {polling!r}])"
+    with file_server("measured", folder) as measured, file_server("polling", folder, first) as other:
+        meter = IdleMeter({"a": measured, "b": other})
+        with meter("a"):
+            time.sleep(0.5)
+    assert meter.shares()["polling"] < 0.1

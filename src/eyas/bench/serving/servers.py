@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -266,9 +266,10 @@ class IdleMeter:
 
     @contextmanager
     def __call__(self, side: str) -> Iterator[None]:
-        """Measure the other servers while `side` is under load."""
+        """Wait until the other servers rest, then measure them while `side` is under load."""
         active = self._servers.get(side)
         idle = {server.name: server for server in self._servers.values() if server is not active}
+        _settle(idle.values())
         before, began = {name: server.cpu_seconds() for name, server in idle.items()}, time.monotonic()
         yield
         for name, server in idle.items():
@@ -278,6 +279,22 @@ class IdleMeter:
     def shares(self) -> dict[str, float]:
         """Server -> share of a core that it used while it was idle."""
         return {name: round(self._used[name] / idle, 4) if idle else 0.0 for name, idle in self._idle.items()}
+
+
+_SETTLING, _LOOK = 3.0, 0.1  # seconds
+
+
+def _settle(servers: Collection[ServerProcess]) -> None:
+    """Wait until servers use less than a tenth of a core, for at most three seconds.
+
+    vLLM polls for a second after its last answer, which would take a core from the server that is measured next.
+    """
+    until = time.monotonic() + _SETTLING
+    while servers and time.monotonic() < until:
+        before = sum(server.cpu_seconds() for server in servers)
+        time.sleep(_LOOK)
+        if sum(server.cpu_seconds() for server in servers) - before < 0.1 * _LOOK + 0.001:
+            return
 
 
 def _free_port() -> int:
