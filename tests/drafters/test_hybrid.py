@@ -265,7 +265,7 @@ def test_methods_are_named_by_kind_and_by_what_is_added(tmp_path: Path) -> None:
     drafter = engine.speculation.drafter
     assert isinstance(drafter, HybridDrafter)
     assert isinstance(drafter.lookup, SuffixDrafter)
-    with pytest.raises(UsageError, match="is an eagle3 drafter, not mla"):
+    with pytest.raises(UsageError, match="is of the kind eagle3, not mla"):
         make_drafter(DrafterOptions(tmp_path / "d", method="mla+ngram"), engine.target)
     with pytest.raises(UsageError, match=r"method eagle3\+ngram needs a drafter"):
         make_drafter(DrafterOptions(method="eagle3+ngram"), engine.target)

@@ -72,7 +72,7 @@ def test_weights_of_another_target_are_mentioned(tmp_path: Path, caplog: pytest.
 
 def test_a_kind_may_be_insisted_on(tmp_path: Path) -> None:
     assert load_drafter(saved(tmp_path), tiny.target(), method="eagle3")
-    with pytest.raises(UsageError, match="is an eagle3 drafter, not mlp"):
+    with pytest.raises(UsageError, match="is of the kind eagle3, not mlp"):
         load_drafter(tmp_path, tiny.target(), method="mlp")
 
 

@@ -111,7 +111,7 @@ def test_it_is_recognised_loaded_and_drafts(saved: Path) -> None:
     tree = drafter.draft(range(1), parse_tree("chain:3"), sampler.coupling(range(1), False))
     assert bool(tree.valid.all())
     assert tree.size == 3
-    with pytest.raises(UsageError, match="is an sum drafter, not eagle3"):
+    with pytest.raises(UsageError, match="is of the kind sum, not eagle3"):
         load_drafter(saved, tiny.target(), method="eagle3")
 
 

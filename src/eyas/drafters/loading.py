@@ -205,7 +205,7 @@ def local_directory(source: str | Path) -> Path:
 def check_method(method: str | None, kind: str, name: str) -> None:
     """Refuse a method that isn't the drafter's kind; None accepts any. Raises UsageError."""
     if method not in (None, kind):
-        raise UsageError(f"{name} is an {kind} drafter, not {method}: leave the method out, the files say what it is")
+        raise UsageError(f"{name} is of the kind {kind}, not {method}: leave the method out, the files say what it is")
 
 
 class TargetSizes(Protocol):

@@ -147,7 +147,7 @@ def test_near_ties_count_in_float32_alone() -> None:
     assert (one.near_ties, one.broken) == (1, 1)
     half = replace(one, dtype=torch.bfloat16)
     assert (half.near_ties, half.broken) == (1, 0)
-    assert verdict([half]) == "EQUAL BUT FOR 1 NEAR-TIES of 1 answers"
+    assert verdict([half]) == "EQUAL BUT FOR NEAR-TIES: 1 of 1 answers"
     real = replace(half, differences=[replace(tie, gap=1.0)])
     assert (real.near_ties, real.broken) == (0, 1)
     heads, rows = accuracy_rows([accuracy_line(half, ("even",), 9)])

@@ -71,6 +71,12 @@ def test_help_begins_with_what_most_people_need() -> None:
     assert found["Output"] == ["--json", "--help"]
 
 
+def test_help_without_groups_keeps_the_order_of_the_options() -> None:
+    options = sections("plan")["Options"]
+    assert options[:2] == ["--model", "--samples"]
+    assert options[-1] == "--help"
+
+
 @pytest.mark.parametrize(
     "verb", [["generate"], ["chat"], ["verify"], ["serve"], ["bench", "measure"], ["bench", "trees"]]
 )

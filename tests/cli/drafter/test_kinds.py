@@ -31,7 +31,7 @@ def test_the_files_say_what_it_is(kind: str, run: Run, pair: Pair, tmp_path: Pat
     other = "mlp" if kind != "mlp" else "eagle3"
     refused = run(*options, "--draft-model", tmp_path, "--method", other)
     assert refused.exit_code == 2
-    assert f"is an {kind} drafter, not {other}" in refused.stderr
+    assert f"is of the kind {kind}, not {other}" in refused.stderr
 
 
 def test_inspect_compares_fingerprints(run: Run, pair: Pair, tmp_path: Path) -> None:

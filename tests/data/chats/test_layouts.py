@@ -85,6 +85,9 @@ def test_the_layout_is_given_or_found_from_the_keys() -> None:
     assert detect_layout(both) == "openai"
     assert messages(both, "alpaca") == [{"role": "user", "content": "b"}]
     assert detect_layout({"messages": None, "conversations": [{"from": "human"}]}) == "sharegpt"
+    turns = [{"from": "human", "value": "a"}]
+    assert detect_layout(unused := {"conversations": None, "conversation": turns}) == "sharegpt"
+    assert messages(unused) == [{"role": "user", "content": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -322,4 +322,4 @@ def verdict(results: Sequence[MethodAccuracy]) -> str:
     broken, ties = sum(one.broken for one in results), sum(one.near_ties for one in results)
     if broken:
         return f"NOT EQUAL: {broken} of {compared} answers differ"
-    return f"EQUAL BUT FOR {ties} NEAR-TIES of {compared} answers" if ties else f"EQUAL: all {compared} answers"
+    return f"EQUAL BUT FOR NEAR-TIES: {ties} of {compared} answers" if ties else f"EQUAL: all {compared} answers"

@@ -95,9 +95,9 @@ class VerbCommand(TyperCommand):
         shown = [(each, record) for each in self.get_params(ctx) if (record := each.get_help_record(ctx)) is not None]
         grouped = len(shown) > UNGROUPED and any(getattr(each, "rich_help_panel", None) for each, _ in shown)
         sections: dict[str, list[Any]] = {}
-        for param, record in sorted(
-            shown, key=lambda pair: COMMON.index(pair[0].name) if pair[0].name in COMMON else 0
-        ):
+        if grouped:
+            shown.sort(key=lambda pair: COMMON.index(pair[0].name) if pair[0].name in COMMON else len(COMMON))
+        for param, record in shown:
             title = (getattr(param, "rich_help_panel", None) if grouped else None) or "Options"
             if param.param_type_name == "argument":
                 title = "Arguments"

@@ -65,7 +65,7 @@ def detect_layout(row: Record) -> str:
     """The name of the layout that a row's keys belong to; RowError if they belong to none."""
     if row.get("messages") is not None:
         return "openai"
-    turns = row.get("conversations", row.get("conversation"))
+    turns = row.get("conversations") or row.get("conversation")
     if turns is not None:
         turns = _decoded(turns)
         first = turns[0] if isinstance(turns, list) and turns else None
@@ -102,7 +102,7 @@ def _openai_message(turn: Record) -> Message:
 
 
 def _sharegpt(row: Record) -> ParsedChat:
-    turns = row.get("conversations", row.get("conversation"))
+    turns = row.get("conversations") or row.get("conversation")
     messages = [_message(role="system", content=_text(row["system"]))] if row.get("system") else []
     number, answered = 0, 0
     names: list[str] = []

@@ -125,7 +125,7 @@ def translate(raw: dict[str, Any], where: str) -> Translated:
     if not isinstance(proposal, dict) or proposal.get("algorithm", name) != name:
         raise ConfigError(f"{where}: speculators_config must be an object whose algorithm, if written, is {name}")
     if missing_keys := [key for key in algorithm.required if raw.get(key) is None]:
-        raise ConfigError(f"{where}: {', '.join(missing_keys)} must be written: it has no default in an {name} drafter")
+        raise ConfigError(f"{where}: {', '.join(missing_keys)} must be written: {name} drafters have no default")
     kind = layer.get("model_type", algorithm.default_layer)
     if not isinstance(kind, str) or kind not in algorithm.architectures:
         known = " and ".join(algorithm.architectures)

@@ -62,7 +62,7 @@ def grammar_from_request(
         if value is not None:
             found[name] = _from_guided(short, value)
     if len(found) > 1:
-        raise RequestError(f"{' and '.join(found)} both constrain the answer: send one of them")
+        raise RequestError(f"{', '.join(found)}: only one of them may constrain the answer")
     return _with_whitespace(next(iter(found.values()), None), patterns)
 
 
