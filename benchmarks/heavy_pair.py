@@ -2,18 +2,18 @@
 
     python -m benchmarks.heavy_pair OUT_DIR [--layers 64] [--hidden 256] [--mlp 5600] [--heads 4] [--kv-heads 2]
 
-The *heavy pair* (the default) has identity layers (zero output projections) and zero MLP columns added until it costs
-as much as a model of a few hundred million parameters: many thin layers. The *wide pair* has the shape of models that
-people use:
+The *heavy pair* (the default) has enough identity layers (zero output projections) and zero MLP columns added to cost
+as much as a model of a few hundred million parameters, in many thin layers. The *wide pair* has the shape of models
+that people use:
 
     python -m benchmarks.heavy_pair OUT_DIR --layers 32 --hidden 1024 --mlp 3072 --heads 16 --kv-heads 8
 
-`--drafter [NAME=]PATH ...` takes other drafters that were trained for the demo target: EAGLE-3, DFlash, DSpark, Medusa
-or MTP; each is written to the folder NAME, or its own folder's name.
+`--drafter [NAME=]PATH ...` takes other drafters trained for the demo target: EAGLE-3, DFlash, DSpark, Medusa or MTP.
+Each is written to a folder called NAME, by default the name of its own folder.
 
-In the wide pair states are padded with zeros. The mean of their squares shrinks by old / new size, so norm weights are
-multiplied by its root and the epsilon by itself. The drafter is treated alike. So efficiency can be measured on a
-target that is bound by memory, with a drafter that really was trained for it.
+The wide pair's states are padded with zeros. This scales the mean of their squares by old / new size, so norm weights
+are multiplied by the root of that ratio, and the epsilon by the ratio. The drafter is padded in the same way.
+Efficiency can so be measured on a memory-bound target with a drafter that really was trained for it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 def padded(
     old: Tensor, shape: torch.Size, factor: float = 1.0, inputs: Sequence[tuple[int, int]] | None = None
 ) -> Tensor:
-    """`old` in the corner of zeros of `shape`; a vector that grows is a norm's and multiplied by `factor`.
+    """`old`, padded with zeros to `shape`; a vector that grows is a norm weight and is multiplied by `factor`.
 
-    The inputs of a matrix may be several parts side by side, each with an old and a new width.
+    The inputs of a matrix may be several concatenated parts, each with an old and a new width.
     """
     if old.dim() == 3:
         return padded(old[0], shape[1:], factor, inputs).unsqueeze(0)
@@ -57,7 +57,7 @@ def padded(
 
 
 def widened_target(model: LlamaForCausalLM, sizes: dict[str, int]) -> LlamaForCausalLM:
-    """A target of larger `sizes`, config fields, that computes what `model` computes."""
+    """A target with the larger `sizes` (config fields) that computes the same as `model`."""
     ratio = model.config.hidden_size / sizes["hidden_size"]
     values = model.config.to_dict() | sizes | {"rms_norm_eps": model.config.rms_norm_eps * ratio}
     wide = LlamaForCausalLM(LlamaConfig(**values)).to(model.dtype)
@@ -101,7 +101,7 @@ def widened_drafter(network: DraftNetwork, sizes: dict[str, int], factor: int) -
 def logit_gap(light: LlamaForCausalLM, written: Path) -> float:
     """The largest difference of a logit between the light target and the one in a folder, both in float64.
 
-    The folder is read, because a model that is cast in memory has its RoPE frequencies rounded with its weights.
+    The heavy target is read from the folder because casting it in memory also rounded its RoPE frequencies.
     """
     heavy = LlamaForCausalLM.from_pretrained(written, dtype=torch.float64)
     ids = torch.randint(0, heavy.config.vocab_size, (1, 64), generator=torch.Generator().manual_seed(0))

@@ -1,13 +1,13 @@
-"""A chain against trees of as many nodes on a hybrid target with a drafter of its own, both trained here.
+"""A chain against trees with the same number of nodes, on a hybrid target and its drafter, both trained here.
 
     python -m benchmarks.hybrid_drafting CHATS.jsonl [--runs runs/hybrid] [--steps 300] [--answers 900]
         [--drafter-steps 300] [--prompts 40] [--output FILE.json]
 
-The target has four layers of Qwen3.5's kind, three of which are gated delta rules. It begins with embeddings,
-norms and MLPs of the toy target (tests/toy) and is trained on the chats, such as GSM8K's. Then it answers their
-questions itself, its states are captured, and an EAGLE-3 drafter is trained on them. Each step resumes. Accept lengths
-are those of chats that neither has seen; every answer is compared with plain decoding's. Both trees have a row's nodes
-in each row: `dynamic` chooses them by the drafter's probabilities, `shared` by what such nodes proved to be worth. No
+The target has four layers of Qwen3.5's kind, three of them gated delta rules. It starts from the embeddings, norms and
+MLPs of the toy target (tests/toy) and is trained on the chats, such as GSM8K's. Then it answers their questions, its
+states are captured, and an EAGLE-3 drafter is trained on them. Each step can be resumed. Accept lengths are measured on
+chats that neither has seen, and every answer is compared with plain decoding. Both trees have the same number of nodes
+per row: `dynamic` chooses them by the drafter's probabilities, `shared` by the measured worth of similar nodes. No
 speed is measured.
 """
 
@@ -39,13 +39,13 @@ TOY = Path(__file__).parent.parent / "tests" / "toy"
 LAYERS = 4
 ROWS = 4
 TREES = {8: ("dynamic:8,4,8", f"shared:8,4,{8 * ROWS},8"), 16: ("dynamic:16,5,16", f"shared:16,5,{16 * ROWS},16")}
-"""By their nodes, and as deep as a chain of so many."""
+"""Number of nodes -> trees with that many nodes per row, as deep as a chain of them."""
 WARM = 8
-"""Chats answered first, which aren't counted: an engine has yet to learn what nodes are worth."""
+"""Number of chats answered first and not counted, during which the engine learns what nodes are worth."""
 
 
 def hybrid_of(teacher: Any) -> Qwen3_5ForCausalLM:
-    """A hybrid with fresh attention and delta rules, and all else of some layers of a Llama."""
+    """A hybrid with fresh attention and delta rules, and all other weights from evenly spaced layers of a Llama."""
     small, own = cut_depth(teacher, LAYERS), teacher.config
     model = Qwen3_5ForCausalLM(
         Qwen3_5TextConfig(
@@ -66,7 +66,7 @@ def hybrid_of(teacher: Any) -> Qwen3_5ForCausalLM:
 
 
 def trained_target(chats: Path, folder: Path, steps: int) -> Path:
-    """The target's folder."""
+    """Train the target unless it exists; returns its folder."""
     made = folder / "model"
     if made.exists():
         return made
@@ -86,7 +86,7 @@ def trained_target(chats: Path, folder: Path, steps: int) -> Path:
 
 
 def trained_drafter(target: Path, questions: Sequence[Chat], runs: Path, steps: int) -> Path:
-    """The folder of a drafter trained on the target's own answers."""
+    """Train a drafter on the target's own answers; returns its folder."""
     asked, answers, store = runs / "asked.jsonl", runs / "answers.jsonl", runs / "store"
     write_chats(asked, questions)
     engine = eyas.load(target, batch_size=32)
@@ -102,7 +102,7 @@ def trained_drafter(target: Path, questions: Sequence[Chat], runs: Path, steps: 
 def accept_lengths(
     target: Path, drafter: Path, tree: str, requests: Sequence[eyas.Request], plain: Sequence[Sequence[int]]
 ) -> list[float]:
-    """Of each answer after the first `WARM`; SystemExit where one isn't plain decoding's."""
+    """Accept lengths of the answers after the first `WARM`; SystemExit if an answer differs from plain decoding's."""
     done = eyas.load(target, drafter, tree=tree, batch_size=ROWS).generate(list(requests))
     if [one.token_ids for one in done] != list(plain):
         raise SystemExit(f"answers with {tree} differ from plain decoding's")
@@ -114,8 +114,8 @@ def main(
     chats: Path,
     *,
     runs: Path = Path("runs/hybrid"),
-    steps: Annotated[int, "of the target's training"] = 300,
-    answers: Annotated[int, "on which the drafter is trained"] = 900,
+    steps: Annotated[int, "steps of the target's training"] = 300,
+    answers: Annotated[int, "answers on which the drafter is trained"] = 900,
     drafter_steps: int = 300,
     prompts: int = 40,
     tokens: int = 128,
@@ -123,7 +123,7 @@ def main(
 ) -> None:
     split = split_chats(chats)["chats"]
     target = trained_target(chats, runs / "target", steps)
-    validated = split.held_out[prompts : prompts + 30]  # held out by capture too: both go by a chat's id
+    validated = split.held_out[prompts : prompts + 30]  # capture holds them out too: both split by a chat's id
     drafter = trained_drafter(target, [*split.train[:answers], *validated], runs, drafter_steps)
     tokenizer = load_tokenizer(target)
     questions = [*split.train[:WARM], *split.held_out[:prompts]]

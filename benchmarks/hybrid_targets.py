@@ -1,9 +1,10 @@
-"""Trees and speculation on a hybrid target, against an attention-only one of the same size; both are random.
+"""Trees and speculation on a hybrid target, against an attention-only target of the same size; both are random.
 
     python -m benchmarks.hybrid_targets [random-delta] [--dtype bfloat16] [--nodes 16] [--tokens 96] [--repeats 9]
 
-A tree pass verifies and commits chains of four guesses below a root, a plain pass the root alone. The oracle's guesses
-are right, so that every round of two accepts three tokens. Plain decoding is measured by `plain_decoding.py`.
+A tree pass verifies a root with chains of four draft tokens below it and commits a path; a plain pass has the root
+alone. The oracle's two draft tokens are always right, so every round emits three tokens. Plain decoding is measured by
+`plain_decoding.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RANDOM["random-attention"] = Qwen3Config(
 
 
 def chains(nodes: int, vocabulary: int) -> DraftTree:
-    """A tree of so many nodes: chains of four, the last one shorter."""
+    """A tree of `nodes` nodes in chains of four; the last chain may be shorter."""
     parents = torch.tensor([[-1 if node % 4 == 0 else node - 1 for node in range(nodes)]], dtype=torch.int64)
     tokens = torch.arange(5, 5 + nodes).unsqueeze(0) % vocabulary
     valid = torch.ones(1, nodes, dtype=torch.bool)
@@ -41,7 +42,7 @@ def chains(nodes: int, vocabulary: int) -> DraftTree:
 
 
 def pass_seconds(target: Target, cache: SlotCache, tree: DraftTree, path: list[int]) -> float:
-    """The median time of ten passes that verify a root and a tree, and commit a path."""
+    """The median time of ten passes that verify a root with a tree and commit a path."""
     found = []
     with lone_torch(), torch.inference_mode():
         for _ in range(10):
@@ -53,7 +54,7 @@ def pass_seconds(target: Target, cache: SlotCache, tree: DraftTree, path: list[i
 
 
 def passes(target: Target, nodes: int, prompt: list[int]) -> dict[str, Any]:
-    """A pass over a root, and over a tree of which three tokens are kept, each over a cache of its own."""
+    """A pass over a root alone, and one over a tree that commits three tokens, each with its own cache."""
     sides = {}
     for name, tree, path in (
         ("plain", DraftTree.empty(1, torch.device("cpu")), [0]),
@@ -67,7 +68,7 @@ def passes(target: Target, nodes: int, prompt: list[int]) -> dict[str, Any]:
 
 
 def oracle_sides(target: Target, prompt: list[int], tokens: int) -> dict[str, Any]:
-    """Plain decoding, and speculation that accepts three tokens a round."""
+    """Plain decoding, and speculation that emits three tokens per round."""
     asked, prompts = eyas.SamplingParams(max_tokens=tokens, ignore_eos=True), torch.tensor([prompt])
     (plain,) = Engine(target).generate([eyas.Request(tuple(prompt), asked)])
     drafter = OracleDrafter([prompt + plain.token_ids], (1.0, 1.0), target.vocab_size, target.device)

@@ -1,7 +1,7 @@
-"""What weights in 4 and 8 bits bring: passes over many tokens, prompts, plain decoding, and what they cost in quality.
+"""What 4-bit and 8-bit weights gain in passes over many tokens, prompts and plain decoding, and what quality they cost.
 
-FORMS are how the same MODEL is loaded, and take turns: a dtype (`auto` keeps a GGUF file's weights packed, `bfloat16`
-and `float32` dequantise them), or what bfloat16 weights are quantised to (`int8`, `int4`).
+FORMS are ways of loading the same MODEL, measured in turns: a dtype (`auto` keeps a GGUF file's weights packed,
+`bfloat16` and `float32` dequantize them), or what bfloat16 weights are quantized to (`int8`, `int4`).
 
     python -m benchmarks.integer_rounds passes MODEL auto bfloat16 [--tokens 1 8 16 32] [--context 256] [--repeats 20]
     python -m benchmarks.integer_rounds plain MODEL auto bfloat16 [--new 128] [--repeats 5] [--draft-model DRAFTER]
@@ -9,9 +9,10 @@ and `float32` dequantise them), or what bfloat16 weights are quantised to (`int8
     python -m benchmarks.integer_rounds perplexity MODEL auto bfloat16 --text TEXT [--windows 40]
         [--llama http://127.0.0.1:8080]
 
-`passes` gives milliseconds of a verified chain of so many tokens, and over those of one, and of a prompt's token.
-`perplexity` is llama.cpp's: windows of 512 tokens, of which the later half counts. `--llama` is a server of llama.cpp's
-that holds the same file (`llama-server -m FILE.gguf -c 1024`): it is asked for one token after another.
+`passes` reports the milliseconds that verifying a chain of each length takes, their ratios to a single token's, and the
+milliseconds per prompt token. `perplexity` is defined as in llama.cpp: only the second half of each window of 512
+tokens counts. `--llama` is a llama.cpp server with the same file (`llama-server -m FILE.gguf -c 1024`); it is asked for
+one token at a time.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ Forms = Annotated[Sequence[str], "auto, bfloat16, float32, int8, int4"]
 
 
 def how(form: str) -> dict[str, Any]:
-    """The options of a form."""
+    """The loading options of a form."""
     return {"dtype": "bfloat16", "quantize": form} if form.startswith("int") else {"dtype": form}
 
 
 def chain(tokens: torch.Tensor) -> DraftTree:
-    """A draft of `tokens` [N], each of which follows the one before it."""
+    """A draft that is a chain of `tokens` [N]."""
     count = len(tokens)
     valid = torch.ones(1, count, dtype=torch.bool)
     return DraftTree(
@@ -54,7 +55,7 @@ def chain(tokens: torch.Tensor) -> DraftTree:
 
 
 def seconds_of_passes(target: Target, counts: Sequence[int], context: int) -> dict[int, float]:
-    """Seconds of a pass over each number of tokens behind a `context`, and (0) of a prompt's 256."""
+    """Seconds of a pass over each of `counts` tokens after `context` tokens; key 0: of a prompt of 256 tokens."""
     ids = torch.randint(5, target.vocab_size, (context + max(counts),), generator=torch.Generator().manual_seed(0))
     cache, taken = target.allocate(1, context + max(counts)), dict[int, float]()
     with lone_torch():
@@ -117,7 +118,7 @@ def plain(
 
 @torch.inference_mode()
 def log_loss(target: Target, ids: Sequence[int], windows: int) -> tuple[float, int]:
-    """The mean negative log-likelihood of the later halves of windows, each read by itself, and how many tokens."""
+    """The mean negative log-likelihood over the second halves of independent windows, and its number of tokens."""
     total, count = 0.0, 0
     cache = target.allocate(1, _WINDOW)
     for first in range(0, min(len(ids) - _WINDOW + 1, windows * _WINDOW), _WINDOW):
@@ -132,7 +133,7 @@ def log_loss(target: Target, ids: Sequence[int], windows: int) -> tuple[float, i
 
 
 def llama_log_loss(url: str, ids: Sequence[int], windows: int) -> tuple[float, int]:
-    """As `log_loss`, by a server of llama.cpp's, which gives log-probabilities of the next token only."""
+    """`log_loss` by a llama.cpp server, which returns log-probabilities of the next token only."""
     total, count = 0.0, 0
     for first in range(0, min(len(ids) - _WINDOW + 1, windows * _WINDOW), _WINDOW):
         for at in range(first + _WINDOW // 2, first + _WINDOW):
@@ -141,7 +142,7 @@ def llama_log_loss(url: str, ids: Sequence[int], windows: int) -> tuple[float, i
 
 
 def llama_logprob(url: str, before: Sequence[int], token: int, most: int) -> float:
-    """The log-probability of a token, which is among the `most` likely ones, or among all."""
+    """The log-probability of a token, searched among the `most` likely ones, then among 100 times as many."""
     asked = {"prompt": list(before), "n_predict": 1, "n_probs": most, "cache_prompt": True}
     request = Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=600) as answer:

@@ -4,14 +4,15 @@
         [--seed 0] [--output FILE.json]
     python -m benchmarks.lossless_families --families llama,qwen3moe --dtypes int4,Q4_0,Q4_K,awq,gptq-zeros
 
-`--dtypes` are precisions, GGML's types of GGUF files (of a Llama and a Qwen3-MoE) and layouts of integers in
-checkpoints (`tests/quantized.py`). What FILE.json holds already isn't run again.
+`--dtypes` takes precisions, GGML types of GGUF files (for a Llama and a Qwen3-MoE) and integer layouts of checkpoints
+(`tests/quantized.py`).
 
-Every prompt is answered by plain decoding alone, then with others in a random setting (a seed gives the same ones
-everywhere): drafter, tree, batch of 1 to 16, chunks of prompts, limits of the cache. Equality is promised in float32
-and wherever passes are native (docs/lossless.md); exits with 1 where an answer differs that shouldn't. Where it isn't
-promised, differences are counted, and how many of them are near-ties. In float32 some prompts are also continued by
-transformers' own `generate`, greedily. A file with cells of this seed and limit is added to. No speed is measured.
+Every prompt is answered by plain decoding alone, then with others in a random setting: drafter, tree, batch of 1 to 16,
+prefill chunk, cache limit. A seed gives the same settings on every machine. Equality is promised in float32 and
+wherever passes are native (docs/lossless.md); exits with 1 if an answer there differs. Where it isn't promised,
+differences and near-ties among them are counted. In float32, some prompts are also continued greedily by transformers'
+`generate`. Results are added to a FILE.json of the same seed and limit; those in it aren't computed again. No speed is
+measured.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 """Options of `load_target` for a float checkpoint."""
 FORMATS = (*GGML, *quantized.INTEGERS)
-"""Formats of files whose weights stay packed."""
+"""File formats with weights that stay packed."""
 _GGUF = {"llama": gguf_models.write_llama, "qwen3moe": gguf_models.write_moe}
 _SHARED = {"embedding": "shared", "head": "shared"}
 _REDUCED = {"draft_vocab_size": 200}
@@ -73,7 +74,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
 """Kind and settings of random draft networks."""
 PLAIN, ORACLE = "none", "often right"
 ROW = 256
-"""Columns that a row of a tight cache has at least."""
+"""Minimum number of columns per row of a tight cache."""
 GRAMMARS = (
     GrammarSpec("regex", r"[0-9]{1,3}(\.[0-9]{1,3}){3}( +[a-z]+)*"),
     GrammarSpec("choice", json.dumps(["return a", "return b", "return", "a + b"])),
@@ -83,22 +84,22 @@ GRAMMARS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How some requests are answered together."""
+    """How requests are answered together."""
 
     drafter: str
     """A name in `DRAFTERS`, the oracle, or none: plain decoding in a batch."""
     tree: str
-    """As `--tree` takes it; `auto:COST` is the controller where a token costs that share of a pass."""
+    """A value of `--tree`; `auto:COST` is the controller if each further token costs that share of a pass."""
     coupled: bool
     batch_size: int
     prefill_chunk: int
     prefix_tokens: int
     cached_tokens: int | None
-    """The limit of the cache, recurrent states aside; a tight one preempts sequences."""
+    """The cache limit, without recurrent states; a tight limit preempts sequences."""
 
 
 def random_setting(rng: Random) -> Setting:
-    """One drafter, tree and batch size of all there are."""
+    """A random drafter, tree, batch size and set of limits."""
     batch = rng.randint(1, 16)
     return Setting(
         drafter=rng.choice([PLAIN, *DRAFTERS, *[ORACLE] * 4]),
@@ -112,7 +113,7 @@ def random_setting(rng: Random) -> Setting:
 
 
 def random_tree(rng: Random) -> str:
-    """A chain, a static, dynamic or shared tree of random size, or the controller's choice of each round."""
+    """A chain, a static, dynamic or shared tree of random size, or the controller's choice in each round."""
     depth, width = rng.randint(1, 7), rng.randint(1, 6)
     nodes, threshold = rng.randint(1, 30), rng.choice(["", ",0.02", ",0.1"])
     return rng.choice(
@@ -127,7 +128,7 @@ def random_tree(rng: Random) -> str:
 
 
 def random_requests(rng: Random, count: int, vocabulary: int) -> list[Request]:
-    """Requests with prompts of 1 to 60 tokens, many of which begin alike, greedy or sampled in all ways there are."""
+    """Requests with prompts of 1 to 60 tokens, many with a common prefix, and random sampling parameters."""
     beginning = [rng.randrange(3, vocabulary) for _ in range(30)]
     made = []
     for index in range(count):
@@ -166,7 +167,7 @@ def _sometimes(rng: Random, share: float, value: T, otherwise: T) -> T:
 
 
 def save_family(family: str, precision: str, folder: Path, seed: int) -> Path:
-    """A random model of an architecture whose vocabulary is the tokenizer's, saved as users have it."""
+    """Save a random model of an architecture with the tokenizer's vocabulary, in the form that users have."""
     fitting = tiny.fitting_recurrent if family in _RECURRENT else tiny.fitting
     sizes = {**fitting(family), "vocab_size": len(pairs.tokenizer())}
     if precision in GGML:
@@ -190,7 +191,7 @@ class Bench:
 
     @classmethod
     def load(cls, folder: Path, precision: str, seed: int) -> Bench:
-        """The model of a folder, and a random network of every sort in `DRAFTERS`, laid out as `load_drafter` does."""
+        """Load a folder's model, and a random network for each of `DRAFTERS`, prepacked as `load_drafter` does."""
         target = load_target(folder, device="cpu", **PRECISIONS.get(precision, {"dtype": "auto"}))
         layout = drafter_layout(target)
         networks = {}
@@ -206,11 +207,11 @@ class Bench:
         return cls(target, networks)
 
     def alone(self, requests: Sequence[Request]) -> list[Completion]:
-        """Plain answers, each request by itself."""
+        """Plain answers, one request at a time."""
         return Engine(self.target, pairs.tokenizer()).generate(requests)
 
     def together(self, requests: Sequence[Request], setting: Setting, plain: Sequence[Completion]) -> list[Completion]:
-        """The answers as a `setting` has them; the oracle knows the `plain` ones."""
+        """Answers under a `setting`; the oracle knows the `plain` answers."""
         controller = speculation = None
         if setting.drafter != PLAIN:
             cost = setting.tree.removeprefix("auto:")
@@ -228,7 +229,7 @@ class Bench:
         return engine.generate(requests)
 
     def differs_from_transformers(self, requests: Sequence[Request]) -> int:
-        """How many of the requests' prompts plain decoding continues otherwise than `generate` does, greedily."""
+        """Number of the requests' prompts that greedy plain decoding continues differently from `generate`."""
         params = SamplingParams(max_tokens=16, ignore_eos=True)
         done = Engine(self.target).generate([Request(request.prompt, params) for request in requests])
         model, most = self.target.model, params.max_tokens
@@ -236,10 +237,10 @@ class Bench:
         return sum(one.token_ids != other for one, other in zip(done, expected, strict=True))
 
     def _cached_tokens(self, setting: Setting) -> int | None:
-        """The setting's limit, with room for as many rows' recurrent states."""
+        """The setting's limit plus room for its rows' recurrent states."""
         if setting.cached_tokens is None:
             return None
-        copies = 2 if setting.prefix_tokens else 1  # of a row's states, for others that begin alike
+        copies = 2 if setting.prefix_tokens else 1  # the prefix cache keeps one of each row's states
         states = copies * state_columns(self.target.allocate(0))
         return setting.cached_tokens + setting.cached_tokens // ROW * states
 
@@ -252,7 +253,7 @@ class Bench:
 
 
 class Oracle(tiny.OracleDrafter):
-    """Proposes the plain answers among wrong tokens, and only wrong ones after an answer that differs."""
+    """Drafts the plain answers among wrong tokens; after an answer differs, only wrong tokens."""
 
     def _ahead(self, slot: int) -> list[int] | None:
         known = self._tokens[slot]
@@ -261,10 +262,10 @@ class Oracle(tiny.OracleDrafter):
 
 
 class Simulated(Controller):
-    """The controller of `--tree auto`, told made-up times, so that it plans the same rounds everywhere."""
+    """The controller of `--tree auto` with made-up times, so that it plans the same rounds on every machine."""
 
     def __init__(self, token: float) -> None:
-        """A pass lasts 1 second, and `token` more for every token beyond the first."""
+        """A pass takes 1 second, plus `token` seconds for every token after the first."""
         nothing, little = (Curve(sizes=(1.0,), seconds=(seconds,)) for seconds in (0.0, 0.001))
         self._pass = Curve(sizes=(1.0, 256.0), seconds=(1.0, 1.0 + 255 * token))
         table = CostTable(
@@ -285,7 +286,7 @@ class Simulated(Controller):
 
 
 Progress = Callable[[str, int, int | None], None]
-"""Told a stage, answers done, and answers in all."""
+"""Called with the stage, the number of answers done, and their total."""
 
 
 @dataclass
@@ -297,20 +298,20 @@ class Cell:
     native: bool
     """Whether the target's passes are native."""
     packed_linears: int
-    """Layers whose weights have 4 or 8 bits."""
+    """Number of linears with 4-bit or 8-bit weights."""
     answers: int = 0
     tokens: int = 0
     equal: int = 0
     near_ties: int = 0
-    """Answers that differ where two tokens score alike but for rounding."""
+    """Answers that differ at a token where the two candidates score the same up to rounding."""
     generated: int = 0
     not_generated: int = 0
-    """Prompts that `generate` continued greedily, too, and those that plain decoding continues otherwise."""
+    """Prompts also continued greedily by `generate`, and those that plain decoding continues differently."""
     accept_length: float = 0.0
     logprob_gap: float = 0.0
-    """The largest difference of an emitted token's log-probability, of equal answers that have them."""
+    """The largest difference of an emitted token's log-probability, over equal answers that report them."""
     first: dict[str, Any] | None = None
-    """The first difference: all that is needed to see it again."""
+    """The first difference, with everything needed to reproduce it."""
 
     @property
     def promised(self) -> bool:
@@ -319,12 +320,12 @@ class Cell:
 
     @property
     def broken(self) -> bool:
-        """Whether an answer differs that shouldn't."""
+        """Whether an answer differs although equality is promised."""
         return (self.promised and self.equal < self.answers) or self.not_generated > 0
 
 
 def groups(rng: Random, requests: Sequence[Request]) -> Iterator[tuple[Setting, Sequence[Request]]]:
-    """Cut requests into groups of random settings, each with one to two batches of them."""
+    """Cut requests into groups of one to two batches, each with a random setting."""
     done = 0
     while done < len(requests):
         setting = random_setting(rng)
@@ -353,7 +354,7 @@ def run_cell(bench: Bench, family: str, precision: str, limit: int, seed: int, p
 
 
 def compare(cell: Cell, bench: Bench, setting: Setting, request: Request, plain: Completion, other: Completion) -> None:
-    """Count an answer."""
+    """Compare an answer with plain decoding's and count the result."""
     cell.answers += 1
     at = first_difference(plain.token_ids, other.token_ids)
     if at is None and plain.finish_reason == other.finish_reason:
@@ -370,7 +371,7 @@ def compare(cell: Cell, bench: Bench, setting: Setting, request: Request, plain:
 
 
 def difference(bench: Bench, request: Request, plain: Completion, other: Completion, at: int) -> dict[str, Any]:
-    """Where two answers differ, and the gap between the two tokens there; a grammar's scores are not recomputed."""
+    """Where two answers differ, and the gap between the two tokens there, which isn't computed under a grammar."""
     left, right = (done.token_ids[at] if at < len(done.token_ids) else None for done in (plain, other))
     gap = tolerance = None
     if request.grammar is None:
@@ -403,7 +404,7 @@ def describe(cell: Cell) -> str:
 
 
 def read_cells(path: Path, seed: int, limit: int) -> list[Cell]:
-    """The cells of a file; none if there is no file, or if it is of another seed or limit."""
+    """The cells of a file; none if there is no file, or if it has another seed or limit."""
     if not path.exists():
         return []
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -417,7 +418,7 @@ FAMILIES = (*tiny.ARCHITECTURES, *tiny.NATIVE_ONLY, *_RECURRENT)
 
 
 def names(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """A parser of names with commas between them, all of which must be `known`."""
+    """A parser of comma-separated names, which must all be `known`."""
 
     def parse(text: str) -> list[str]:
         if unknown := [name for name in text.split(",") if name not in known]:
@@ -432,9 +433,9 @@ def main(
     *,
     families: Annotated[list[str], "all by default", names(FAMILIES)] = list(FAMILIES),  # noqa: B006
     dtypes: Annotated[list[str], "all that run on this machine", names([*PRECISIONS, *FORMATS])] = list(PRECISIONS),  # noqa: B006
-    limit: Annotated[int, "answers for each family and precision"] = 500,
+    limit: Annotated[int, "answers per family and precision"] = 500,
     seed: int = 0,
-    output: Annotated[Path | None, "written after each family and precision; what it has isn't done again"] = None,
+    output: Annotated[Path | None, "written after each family and precision; its results aren't computed again"] = None,
 ) -> int:
     logging.disable_progress_bar()
     wanted = [name for name in dtypes if name in ("float32", "bfloat16") or kernels() is not None]

@@ -1,16 +1,17 @@
-"""Whether native passes that are accepted at load are their modules', layer by layer, and every refusal by name.
+"""Compare native passes accepted at load with the modules, layer by layer, and list every refusal by name.
 
     python -m benchmarks.native_layers [--only exaone4,ministral3] [--turns 2] [--minutes 20] [--output FILE.json]
 
-Random models of every type that can be a target, with hybrid layer patterns, at four scales of their weights and two
-hidden sizes, in float32 and bfloat16, every number of the config small enough to be crossed by prompts of 600 tokens. A
-turn tries each type in one of the sixteen ways; two in a row differ in scale, size and dtype, and sixteen turns are
-all. What the output file has is not tried again. What the load trial accepts is compared with an untouched copy of the
-model that transformers runs with masks of its own, and with that in float64: each layer on the states that the native
-pass gave it, and every token of greedy answers. A layer may be as far from float64 as rounding may take it, by the rule
-of the load trial (`targets/roundings.py`); how far the modules are is noted beside. A token may be another than the
-modules' where these have two so close to each other. Exits with 1 where something is farther. Distances are seldom
-small parts of what is allowed, as no more is drawn once all are within it.
+Random models of every type that can be a target, with hybrid layer patterns, at four weight scales and two hidden
+sizes, in float32 and bfloat16. Limits in the config, such as windows, are small enough for prompts of 600 tokens to
+exceed them. Each turn tries each type in one of the sixteen ways; consecutive turns differ in scale, size and dtype,
+and sixteen turns cover all. Models in the output file are not tried again.
+
+Models that the load trial accepts are compared with an untouched copy that transformers runs with its own masks, and
+with that copy in float64: each layer on the states that the native pass gave it, and every token of greedy answers. A
+layer may be as far from float64 as rounding allows by the load trial's rule (`targets/roundings.py`); the distance of
+the modules is recorded too. A token may differ from the modules' token where rounding may swap the two. Exits with 1
+if anything is farther. Distances are seldom a small part of what is allowed: drawing stops once all are within it.
 
 Shapes: T tokens, H hidden size, V vocabulary.
 """
@@ -56,7 +57,7 @@ _NARROW = (torch.float32, torch.bfloat16)
 
 
 class Widely(TorchFunctionMode):
-    """Within it float64 is what functions of torch are given where they are asked for a narrower dtype."""
+    """Makes torch functions that are asked for a narrower dtype use float64."""
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
@@ -68,20 +69,20 @@ class Widely(TorchFunctionMode):
 
 
 class ExactModel:
-    """A copy of a model in float64. Its layers get the RoPE tables that the model itself makes, in its precision."""
+    """A copy of a model in float64. Its layers get the RoPE tables that the original computes, in its precision."""
 
     def __init__(self, model: Any, layers: int) -> None:
         self.model = copy.deepcopy(model).double()
-        self.model.set_experts_implementation("eager")  # the other is for narrower dtypes
+        self.model.set_experts_implementation("eager")  # the others support only narrower dtypes
         self.layers = decoder_layers(self.model, layers)
 
     def layer(self, index: int, call: LayerCall, states: Tensor) -> Tensor:
-        """What a layer makes of states [T, H], called as the model calls it."""
+        """The output of a layer for states [T, H], called as the model calls it."""
         with Widely():
             return call.run(self.layers[index], states.double())
 
     def logits(self, tokens: Tensor, calls: Sequence[LayerCall]) -> Tensor:
-        """The logits [T, V] of tokens [1, T] for which the model calls its layers so."""
+        """The logits [T, V] of tokens [1, T], for which the original model made `calls`."""
 
         def as_called(layer: nn.Module, args: Any, kwargs: Any) -> Any:
             return calls[order[layer]].given(LayerCall(args, kwargs).states)
@@ -106,12 +107,12 @@ SMALL = {
     "original_max_position_embeddings": 64,
     "sliding_window": 16,
 }
-"""What replaces `SIZES`, so that prompts cross it."""
+"""Replaces values of `SIZES`, so that prompts exceed these limits."""
 
 
 @dataclass
 class Row:
-    """What became of one random model."""
+    """The result of one random model."""
 
     kind: str
     scale: float
@@ -120,25 +121,25 @@ class Row:
     result: str = UNTRIED
     reason: str = ""
     apart: float = 0.0
-    """The greatest distance of a native layer from float64, in parts of what rounding allows."""
+    """The greatest distance of a native layer from float64, as a multiple of what rounding allows."""
     modules_apart: float = 0.0
-    """That of a layer of the modules."""
+    """The same for the modules' layers."""
     ratio: float = 0.0
-    """The median of the tokens' distances of native layers from float64, in parts of those of modules."""
+    """Distance of native layers from float64 over that of the modules: the median over tokens, of the worst layer."""
     tokens: int = 0
-    """Number of tokens of answers."""
+    """Number of tokens in answers."""
     parted: int = 0
-    """Number of those that aren't the modules' first."""
+    """Number of tokens that aren't the modules' argmax."""
     answers_apart: float = 0.0
-    """How far the farthest of those is below the modules' first, in parts of what rounding allows."""
+    """How far the farthest of them is below the modules' argmax, as a multiple of what rounding allows."""
     parted_from_exact: int = 0
-    """Number of tokens that aren't float64's first."""
+    """Number of tokens that aren't float64's argmax."""
     modules_parted_from_exact: int = 0
-    """Number of tokens of which the modules' first isn't float64's."""
+    """Number of tokens at which the modules' argmax isn't float64's."""
 
 
 class Reasons(logging.Handler):
-    """Keeps what the log of eyas says."""
+    """Keeps the messages that eyas logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -149,7 +150,7 @@ class Reasons(logging.Handler):
 
 
 def small_config(kind: str, hidden: int) -> Any:
-    """The config of a type, in which every number is small."""
+    """The config of a type, with every size and limit small."""
     sizes = {"hidden_size": hidden, "n_embd": hidden, "d_model": hidden, **SMALL}
     before = {name: SIZES[name] for name in sizes}
     SIZES.update(sizes)
@@ -165,7 +166,7 @@ def small_config(kind: str, hidden: int) -> Any:
 
 
 def tried(row: Row, dtype: torch.dtype) -> Row:
-    """Make a model, load it as a target with native weights, and compare what is accepted."""
+    """Make a model, load it as a target with native weights, and compare it if it is accepted."""
     said = Reasons()
     log = logging.getLogger("eyas")
     log.addHandler(said)
@@ -199,7 +200,7 @@ def tried(row: Row, dtype: torch.dtype) -> Row:
 
 @torch.inference_mode()
 def compare(row: Row, target: Target, stock: Any) -> None:
-    """Compare a target's native passes with an untouched copy of its model, and note what was found."""
+    """Compare a target's native passes with an untouched copy of its model, and record the result."""
     row.result, layers, exact = NATIVE, decoder_layers(stock, target.num_layers), ExactModel(stock, target.num_layers)
     ratios = list[float]()
     for length in LENGTHS:
@@ -223,7 +224,7 @@ def compare(row: Row, target: Target, stock: Any) -> None:
 
 
 def answer(row: Row, target: Target, stock: Any, exact: ExactModel, prompt: torch.Tensor) -> None:
-    """Compare each token of a native answer to a prompt [1, T] with what the modules say after the tokens before it."""
+    """Compare each token of a native answer to a prompt [1, T] with the modules' logits after the tokens before it."""
     params = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
     said = torch.tensor(Engine(target).generate([Request(tuple(prompt[0].tolist()), params)])[0].token_ids)
     tokens, first = torch.cat((prompt[0], said[:-1])).unsqueeze(0), prompt.shape[1] - 1
@@ -247,7 +248,7 @@ def answer(row: Row, target: Target, stock: Any, exact: ExactModel, prompt: torc
 
 
 def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[LayerCall], torch.Tensor]:
-    """How transformers calls each layer for tokens [1, T] with masks of its own, and the logits [T, V]."""
+    """How transformers calls each layer for tokens [1, T] with its own masks, and the logits [T, V]."""
     calls = list[LayerCall]()
 
     def keep(_layer: Any, args: Any, kwargs: Any) -> None:
@@ -261,7 +262,7 @@ def stock_calls(stock: Any, layers: Any, tokens: torch.Tensor) -> tuple[list[Lay
 
 
 def rows(kinds: Sequence[str], turns: int) -> Iterator[tuple[Row, torch.dtype]]:
-    """A way of trying each type, then another one, in another order of scales for each."""
+    """In each turn, one way of trying each type; neighboring types start at different scales."""
     for turn, (place, kind) in product(range(turns), enumerate(kinds)):
         fours, step = divmod(turn, len(SCALES))
         scale = SCALES[(place + step) % len(SCALES)]
@@ -279,7 +280,7 @@ def tried_before(output: Path | None) -> list[Row]:
 
 
 def findings(done: Sequence[Row]) -> dict[str, Any]:
-    """What the output file says."""
+    """The contents of the output file."""
     counts = Counter(row.result for row in done)
     native = [row for row in done if row.result in (NATIVE, DIFFERS)]
     return {
@@ -302,9 +303,9 @@ def findings(done: Sequence[Row]) -> dict[str, Any]:
 @script
 def main(
     *,
-    only: Annotated[str | None, "model types with commas between them"] = None,
+    only: Annotated[str | None, "comma-separated model types"] = None,
     turns: Annotated[int, "in how many of the sixteen ways each type is tried"] = 16,
-    minutes: Annotated[float, "how long it may take; what is left is left out"] = 60.0,
+    minutes: Annotated[float, "time limit; models not reached are left out"] = 60.0,
     output: Output = None,
 ) -> int:
     kinds = only.split(",") if only else [kind for kind in REGISTERED if not isinstance(SPECIAL.get(kind), str)]

@@ -1,11 +1,11 @@
-"""Step time (forward and backward) and peak memory of eyas's objective against it as one would first write it.
+"""Step time (forward and backward) and peak memory of eyas's objective against a straightforward implementation.
 
-There keys of all steps are concatenated under a full mask per step, every position is computed at every step, and
-logits of teacher and drafter are made for all positions at once.
+The plain side concatenates the keys of all steps under a full mask per step, computes every position at every step,
+and makes the logits of teacher and drafter for all positions together.
 
-Both sides see the same chats, of which the first third or so is prompt (a fifth to almost a half). Loss and gradients
-are compared first. Times are medians of interleaved runs in one process, with the ratios of runs in the same turn;
-memory is what a fresh process's resident set grows by, at its highest, over two steps, gradients included.
+Both sides see the same chats, about a third of which is prompt (a fifth to almost a half). Loss and gradients are
+compared first. Times are medians of interleaved runs in one process, with the ratios of runs in the same turn. Memory
+is the peak growth of a fresh process's resident set over two steps, gradients included.
 
     python -m benchmarks.objective [--bf16] --output FILE.json
 
@@ -38,19 +38,19 @@ from eyas.train.loss.objective import DraftObjective
 
 WIDTH, VOCAB, DRAFT = 512, 4096, 1024
 PROMPTS = (0.33, 0.21, 0.45, 0.33, 0.27, 0.39, 0.24, 0.42)
-"""The parts of chats that are prompts."""
+"""The share of each chat that is prompt."""
 Side = Literal["eyas", "plain"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and on what."""
+    """The batch and precision of a training step."""
 
     chats: int
     length: int
-    """Tokens of a chat."""
+    """Tokens per chat."""
     bf16: bool
-    """Under bfloat16 autocast."""
+    """Whether it runs under bfloat16 autocast."""
     prompts: bool
 
 
@@ -83,7 +83,7 @@ def plain_loss(
     steps: int,
     decay: float,
 ) -> Tensor:
-    """Summed loss [] of a batch."""
+    """The summed loss [] of a batch, written plainly."""
     width = batch.tokens.shape[1]
     with torch.no_grad():
         logits = head(batch.final).float()  # [B, S, V]
@@ -103,7 +103,7 @@ def plain_loss(
 
 
 def fresh_network() -> Eagle3Network:
-    """A drafter with three taps, its embedding frozen."""
+    """A drafter with three taps and a frozen embedding."""
     network = Eagle3Network(
         Eagle3Config(
             hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_attention_heads=8, num_key_value_heads=4, head_dim=64,
@@ -156,7 +156,7 @@ def difference(case: Case) -> dict[str, float]:
 
 
 def times(case: Case, repeats: int) -> dict[str, Any]:
-    """Median seconds of each side, in turns, and eyas's share of the other's."""
+    """Median seconds of each side, measured in turns, and the ratio of eyas to the plain side."""
     network, sides = build(case)
     found = interleave(
         {side: partial(seconds_of, partial(step, network, loss)) for side, loss in sides.items()}, repeats
@@ -167,11 +167,11 @@ def times(case: Case, repeats: int) -> dict[str, Any]:
 
 
 def growth(side: Side, case: Case, threads: int) -> float:
-    """MiB that this process grows by over two steps."""
+    """MiB by which this process grows at most over two steps."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     network, sides = build(case)
-    torch.optim.SGD(network.parameters())  # loads what optimizers load, as every training does: sympy and more
+    torch.optim.SGD(network.parameters())  # imports what optimizers need (sympy and more), as every training does
     before = resident("VmRSS")
     for _ in range(2):
         step(network, sides[side])
@@ -179,13 +179,13 @@ def growth(side: Side, case: Case, threads: int) -> float:
 
 
 def resident(field: str) -> float:
-    """MiB of this process's resident set: now (VmRSS) or at most so far (VmHWM)."""
+    """MiB of this process's resident set: current (VmRSS) or peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def memory(case: Case) -> dict[str, float]:
-    """`growth` of each side in a process of its own, and eyas's share of the other's."""
+    """`growth` of each side in a fresh process, and the ratio of eyas to the plain side."""
     found = {}
     for side in get_args(Side):
         with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
@@ -197,11 +197,11 @@ def memory(case: Case) -> dict[str, float]:
 def main(
     *,
     chats: Sequence[int] = (1, 2, 4),
-    length: Annotated[int, "tokens of a chat"] = 512,
+    length: Annotated[int, "tokens per chat"] = 512,
     repeats: int = 7,
     threads: int = 2,
-    bf16: Annotated[bool, "only this type, instead of both"] = False,
-    no_prompts: Annotated[bool, "every token is an answer token"] = False,
+    bf16: Annotated[bool, "only bfloat16, instead of both precisions"] = False,
+    no_prompts: Annotated[bool, "make every token an answer token"] = False,
     output: Output = None,
 ) -> None:
     torch.set_num_threads(threads)

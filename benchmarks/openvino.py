@@ -1,16 +1,16 @@
-"""eyas and OpenVINO GenAI on one pair: greedy answers of one sequence, all sides loaded, prompts going round.
+"""eyas and OpenVINO GenAI on one pair: greedy answers to one prompt at a time, all sides loaded and taking turns.
 
     python -m benchmarks.openvino PAIR --prompts EVAL --python OV/bin/python --target OV_TARGET --drafter OV_DRAFTER
 
-PAIR is a folder of `heavy_pair.py`. OpenVINO has an environment of its own (`pip install openvino-genai optimum-intel`)
-and reads what optimum-intel makes of the pair:
+PAIR is a folder written by `heavy_pair.py`. OpenVINO needs an environment of its own (`pip install openvino-genai
+optimum-intel`) and reads the pair as exported by optimum-intel:
 
     optimum-cli export openvino --model PAIR/target --task text-generation-with-past --weight-format fp16 OV_TARGET
     optimum-cli export openvino --model PAIR/drafter --task text-generation-with-past --trust-remote-code OV_DRAFTER
 
-For int8 and int4 (`--quantize`, ours) the target's weight format is int8 or int4. The drafter's export imports a module
-that names `diffusers` and `einops`; neither is needed for it. Its taps must be those that OpenVINO takes: 2, half of
-the layers, and the last but two.
+For eyas's `--quantize int8` or `int4`, export the target with the same weight format. The drafter's export imports a
+module that mentions `diffusers` and `einops`, but needs neither. The drafter must have the taps that OpenVINO uses: 2,
+half of the layers, and the number of layers minus 3.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WORKER = Path(__file__).parent / "engines" / "inside" / "openvino_worker.py"
 
 
 class Timed(NamedTuple):
-    """An answer's tokens, its seconds, and how many of them went by before its first token."""
+    """An answer's tokens, its seconds, and the seconds to its first token."""
 
     tokens: list[int]
     seconds: float
@@ -46,7 +46,7 @@ class Timed(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """Tokens per second, reading of the prompt included."""
+        """Tokens per second, prefill included."""
         return len(self.tokens) / self.seconds
 
 
@@ -54,7 +54,7 @@ Side = Callable[[Sequence[int], int], Timed]
 
 
 def openvino(python: Path, target: Path, drafter: Path, chain: int) -> Side:
-    """OpenVINO with chains of `chain` draft tokens; 0 = plain."""
+    """OpenVINO with chains of `chain` draft tokens; 0 is plain decoding."""
     worker = subprocess.Popen(
         [str(python), str(WORKER), str(target), str(drafter), str(chain)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -76,7 +76,7 @@ def openvino(python: Path, target: Path, drafter: Path, chain: int) -> Side:
     def ask(prompt: Sequence[int], tokens: int) -> Timed:
         written.write(json.dumps({"prompt": list(prompt), "tokens": tokens}) + "\n")
         written.flush()
-        answer = line()  # with counts, too, where it drafts
+        answer = line()  # also has counts if it drafts
         return Timed(answer["tokens"], answer["seconds"], answer["first"])
 
     return ask

@@ -1,4 +1,4 @@
-"""Pages with a part that a script makes: what stands between two marks is replaced, the rest stays as it is."""
+"""Pages with a generated part: the text between two marks is replaced, the rest stays as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eyas.errors import DataError
 
 
 def insert(page: str, marks: tuple[str, str], made: str) -> str:
-    """The page with what is between its marks replaced. DataError if it doesn't have them."""
+    """The page with the text between its marks replaced. DataError if a mark is missing."""
     begin, end = marks
     before, begins, rest = page.partition(begin)
     _, ends, after = rest.partition(end)
@@ -18,6 +18,6 @@ def insert(page: str, marks: tuple[str, str], made: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
+    """A Markdown table."""
     first, *others = ("| " + " | ".join(row) + " |" for row in (head, *rows))
     return "\n".join((first, "|" + "---|" * len(head), *others))

@@ -1,10 +1,10 @@
 """Plain decoding against `transformers.generate`: same weights, same dtype, same prompts, taking turns in one process.
 
-With `--quantize` and `--draft-model` also the quantised target, and trees of automatic size for each. Prompts are
-random tokens, or the first of `--prompt-file`. MODEL is a target as everywhere (a GGUF file is read and dequantised by
-transformers itself for its side), `random-moe`, `random-gpt-oss` or `random-deepseek`, mixtures of experts,
-`random-neox` or `random-gpt2`, which have the sizes of Pythia-410M and GPT-2 medium, or a hybrid, `random-delta`,
-`random-mamba` or `random-conv`; these are random.
+`--quantize` adds the quantized target, `--draft-model` adds trees of automatic size for each target. Prompts are random
+tokens, or the first of `--prompt-file`. MODEL is any target (transformers reads and dequantizes a GGUF file itself), or
+a random model: a mixture of experts (`random-moe`, `random-gpt-oss`, `random-deepseek`), a model of the size of
+Pythia-410M (`random-neox`) or GPT-2 medium (`random-gpt2`), or a hybrid (`random-delta`, `random-mamba`,
+`random-conv`).
 
     python -m benchmarks.plain_decoding MODEL [--dtype bfloat16 float32] [--tokens 64] [--repeats 5] [--batch 1]
         [--quantize int8] [--draft-model DRAFTER --prompt-file EVAL/gsm8k.jsonl]
@@ -82,26 +82,26 @@ RANDOM: dict[str, Any] = {
         layer_types=(["conv"] * 3 + ["full_attention"]) * 6,
     ),
 }  # fmt: skip
-"""By what stands for them in place of a folder: mixtures of experts (about 950M parameters), older dense models, and
-hybrids of some 0.4B, every fourth layer of which attends."""
+"""Configs by the name given as MODEL: mixtures of experts (about 950M parameters), older dense models, and hybrids of
+about 0.4B parameters with attention in every fourth layer."""
 
 
 def random_model(name: str, folder: str) -> str:
     """Save the random model of a name in a folder; returns the folder.
 
-    Its routers tell experts apart, as trained ones do: else every rounding would choose others.
+    Routers are scaled to separate experts as trained ones do: otherwise any rounding would change the choice.
     """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(RANDOM[name], dtype=torch.bfloat16)
     for name, router in model.named_modules():
-        if name.endswith((".router", "mlp.gate")):  # sigmoids of large scores would all be 1
+        if name.endswith((".router", "mlp.gate")):  # with 50, the sigmoids of scores would all be 1
             router.weight.data *= 5.0 if hasattr(router, "e_score_correction_bias") else 50.0
     model.save_pretrained(folder)
     return folder
 
 
 def transformers_rate(model: Any, prompts: torch.Tensor, tokens: int) -> float:
-    """Tokens per second of decoding: the time of one token (prefill) is taken off the time of `tokens`."""
+    """Tokens per second of decoding: the time of one token (prefill) is subtracted from the time of `tokens`."""
     seconds = []
     for count in (1, tokens):
         began = time.perf_counter()
@@ -112,14 +112,14 @@ def transformers_rate(model: Any, prompts: torch.Tensor, tokens: int) -> float:
 
 
 def eyas_rate(engine: eyas.Engine, prompts: torch.Tensor, tokens: int) -> float:
-    """Tokens per second of decoding, by the engine's own counter."""
+    """Tokens per second of decoding, by the engine's counters."""
     params = eyas.SamplingParams(max_tokens=tokens, ignore_eos=True)
     done = engine.generate([eyas.Request(tuple(row), params) for row in prompts.tolist()])
     return sum(c.stats.tokens for c in done) / max(c.stats.decode_seconds for c in done)
 
 
 def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tensor:
-    """[count, n] equally long prompts: random tokens, or the first prompts of a file, cut to the shortest."""
+    """Prompts of equal length [count, n]: random tokens, or the first prompts of a file, cut to the shortest."""
     if path is None:
         torch.manual_seed(0)
         return torch.randint(5, engine.target.vocab_size, (count, 64))
@@ -137,7 +137,7 @@ def prompts_of(engine: eyas.Engine, path: Path | None, count: int) -> torch.Tens
 def engines_of(
     model: str, dtype: str, batch: int, quantize: str | None, draft_model: str | None
 ) -> dict[str, eyas.Engine]:
-    """Our sides: the plain one first, then those with 8-bit weights and with a drafter, where asked for."""
+    """Engines of eyas: the plain one first, then, if requested, those with quantized weights and with a drafter."""
     return {
         " ".join(["eyas", *([weights] if weights else []), *(["auto"] if drafter else [])]): eyas.load(
             model, drafter, tree="auto" if drafter else None, dtype=dtype, batch_size=batch, quantize=weights
@@ -175,7 +175,7 @@ def main(
 
 
 def ratios(rates: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What each side's tokens per second say of one dtype."""
+    """The sides' tokens per second and their ratios, for one dtype."""
     others = [name for name in rates if name not in ("transformers", "eyas")]
     return {
         "tokens_per_second": {name: round(median(values), 2) for name, values in rates.items()},

@@ -1,8 +1,8 @@
-"""The tables of docs/results.md, made of what eyas's verbs wrote with `--output`; the page names the commands.
+"""The tables of docs/results.md, made from files that eyas's verbs wrote with `--output`; the page names the commands.
 
     python -m benchmarks.results_page --page docs/results.md
 
-Each table stands between two marks and is made of the newest results of its name (`PARTS`) in `benchmarks/results/`.
+Each table stands between two marks and is made from the newest results of its name (`PARTS`) in `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from eyas.sweep.trial import format_value, short_key
 
 RESULTS = Path(__file__).parent / "results"
 _TREES = 10
-"""Trees of a table: slower ones are in the JSON."""
+"""Maximum number of trees in a table; slower ones are only in the JSON."""
 Report = Mapping[str, Any]
 
 
 def methods(report: Report) -> str:
-    """What `eyas bench methods` found: speedups with quartiles and accept lengths, then what the methods cost."""
+    """Results of `eyas bench methods`: speedups with quartiles and accept lengths, then the costs of the methods."""
     parts = [*(_heat(report, heat) for heat in report["settings"]["temperatures"]), _costs(report)]
     if report["skipped"]:
         missing = "; ".join(f"{one['name']} ({one['reason']})" for one in report["skipped"])
@@ -37,7 +37,7 @@ def methods(report: Report) -> str:
 def _heat(report: Report, heat: float) -> str:
     lines = {(line["task"], line["method"]): line for line in report["lines"] if line["temperature"] == heat}
     tasks = list(dict.fromkeys(task for task, _ in lines))
-    rows, told = [], all(line["same"] == line["answers"] for line in lines.values())  # then words say so
+    rows, told = [], all(line["same"] == line["answers"] for line in lines.values())  # then a sentence says so
     for name in dict.fromkeys(method for _, method in lines):
         last = lines[tasks[-1], name]
         efficiency = "" if last["efficiency"] is None else f"{last['efficiency']:.2f}"
@@ -64,7 +64,7 @@ def _costs(report: Report) -> str:
 
 
 def trees(report: Report) -> str:
-    """What `eyas bench trees` found of the fastest trees, each with the last pass that it took part in."""
+    """Results of `eyas bench trees` for the fastest trees, each from the last pass it took part in."""
     last: dict[str, tuple[int, Report]] = {}
     for done in report["passes"]:
         last |= {one["name"]: (done["prompts"], one["mean"]) for one in done["candidates"]}
@@ -78,7 +78,7 @@ def trees(report: Report) -> str:
 
 
 def checkpoints(report: Report) -> str:
-    """What `eyas bench checkpoints` found: accept length of every checkpoint on every task, in order of steps."""
+    """Results of `eyas bench checkpoints`: accept length of every checkpoint on every task, in order of steps."""
     found = {one["name"]: one for one in report["ranked"]}
     tasks = list(report["ranked"][0]["tasks"])
     rows = []
@@ -109,7 +109,7 @@ def sweep(report: Report) -> str:
 
 
 def load(report: Report) -> str:
-    """What `eyas bench serve` found, by clients at once."""
+    """Results of `eyas bench serve` by number of concurrent clients."""
     rows, told = [], all(line["same"] == line["compared"] for line in report["lines"])
     for line in report["lines"]:
         ratio = f"{line['ratio_median']:.2f} ({line['ratio_least']:.2f})"
@@ -123,7 +123,7 @@ def load(report: Report) -> str:
 
 
 def accuracy(report: Report) -> str:
-    """What `eyas bench accuracy` found: right answers with and without speculation."""
+    """Results of `eyas bench accuracy`: correct answers with and without speculation."""
     names = list(dict.fromkeys(name for line in report["lines"] for name in line["metrics"]))
     rows = []
     for line in report["lines"]:
@@ -134,7 +134,7 @@ def accuracy(report: Report) -> str:
 
 
 def _score(score: Report | None, problems: int) -> str:
-    """Right answers, and their share with its standard error."""
+    """The number of correct answers, and their share with its standard error."""
     if score is None:
         return ""
     return f"{score['right']} of {problems} ({score['share']:.1%} ± {score['standard_error']:.1%})"
@@ -150,7 +150,7 @@ PARTS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "load": ("smollm2_load", load),
     "accuracy": ("smollm2_accuracy", accuracy),
 }
-"""Part of the page -> the results' name and what makes a table of them."""
+"""Part of the page -> the name of its results and the function that makes its table."""
 
 
 def setting(report: Report, remark: str) -> str:
@@ -173,18 +173,18 @@ def _place(report: Report) -> str:
 
 
 def newest_of(part: str) -> Path | None:
-    """The newest results of a part that are kept in this repository; None if it was never measured."""
+    """The newest results of a part in this repository; None if it was never measured."""
     found = sorted(RESULTS.glob(f"*/{PARTS[part][0]}.json"), key=lambda path: path.parent.name)
     return found[-1] if found else None
 
 
 def marks(part: str) -> tuple[str, str]:
-    """What a part of the page stands between."""
+    """The marks before and after a part of the page."""
     return f"<!-- results: {part} -->", f"<!-- end of {part} -->"
 
 
 def made(part: str) -> str:
-    """A part of the page that was measured, with the day of its results."""
+    """A measured part of the page, with the date of its results."""
     path = newest_of(part)
     assert path is not None
     return f"{path.parent.name}: {PARTS[part][1](json.loads(path.read_text(encoding='utf-8')))}"

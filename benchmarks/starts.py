@@ -1,9 +1,9 @@
-"""Starts of `eyas generate` in fresh processes: seconds to the first token, and memory beyond the libraries' own.
+"""Startup of `eyas generate` in fresh processes: seconds to the first token, and memory beyond that of the libraries.
 
-Turns alternate between an empty cache (the kernels are there) and a filled one, and between panels mapped (`kept`) and
-laid out anew (`EYAS_KEEP=0`). Memory is what the process has to itself plus its share of what it maps (Pss), less that
-of a process that has imported the same and loaded nothing, beside the size of the target's file. Seconds of a pass, the
-best of 30, show whether mapped panels are read as fast as those in huge pages.
+Each turn starts with an empty cache that has the compiled kernels, then with a filled one whose panels are mapped
+(`kept`), then with panels laid out again (`EYAS_KEEP=0`). Memory is the Pss (private memory plus the share of mapped
+pages) minus the Pss after the imports; the size of the target's file is given for comparison. The best of 30 passes
+shows whether mapped panels are read as fast as panels in huge pages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ print(json.dumps({"first_token": first, "mib": memory, "pass_ms": 1000 * min(tim
 
 
 def start(words: list[str], environment: Mapping[str, str]) -> dict[str, float]:
-    """What a fresh process says of its start."""
+    """Start a fresh process and return its measurements."""
     line = [sys.executable, "-c", _CHILD, repr(time.time()), *words]
     done = subprocess.run(line, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -1,8 +1,8 @@
-"""llama.cpp's converter, also for a byte-level tokenizer it doesn't know; it needs torch, transformers and gguf.
+"""Run llama.cpp's converter, also for byte-level tokenizers it doesn't know; needs torch, transformers and gguf.
 
     python -m benchmarks.to_gguf LLAMA_CPP_SOURCES MODEL [options of convert_hf_to_gguf.py]
 
-The splitting rule of an unknown one is written down as Qwen2's, which is that of the tokenizers that
+The splitting rule of an unknown tokenizer is written as Qwen2's, which is the rule of tokenizers that
 `eyas.train.lm.lm` trains.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 
 
 def _no_sentencepiece(*_: object) -> None:
-    """The converter asks for SentencePiece's files first, and for its package before that."""
+    """Make the converter skip SentencePiece, which it tries first and whose package it would import."""
     raise FileNotFoundError
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sources", type=Path, help="llama.cpp's, with the converter")
+    parser.add_argument("sources", type=Path, help="llama.cpp's sources, with the converter")
     options, rest = parser.parse_known_args()
     sources = options.sources.resolve()
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]

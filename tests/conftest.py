@@ -1,4 +1,4 @@
-"""Settings for the whole suite: no network, one thread a process, no deadlines on a busy machine."""
+"""Settings for the whole suite: no network, one thread per process, no deadlines on a busy machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["EYAS_KEEP"] = "0"  # every model is laid out and tried as if it were the first
-os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start; pytest-xdist runs several of us
+os.environ["EYAS_KEEP"] = "0"  # every model is laid out and tried as at its first load
+os.environ["OMP_NUM_THREADS"] = "1"  # also in processes that tests start; pytest-xdist runs several workers
 
 import pytest
 from hypothesis import settings
@@ -28,7 +28,7 @@ LONG = (
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What imports leave behind stays to the end: the garbage collector needn't look at it again and again."""
+    """Exempt the objects that imports create from garbage collection: they live to the end."""
     gc.disable()
     try:
         return (yield)
@@ -38,13 +38,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests come first, so that no process is still at one when the others have nothing left."""
+    """Run files with long tests first, so that no process is left with one when the others are done."""
     items.sort(key=lambda item: not item.path.as_posix().endswith(LONG))
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_on_one_thread() -> None:
-    """These tensors are too small to share between threads."""
+    """Silence transformers and use one thread: these tensors are too small to share between threads."""
     import torch
     from transformers.utils import logging
 
@@ -54,7 +54,7 @@ def _quiet_on_one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _commands_are_made_once() -> Generator[None, None, None]:
-    """typer's runner turns all verbs into commands at every call, which takes longer than many a verb."""
+    """Cache the commands that typer's runner builds at every call, which takes longer than many verbs."""
     from typer import testing
 
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
-    """A cache directory that nobody else has, where GGUF files are converted to."""
+    """A private cache directory, in which GGUF files are converted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -81,7 +81,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None,
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random target as llama.cpp keeps one."""
+    """A tiny random target as a GGUF file."""
     from tests.gguf_models import write_llama
 
     path = tmp_path_factory.mktemp("models") / "tiny.Q8_0.gguf"

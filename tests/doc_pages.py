@@ -1,4 +1,4 @@
-"""The pages of the documentation taken apart, and the command line in a form that parses and does nothing."""
+"""Parsed pages of the documentation, and a command line that only parses its arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAGES = [
 ]  # fmt: skip
 
 PROGRAMS = ("eyas", "python", "torchrun", "make", "pip", "hf", "curl", "source", "sed")
-"""What an indented line begins with if it is a command."""
+"""First words of indented lines that are commands."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Block:
     page: Path
     line: int
     language: str
-    """Of the fence; empty for indented blocks."""
+    """The fence's language; empty for indented blocks."""
     text: str
 
     def __str__(self) -> str:
@@ -75,13 +75,13 @@ def blocks(page: Path) -> tuple[Block, ...]:
 
 
 def commented_commands(recipe: Path) -> Block:
-    """What a recipe's comments show indented, as they show commands."""
+    """The indented commands in a recipe's comments."""
     lines = [line[1:] for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#     ")]
     return Block(recipe, 1, "bash", textwrap.dedent("\n".join(lines)))
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The words of each command of a block; continued lines and open quotes belong to the command they began in."""
+    """The words of each command of a block; continuation lines and open quotes belong to the command they began in."""
     if block.language not in ("bash", ""):
         return
     if not block.language and not block.text.startswith(PROGRAMS):
@@ -94,7 +94,7 @@ def commands(block: Block) -> Iterator[list[str]]:
             continue
         try:
             words = shlex.split(open_line, comments=True)
-        except ValueError:  # a quotation goes on in the next line
+        except ValueError:  # a quotation continues on the next line
             open_line += "\n"
             continue
         open_line = ""
@@ -116,16 +116,16 @@ def _single(words: list[str]) -> Iterator[list[str]]:
             command.append(word)
 
 
-# The command line: the real options, aliases and checks, with verbs that only look at what they were given.
+# The command line: the real options, aliases and checks, with verbs that only check their arguments.
 
 
 def placeholder(word: str) -> bool:
-    """Whether this stands for a reader's own, such as MODEL, RUN/pick or `...`."""
+    """Whether this is a placeholder for a reader's own value, such as MODEL, RUN/pick or `...`."""
     return word == "..." or bool(re.match(r"[A-Z][A-Z_0-9]+\b", word)) or Path(word).stem.isupper()
 
 
 def _look_at(verb: str, values: dict[str, Any]) -> None:
-    """Check values that a verb reads itself. Raises EyasError."""
+    """Check the values that a verb parses itself. Raises EyasError."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         given |= asdict(value) if is_dataclass(value) and not isinstance(value, type) else {name: value}
@@ -138,13 +138,13 @@ def _look_at(verb: str, values: dict[str, Any]) -> None:
             parse(given[name])
     if verb in ("train", "sweep"):
         name = given["recipe" if verb == "train" else "file"]
-        if placeholder(name) or placeholder(Path(name).name) or name == "sweep.yaml":  # the one that the page shows
+        if placeholder(name) or placeholder(Path(name).name) or name == "sweep.yaml":  # the file that the page shows
             return
         overrides = [each for each in given["overrides"] or () if each != "..."]
         if verb == "sweep":
             load_config(SweepConfig, find_recipe(name, SWEEPS), overrides)
             return
-        if name in GENERAL_RECIPES:  # these leave all three to the reader
+        if name in GENERAL_RECIPES:  # they leave all three of `needs` to the reader
             written = {each.split("=")[0] for each in overrides}
             needs = [f"drafter.{each}" for each in ("target", "store", "output")]
             overrides += [f"{each}=X" for each in needs if each not in written and "..." in given["overrides"]]
@@ -165,7 +165,7 @@ def _only_parsing(name: str, function: Callable[..., int | None]) -> Callable[..
 
 @cache
 def command_line() -> Any:
-    """The `eyas` command, whose verbs do nothing."""
+    """The `eyas` command with verbs that do nothing."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
     for name, function in VERBS.items():
         add_verb(app, name, _only_parsing(name, function))
@@ -177,14 +177,14 @@ def command_line() -> Any:
 
     @app.callback()
     def options(debug: bool = False, version: bool = False) -> None:
-        """Those of `eyas` itself."""
+        """Options of `eyas` itself."""
 
     with files_need_not_exist():
         return typer.main.get_command(app)
 
 
 def parse(words: list[str]) -> str:
-    """Parse the arguments of `eyas`; returns what is wrong with them, or nothing."""
+    """Parse the arguments of `eyas`; returns the error message, or an empty string."""
     said = StringIO()
     with files_need_not_exist(), redirect_stdout(said), redirect_stderr(said):
         try:
@@ -196,7 +196,7 @@ def parse(words: list[str]) -> str:
 
 @contextmanager
 def files_need_not_exist() -> Iterator[None]:
-    """Have options take files that aren't there."""
+    """Let options take files that don't exist."""
     with pytest.MonkeyPatch.context() as patch:
         never = property(lambda _self: False, lambda _self, _value: None)
         patch.setattr(typer.models.ParameterInfo, "exists", never, raising=False)
@@ -204,7 +204,7 @@ def files_need_not_exist() -> Iterator[None]:
 
 
 def named_verb(words: list[str]) -> Any:
-    """The command that the first words name, and None for a group. KeyError if they name neither."""
+    """The command named by the first words; None for a group. KeyError if they name neither."""
     found = command_line()
     for word in words:
         if not hasattr(found, "commands"):
@@ -222,7 +222,7 @@ class _ArgumentsReadError(Exception):
 
 
 def parse_script(name: str, words: list[str]) -> str:
-    """Let a script or module read its arguments, and no more; returns what is wrong with them, or nothing."""
+    """Let a script or module only read its arguments; returns the error message, or an empty string."""
     known, whole = argparse.ArgumentParser.parse_known_args, argparse.ArgumentParser.parse_args
     with pytest.MonkeyPatch.context() as patch:
 
@@ -239,7 +239,7 @@ def parse_script(name: str, words: list[str]) -> str:
         patch.setattr(argparse.ArgumentParser, "parse_known_args", read_known)
         patch.setattr(argparse.ArgumentParser, "parse_args", read)
         patch.setattr(sys, "argv", [name, *words])
-        for module in (name, f"{name}.__main__"):  # one that a test has imported is run anew
+        for module in (name, f"{name}.__main__"):  # a module that a test has imported is run again
             patch.delitem(sys.modules, module, raising=False)
         try:
             if name.endswith(".py"):

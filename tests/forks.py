@@ -1,7 +1,7 @@
-"""Python processes that start at once: forks of one that has imported torch, transformers and eyas.
+"""Python processes that start immediately: forks of one that has imported torch, transformers and eyas.
 
-A `python -m eyas` takes seconds to import them, and there are many that are killed, signalled or run side by side. In
-every other way they are processes of their own. What is about the start itself starts a real one.
+`python -m eyas` takes seconds to import them, and tests kill, signal or run many of them in parallel. Otherwise forks
+are separate processes. Tests of the startup itself start a real one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CONTEXT = get_context("forkserver")
 
 
 class Fork:
-    """As `subprocess.Popen([sys.executable, *arguments])` of `-m MODULE ...`, `-c CODE ...` or `SCRIPT ...`.
+    """Like `subprocess.Popen([sys.executable, *arguments])` with `-m MODULE ...`, `-c CODE ...` or `SCRIPT ...`.
 
-    What it writes goes to the files `stdout` and `stderr`, which may be the same, and nowhere by default.
+    Its output goes to the files `stdout` and `stderr`, which may be the same; by default it is discarded.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Fork:
 
     @property
     def returncode(self) -> int | None:
-        """As Popen's: None while it runs, negative for the signal that ended it."""
+        """As in Popen: None while it runs, negative for the signal that ended it."""
         return self._process.exitcode
 
     def poll(self) -> int | None:
@@ -81,7 +81,7 @@ class Fork:
 
 
 def _run(arguments: list[str], environment: dict[str, str], folder: str, files: list[str]) -> None:
-    """What a fork does: become the process that was asked for."""
+    """Become the requested process, in the fork."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

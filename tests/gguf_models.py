@@ -1,4 +1,4 @@
-"""Tiny targets written as llama.cpp's GGUF files."""
+"""Tiny targets written as GGUF files of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% 
 
 
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of queries or keys as llama.cpp keeps them: the two halves that RoPE turns lie in turns."""
+    """Rows of queries or keys in llama.cpp's order: the two halves that RoPE rotates are interleaved."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
 K_SCALES = {"Q2_K": (80, 84), "Q3_K": (108, 110), "Q4_K": (0, 4), "Q5_K": (0, 4), "Q6_K": (208, 210)}
-"""Where the half-precision scales lie in a block of 256 values; gguf writes no such blocks, so they are drawn."""
+"""Bytes of the half-precision scales in a block of 256 values; gguf can't write these blocks, so they are random."""
 
 
 def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
-    """A matrix as blocks of a GGML type; of k-quants random blocks of its shape."""
+    """A matrix as blocks of a GGML type; for k-quants, random blocks of its shape."""
     type_ = gguf.GGMLQuantizationType[kind]
     if kind not in K_SCALES:
         return values if kind == "F32" else gguf.quantize(values, type_)
@@ -36,9 +36,9 @@ def blocks_of(values: np.ndarray, kind: str) -> np.ndarray:
 
 
 def write_llama(path: Path, kind: str = "F32", rule: str | None = "default", **others: int) -> Any:
-    """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the model it was made of.
+    """Write a tiny random Llama to a GGUF file, matrices as blocks of a GGML type; returns the original model.
 
-    `rule`: how its tokenizer splits text.
+    `rule`: the tokenizer's rule for splitting text.
     """
     sizes = (256, 256) if kind in K_SCALES else (64, 128)  # rows of whole blocks
     model = tiny.build_model("llama", hidden_size=sizes[0], intermediate_size=sizes[1], **others)
@@ -52,7 +52,7 @@ def write_llama(path: Path, kind: str = "F32", rule: str | None = "default", **o
 
 
 def write_moe(path: Path, kind: str = "F32", down: str | None = None, **others: int) -> Any:
-    """As `write_llama`, a Qwen3-MoE; perhaps what leads out of experts is of another type."""
+    """Like `write_llama`, for a Qwen3-MoE; `down`: another type for the experts' down projections."""
     size = 256 if kind in K_SCALES else 64
     sizes = {"hidden_size": size, "intermediate_size": size, "moe_intermediate_size": size, "head_dim": size // 4}
     model = tiny.build_model("qwen3moe", **sizes, **others)
@@ -71,7 +71,7 @@ def _write(
     path: Path, architecture: Any, config: Any, tensors: dict[str, torch.Tensor], kind: str, down: str | None = None,
     rule: str | None = "default",
 ) -> None:  # fmt: skip
-    """Write tensors by the names of a model's modules; stacks of experts keep theirs."""
+    """Write tensors named by a model's modules; expert weights stay stacked."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
     writer.add_name("tiny")
     writer.add_vocab_size(config.vocab_size)
@@ -95,7 +95,7 @@ def _write(
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, weight in tensors.items():
         own = down if down is not None and weight.dim() == 3 and name.endswith("down_proj") else kind
-        plain = weight.dim() == 1 or name.endswith("mlp.gate")  # routers are never quantised
+        plain = weight.dim() == 1 or name.endswith("mlp.gate")  # routers are never quantized
         type_ = gguf.GGMLQuantizationType["F32" if plain else own]
         writer.add_tensor(
             f"{names.get_name(name)}.weight", blocks_of(weight.float().numpy(), type_.name), raw_dtype=type_
@@ -107,9 +107,9 @@ def _write(
 
 
 def _add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
-    """A byte-level BPE of `size` tokens: characters, two merges, and the end of a turn.
+    """Add a byte-level BPE of `size` tokens: characters, two merges, and the end of a turn.
 
-    transformers 5.17 takes a list with one merge for the merge itself.
+    There are two merges because transformers 5.17 mistakes a list of one for the merge itself.
     """
     letters = [chr(code) for code in range(33, 33 + size - 4)]
     tokens = [*letters, "cd", "ab", "<end>", "<pad>"]
@@ -126,6 +126,6 @@ def _add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
 
 
 def truncated(source: Path, path: Path, size: int) -> Path:
-    """The first `size` bytes of a file."""
+    """Write the first `size` bytes of a file to another."""
     path.write_bytes(np.fromfile(source, dtype=np.uint8)[:size].tobytes())
     return path

@@ -1,4 +1,4 @@
-"""A small HTTP server in a thread, for fakes of other people's servers."""
+"""A small HTTP server in a thread, for fakes of third-party servers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 
 class Server(ThreadingHTTPServer):
-    """On a free port; a thread a connection."""
+    """A server on a free port, with a thread per connection."""
 
     daemon_threads = True
     block_on_close = False
@@ -24,14 +24,14 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def handle_error(self, *_: Any) -> None:
-        """A client that went away is part of the play."""
+        """Ignore clients that disconnect: tests do that on purpose."""
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def begin(self, status: int, length: int, headers: Mapping[str, str] | None = None) -> None:
-        """The status line and the headers of a body of so many bytes."""
+        """Send the status line and the headers of a body of `length` bytes."""
         self.send_response(status)
         for name, value in {**(headers or {}), "Content-Length": str(length)}.items():
             self.send_header(name, value)
@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 S = TypeVar("S", bound=Server)
@@ -50,7 +50,7 @@ S = TypeVar("S", bound=Server)
 
 @contextmanager
 def running(server: S) -> Iterator[S]:
-    """The server, answering; it is closed at the end."""
+    """Run a server in a thread; it is closed at the end of the block."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()

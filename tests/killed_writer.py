@@ -1,9 +1,9 @@
-"""Replaces a file or folder and is killed at every call into the system on the way; tests/test_files.py runs it.
+"""Replaces a file or folder and is killed at every system call on the way; run by tests/test_files.py.
 
     python killed_writer.py FOLDER KIND [two-steps]
 
-KIND is one of those of `WRITERS`. For N = 0, 1, ... a forked child replaces old content and is killed (SIGKILL) right
-before its Nth call. After each: the content must be the old or the new, and a next writer must leave no trace of it.
+KIND is a key of `WRITERS`. For N = 0, 1, ... a forked child replaces old content and is killed (SIGKILL) right before
+its Nth call. After each kill, the content must be the old or the new, and the next writer must remove every leftover.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CALLS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "
 
 
 def die_before(number: int) -> None:
-    """Kill this process right before its call `number`, from 0."""
+    """Kill this process right before its call `number`, counted from 0."""
     left = number
     sync, swap = os.fsync, files._exchange
 
@@ -78,7 +78,7 @@ def die_before(number: int) -> None:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """What lies there, by name; of each file its character, if it is the same throughout."""
+    """Name -> the single character of which each file in the folder must consist."""
     found = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
@@ -114,7 +114,7 @@ def main(folder: Path, kind: str, two_steps: bool) -> None:
             assert after in ({"a": x, "b": y} for x, y in ("oo", "no", "nn")), after
         elif two_steps and not after:
             gaps += 1
-            files.remove_leftovers(folder)  # any next writer of this name, even one that writes nothing
+            files.remove_leftovers(folder)  # as the next writer of this name does first
             assert set(content(folder).values()) == {"o"}
         else:
             assert len(after) == 1 + (kind == "folder"), after

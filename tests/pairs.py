@@ -1,4 +1,4 @@
-"""A tiny target with a chat template and a tiny EAGLE-3 drafter, saved as users have them: directories."""
+"""A tiny target with a chat template and a tiny EAGLE-3 drafter, saved as directories, as users have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXT = "def add(a, b):\n    return a + b\n\nNatalia sold 48/2 = <<48/2=24>>24 c
 
 
 class Pair(NamedTuple):
-    """Where the two lie."""
+    """The paths of a target and a drafter."""
 
     model: Path
     drafter: Path
@@ -30,14 +30,14 @@ def tokenizer() -> Any:
 
 
 def save_target(path: Path, name: str = "llama", **changes: Any) -> Path:
-    """A random model whose vocabulary is the tokenizer's."""
+    """Save a random model with the tokenizer's vocabulary."""
     tiny.build_model(name, vocab_size=len(tokenizer()), **changes).save_pretrained(path)
     tokenizer().save_pretrained(path)
     return path
 
 
 def save_drafter(path: Path, **settings: Any) -> Path:
-    """A random drafter for it."""
+    """Save a random drafter for such a target."""
     vocab = len(tokenizer())
     save_network(
         tiny.eagle3_module(**{"vocab_size": vocab, "draft_vocab_size": 120, "taps": [1, 2, 4], **settings}), path
@@ -46,7 +46,7 @@ def save_drafter(path: Path, **settings: Any) -> Path:
 
 
 def write_rows(path: Path, rows: Iterable[Any]) -> Path:
-    """A JSON Lines file; a row that is text is written as it is."""
+    """Write a JSON Lines file; a row that is a string is written as is."""
     lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path

@@ -1,7 +1,7 @@
-"""Tiny checkpoints as quantisers publish them, written from their formats' descriptions, without their libraries.
+"""Tiny checkpoints in published quantization formats, written from the formats' descriptions, without their libraries.
 
-Each is a Llama (MXFP4: a GPT-OSS) whose weights are stored in few bits, with the `quantization_config` of its format,
-next to the float model that they stand for: what a library reads of them can be compared.
+Each is a Llama (MXFP4: a GPT-OSS) with weights in few bits and the `quantization_config` of its format, together with
+the float model that it stands for, so that the weights that a library reads can be compared.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 _FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 _Stored = tuple[dict[str, Tensor], Tensor]
-"""The tensors of a linear, by what follows its name, and the weight [O, I] that they stand for."""
+"""The tensors of a linear, by the suffix of its name, and the weight [O, I] that they stand for."""
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
-    """Unsigned codes [..., N] as words of 32 bits [..., N / W], the first in the lowest bits."""
+    """Unsigned codes [..., N] packed in words of 32 bits [..., N / W], the first in the lowest bits."""
     shifts = torch.arange(0, 32, bits)
     words = (codes.long().unflatten(-1, (-1, 32 // bits)) << shifts).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 def _scales(least: Tensor) -> Tensor:
-    """Scales of at least `least`: powers of two, so that every dtype holds the weights exactly, that vary."""
+    """Varying scales of at least `least`: powers of two, so that every dtype represents the weights exactly."""
     exponents = least.log2().ceil()
     return (exponents + torch.arange(least.numel()).view_as(least) % 3).exp2()
 
@@ -50,7 +50,7 @@ def _codes(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor]:
 
 
 def _with_zeros(weight: Tensor, bits: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unsigned codes [O, I], any float16 scales and unsigned zeros [O, I / G], neither 0 nor all in the middle."""
+    """Unsigned codes [O, I], arbitrary float16 scales and unsigned zeros [O, I / G], never 0 nor all in the middle."""
     grouped = weight.unflatten(1, (-1, group))
     most, least = grouped.amax(-1).clamp(min=0), grouped.amin(-1).clamp(max=0)
     scales = ((most - least) / (2**bits - 1)).half()
@@ -73,14 +73,14 @@ def _compressed_int(weight: Tensor, bits: int, group: int) -> _Stored:
 
 
 def _compressed_fp8(weight: Tensor) -> _Stored:
-    """compressed-tensors' float-quantized, a scale for each output."""
+    """compressed-tensors' float-quantized, with a scale per output."""
     scale = _scales(weight.abs().amax(1, keepdim=True) / 448)
     values = (weight / scale).to(torch.float8_e4m3fn)
     return {"weight": values, "weight_scale": scale}, values.float() * scale
 
 
 def _fp8_blocks(weight: Tensor) -> _Stored:
-    """DeepSeek's and Qwen's FP8: a scale for each square block."""
+    """DeepSeek's and Qwen's FP8, with a scale per square block."""
     padding = [part for size in reversed(weight.shape) for part in (0, -size % GROUP)]
     padded = nn.functional.pad(weight, padding)
     blocks = padded.unflatten(1, (-1, GROUP)).unflatten(0, (-1, GROUP))  # [O / G, G, I / G, G]
@@ -92,7 +92,7 @@ def _fp8_blocks(weight: Tensor) -> _Stored:
 
 
 def _compressed_zeros(weight: Tensor) -> _Stored:
-    """compressed-tensors' pack-quantized with zeros, in words that run along the outputs."""
+    """compressed-tensors' pack-quantized with zeros, which are packed along the outputs."""
     codes, scales, zeros = _with_zeros(weight, 4, GROUP)
     stored = {
         "weight_packed": _words(codes, 4),
@@ -104,13 +104,13 @@ def _compressed_zeros(weight: Tensor) -> _Stored:
 
 
 def _int_quantized(weight: Tensor) -> _Stored:
-    """compressed-tensors' int-quantized, W8A8: a scale for each output; inputs are rounded by token."""
+    """compressed-tensors' int-quantized, W8A8, with a scale per output; inputs are quantized per token."""
     codes, scales = _codes(weight, 8, weight.shape[1])
     return {"weight": (codes - 128).to(torch.int8), "weight_scale": scales.bfloat16()}, _decoded(codes, scales, 128)
 
 
 def _gptq(weight: Tensor, bits: int = 4, group: int = GROUP, zeros: bool = False, less: int = 1) -> _Stored:
-    """GPTQ (version 1, which stores zeros `less` one): words run along the inputs, those of zeros along the outputs."""
+    """GPTQ (version 1 stores zeros minus `less`): codes are packed along the inputs, zeros along the outputs."""
     if zeros:
         codes, scales, middle = _with_zeros(weight, bits, group)
     else:
@@ -121,13 +121,13 @@ def _gptq(weight: Tensor, bits: int = 4, group: int = GROUP, zeros: bool = False
         "qzeros": _words(middle.T - less, bits),
         "scales": scales.T.contiguous(),
         "g_idx": (torch.arange(weight.shape[1]) // group).to(torch.int32),
-        "bias": torch.zeros(len(weight), dtype=torch.float16),  # as old files have it
+        "bias": torch.zeros(len(weight), dtype=torch.float16),  # as in old files
     }
     return stored, _decoded(codes, scales, middle)
 
 
 def _act_order(weight: Tensor) -> _Stored:
-    """GPTQ with inputs that take turns in groups (desc_act)."""
+    """GPTQ with inputs in permuted groups (desc_act)."""
     stored, meant = _gptq(weight)
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
     codes = meant.unflatten(1, (-1, GROUP)) / stored["scales"].T.float().unsqueeze(-1) + 8
@@ -137,7 +137,7 @@ def _act_order(weight: Tensor) -> _Stored:
 
 
 def _awq(weight: Tensor, group: int = GROUP) -> _Stored:
-    """AWQ (gemm): words run along the outputs, in an order of their own."""
+    """AWQ (gemm): codes are packed along the outputs, in an order of their own."""
     codes, scales, zeros = _with_zeros(weight, 4, group)
 
     def ordered(values: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def _awq(weight: Tensor, group: int = GROUP) -> _Stored:
 
 
 def _compressed(kind: str, activations: bool = False, **weights: Any) -> dict[str, Any]:
-    """The config of compressed-tensors; activations in 8 bits are quantised by token."""
+    """The config of compressed-tensors; 8-bit activations are quantized per token."""
     common = {"symmetric": True, "dynamic": False, "observer": "minmax", **weights}
     inputs = {**common, "strategy": "token", "dynamic": True, "observer": None} if activations else None
     group = {"targets": ["Linear"], "weights": common, "input_activations": inputs, "output_activations": None}
@@ -170,7 +170,7 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": Tru
 FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
     "compressed-int4": (lambda w: _compressed_int(w, 4, GROUP), _compressed("pack-quantized", **_INT4)),
     "compressed-int8": (lambda w: _compressed_int(w, 8, w.shape[1]), _compressed("pack-quantized", **_INT8)),
-    # older files call it frozen
+    # older files call the status frozen
     "compressed-fp8": (_compressed_fp8, {**_compressed("float-quantized", **_FP8), "quantization_status": "frozen"}),
     "compressed-fp8-dynamic": (_compressed_fp8, _compressed("float-quantized", activations=True, **_FP8)),
     "fp8-blocks": (
@@ -193,15 +193,15 @@ FORMATS: dict[str, tuple[Callable[[Tensor], _Stored], dict[str, Any]]] = {
     "awq": (_awq, _AWQ),
     "awq-64": (partial(_awq, group=64), {**_AWQ, "group_size": 64}),
 }
-"""By name: what stores a weight, and the config."""
+"""Format -> the function that stores a weight, and the config."""
 INTEGERS = [name for name in FORMATS if "fp8" not in name]
-"""Those in 4 and 8 bits that eyas reads itself."""
+"""Integer formats in 4 and 8 bits that eyas reads itself."""
 
 
 def write(folder: Path, name: str, mlp: str | None = None, family: str = "llama", **sizes: int) -> Any:
-    """Write a model in one of `FORMATS`, its MLP in another; returns the float model that it stands for.
+    """Write a model in one of `FORMATS`, optionally its MLP in another; returns the float model that it stands for.
 
-    Experts lie in files one by one. What isn't quantised is in bfloat16, which is no less than float16 here.
+    Experts are stored one by one. Unquantized tensors are in bfloat16, which is as exact as float16 here.
     """
     store, settings = FORMATS[name]
     others = store
@@ -232,7 +232,7 @@ def write(folder: Path, name: str, mlp: str | None = None, family: str = "llama"
 
 
 def write_mxfp4(folder: Path) -> Any:
-    """Write a GPT-OSS whose experts are in MXFP4, as OpenAI's are; returns the float model that it stands for."""
+    """Write a GPT-OSS with experts in MXFP4, as OpenAI's; returns the float model that it stands for."""
     model = tiny.build_model("gptoss", hidden_size=64, intermediate_size=64)
     tensors = {}
     for key, weight in model.state_dict().items():

@@ -1,7 +1,7 @@
-"""What CUDA graphs are on a GPU, on a CPU: a computation's operations, recorded once and replayed on the same tensors.
+"""CUDA graphs emulated on a CPU: a computation's operations, recorded once and replayed on the same tensors.
 
-As with a graph, a replay reads and writes memory where it was, Python isn't run again, and what asks the device for a
-value, or copies one to it, can't be recorded.
+As with a graph, a replay reads and writes the same memory, Python isn't run again, and an operation that reads a value
+from the device or copies one to it can't be recorded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eyas.targets.graphs import CudaRecorder, Outputs, Record, Recording
 
 ASKING = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "masked_select", "unique_dim", "_unique2"}
 COPYING = {"lift_fresh"}
-"""What `torch.tensor` does: a copy from the host's memory, which waits for the device too."""
+"""Called by `torch.tensor`: a copy from host memory, which also waits for the device."""
 
 
 class RecordedOperations(TorchDispatchMode):
@@ -44,7 +44,7 @@ class RecordedOperations(TorchDispatchMode):
         return out
 
     def replay(self) -> None:
-        """Run all operations again, each result written where the recorded one lies."""
+        """Run all operations again, each writing its result into the recorded tensor."""
         for function, args, kwargs, fresh in self._steps:
             out = tree_leaves(function(*args, **kwargs))
             for number, kept in fresh:
@@ -54,7 +54,7 @@ class RecordedOperations(TorchDispatchMode):
 def record(compute: Callable[[], Outputs]) -> Recording:
     """Record a computation as `eyas.targets.graphs.CudaRecorder` does on a GPU, without native attention and noise.
 
-    Those aren't PyTorch's operations, so they would be run once and never again.
+    These aren't PyTorch operations, so a replay wouldn't run them.
     """
     names = ("eyas.targets.attention.native_attention", "eyas.verify.path.native_gumbel")
     with patch(names[0], return_value=None), patch(names[1], return_value=None), RecordedOperations() as operations:
@@ -63,7 +63,7 @@ def record(compute: Callable[[], Outputs]) -> Recording:
 
 
 def recorder(device: torch.device) -> Record:
-    """What records on a device."""
+    """The recorder for a device."""
     return CudaRecorder(device) if device.type == "cuda" else record
 
 

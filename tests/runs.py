@@ -10,7 +10,7 @@ from .pairs import save_drafter, write_rows
 
 
 def save_run(path: Path, model: Path, steps: tuple[int, ...] = (10, 20, 30)) -> Path:
-    """Checkpoints of differing weights, metrics, recipe."""
+    """Save checkpoints with different weights, metrics and the config."""
     for step in steps:
         save_drafter(path / "checkpoints" / f"step-{step:06d}", seed=step)
     rows = []

@@ -1,4 +1,4 @@
-"""The source as the tests of its shape see it: files, names of modules, who imports whom."""
+"""The source code for tests of its structure: files, module names and imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ids(path: Path) -> str:
 
 
 def module(path: Path) -> str:
-    """A file's module, with dots."""
+    """A file's dotted module name."""
     return ".".join(("eyas", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
 
@@ -32,7 +32,7 @@ def lines(path: Path) -> int:
 
 @cache
 def importers() -> dict[str, set[str]]:
-    """file -> the files that import it. A name that a package hands on counts for the file that defines it."""
+    """File -> the files that import it. A name that a package re-exports counts for the file that defines it."""
     files = {module(path): ids(path) for path in FILES}
     handed_on: dict[str, str] = {}
     found: dict[str, set[str]] = defaultdict(set)

@@ -1,7 +1,7 @@
-"""Tiny random models that disagree: targets of many architectures, EAGLE-3 drafters, and a drafter that knows.
+"""Tiny random models that disagree: targets of many architectures, drafters of every kind, and an oracle drafter.
 
-Weights are scaled up so that greedy output wanders instead of repeating one token: with models that agree, a broken
-acceptance rule passes.
+Weights are scaled up so that greedy output varies instead of repeating one token: with models that agree, a broken
+acceptance rule would pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from eyas.verify import Coupling
 
 VOCAB, HIDDEN, LAYERS, WINDOW = 97, 32, 4, 6
 DEVICE = torch.device(os.environ.get("EYAS_TEST_DEVICE", "cpu"))
-"""Where shared targets, drafters and oracles are: `make gpu` runs some tests with them on a GPU."""
+"""Device of shared targets, drafters and oracles: `make gpu` runs some tests with them on a GPU."""
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -46,7 +46,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": None,
     "pad_token_id": 0,
-    "tie_word_embeddings": False,  # a head that is the embedding mostly repeats the last token
+    "tie_word_embeddings": False,  # a tied head mostly repeats the last token
 }
 _MOE = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
 _HYBRID = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
@@ -103,7 +103,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
-    "deepseek2": (  # RoPE in complex numbers, queries made by one product, scores that YaRN scales
+    "deepseek2": (  # RoPE in complex numbers, queries from a single product, scores scaled by YaRN
         "DeepseekV2Config",
         {
             "num_key_value_heads": 4,
@@ -139,7 +139,7 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
     "phi": ("PhiConfig", {}),
     "stablelm": ("StableLmConfig", {}),
     "starcoder2": ("Starcoder2Config", {"sliding_window": WINDOW}),
-    "cohere": ("CohereConfig", {}),  # its modules are run: RoPE turns neighbouring features
+    "cohere": ("CohereConfig", {}),  # runs its modules: RoPE rotates neighboring features
     "olmoe": ("OlmoeConfig", {"num_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 16}),
     "qwen2moe": (  # one dense layer, and an expert that all tokens share
         "Qwen2MoeConfig",
@@ -151,7 +151,7 @@ NATIVE_ONLY: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
-    "glm4moe": (  # a sigmoid's scores, and what is added to them
+    "glm4moe": (  # sigmoid scores with a correction bias
         "Glm4MoeConfig",
         {
             "n_routed_experts": 4,
@@ -177,7 +177,7 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _NEMOTRON = {
     "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2, "n_routed_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32, "head_dim": 8,
-    "time_step_min": 1e-5, "time_step_max": 2.0,  # in scans of many tokens, but not in steps, none is smaller
+    "time_step_min": 1e-5, "time_step_max": 2.0,  # scans of many tokens clamp to the minimum, single steps don't
 }  # fmt: skip
 RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("Qwen3NextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
@@ -234,9 +234,9 @@ SELDOM_RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("MambaConfig", {"state_size": 8}),
     "falcon_mamba": ("FalconMambaConfig", {"state_size": 8}),
 }  # fmt: skip
-"""Further ones, tried by slow tests."""
+"""Further recurrent architectures, tried by slow tests."""
 _FITTING: dict[str, dict[str, int]] = {
-    "olmoe": {"num_attention_heads": 2},  # its heads share out the hidden size, as do those of some below
+    "olmoe": {"num_attention_heads": 2},  # its heads divide the hidden size, as in some below
     "deepseek3": {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 48},
     "deepseek2": {},
     **{name: {"num_attention_heads": 2} for name in ("neox", "neox_serial", "gpt2")},
@@ -251,26 +251,26 @@ def fitting(name: str) -> dict[str, int]:
 
 
 def build_model(name: str, scale: float | None = None, seed: int = 0, **changes: Any) -> Any:
-    """A random float32 model of an architecture of these, on `DEVICE`."""
-    scale = (14.0 if name != "zamba2" else 5.0) if scale is None else scale  # with 14 its own steps and scans differ
+    """A random float32 model of one of these architectures, on `DEVICE`."""
+    scale = (14.0 if name != "zamba2" else 5.0) if scale is None else scale  # with 14, its steps and scans differ
     class_name, settings = {**ARCHITECTURES, **NATIVE_ONLY, **RECURRENT, **SELDOM_RECURRENT}[name]
     torch.manual_seed(seed)
     config = getattr(tf, class_name)(**{**_COMMON, **settings, **changes})
     model = tf.AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
     for key, parameter in model.named_parameters():
-        if key.endswith("A_log"):  # scaled up, a state would forget all at once
+        if key.endswith("A_log"):  # scaled up, it would make states forget everything immediately
             continue
         if parameter.dim() > 1:
             parameter.mul_(scale)
-        else:  # norms, biases, sinks: off their initial ones and zeros
+        else:  # norms, biases, sinks: moved off their initial ones and zeros
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model.to(DEVICE)
 
 
 def sample(*axes: Sequence[Any]) -> list[Any]:
-    """All combinations of some parameters, of which few run always: the rest is slow.
+    """All combinations of some parameters; all but a few are marked slow.
 
-    Of several axes those are as few as hold each value, of one axis every third value.
+    With several axes, as few combinations as cover each value always run; with one axis, every third value.
     """
     longest = max(len(axis) for axis in axes)
     always = {tuple(step % len(axis) for axis in axes) for step in range(longest) if len(axes) > 1 or step % 3 == 0}
@@ -282,9 +282,9 @@ def sample(*axes: Sequence[Any]) -> list[Any]:
 
 
 def every_other(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
-    """All combinations of some parameters, of which every other one runs always: the rest is slow.
+    """All combinations of some parameters; every other one is marked slow.
 
-    Of three or more parameters those hold every pair of values, but for values of the first that are `seldom` tried.
+    With three or more axes, the others cover every pair of values, except values of the first that are `seldom` tried.
     """
     made = []
     for at in product(*(range(len(axis)) for axis in axes)):
@@ -296,7 +296,7 @@ def every_other(*axes: Sequence[Any], seldom: Container[Any] = ()) -> list[Any]:
 
 @cache
 def target(name: str = "llama") -> Target:
-    """A shared target. On a GPU its passes are recorded."""
+    """A shared target; on a GPU, its passes are recorded."""
     record = CudaRecorder(DEVICE) if DEVICE.type == "cuda" else None
     return Target(build_model(name), record=record)
 
@@ -311,26 +311,26 @@ _FITTING_RECURRENT: dict[str, dict[str, int]] = {
     "minimax": {"head_dim": 16, "num_local_experts": 32},
     **{name: {} for name in ("mamba", "mamba2")},
 }
-"""Head sizes that native attention and recurrences take."""
+"""Sizes that native attention and recurrences support."""
 NATIVE_RECURRENT = ("qwen3_next", "qwen3_5", "bamba", "lfm2")
 SELDOM_NATIVE_RECURRENT = (
     "qwen3_5_moe", "olmo_hybrid", "granitemoehybrid", "granite_dense", "falcon_h1", "falcon_h1_normed", "nemotron_h",
 )  # fmt: skip
-"""Of `RECURRENT` and `SELDOM_RECURRENT` those with native passes, in these sizes."""
+"""Those of `RECURRENT` and of `SELDOM_RECURRENT` that have native passes in these sizes."""
 _WIDTHS = dict.fromkeys(
     ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 64
 )
-"""Widths that are whole vectors of the processor, as in models that are no toys."""
+"""Widths that are multiples of the processor's vectors, as in real models."""
 
 
 def fitting_recurrent(name: str) -> dict[str, int]:
-    """Sizes that native passes of a recurrent architecture take."""
+    """Sizes that native passes of a recurrent architecture support."""
     return {**_WIDTHS, **_FITTING_RECURRENT.get(name, {"num_attention_heads": 2, "num_key_value_heads": 1})}
 
 
 @cache
 def as_loaded(name: str, kind: str, modules: bool = False, **changes: Any) -> Target:
-    """A target whose weights are laid out as the loader lays them out; `modules`: its passes aren't native."""
+    """A target with weights laid out as by the loader; `modules`: its passes aren't native."""
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     model = build_model(name, **{**fitting_recurrent(name), **changes}).to(dtype)
     native = _prepack(model, DEVICE, dtype, None, "int8" if kind == "int8" else None)
@@ -338,7 +338,7 @@ def as_loaded(name: str, kind: str, modules: bool = False, **changes: Any) -> Ta
 
 
 def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
-    """Random prompts of the given lengths, no two beginning with the same tokens."""
+    """Random prompts of the given lengths; no two begin with the same tokens."""
     draw = torch.Generator().manual_seed(seed)
     made = [torch.randint(3, VOCAB, (n,), generator=draw).tolist() for n in lengths]
     assert len({tuple(p[:3]) for p in made}) == len(made)
@@ -346,7 +346,7 @@ def prompts(*lengths: int, seed: int = 1) -> list[list[int]]:
 
 
 def continuation(model: Any, prompt: Sequence[int], tokens: int, **options: Any) -> list[int]:
-    """What `transformers` itself generates greedily after `prompt`."""
+    """The greedy continuation of `prompt` by `transformers` itself."""
     ids = torch.tensor([list(prompt)], device=model.device)
     with torch.inference_mode():
         out = model.generate(
@@ -440,10 +440,10 @@ class OraclePairs(NamedTuple):
 
 
 class OracleDrafter(Drafter, SlotPairs):
-    """Proposes the recorded continuations, at random ranks among wrong tokens, and now and then leaves them out.
+    """Drafts the recorded continuations, at random ranks among wrong tokens, and sometimes leaves them out.
 
-    So rounds accept nothing, a part, or everything, on paths all over the tree. It also keeps every tap it is shown,
-    to be compared with the target's own states.
+    So rounds accept nothing, a part or everything, on paths all over the tree. It also keeps every tap it observes, for
+    comparison with the target's own states.
     """
 
     def __init__(
@@ -455,7 +455,7 @@ class OracleDrafter(Drafter, SlotPairs):
         device: torch.device = DEVICE,
         strict: bool = True,
     ) -> None:
-        """`strict`: a sequence may not leave its recorded continuation; else its drafts are wrong from there on."""
+        """`strict`: a sequence must not leave its recorded continuation; otherwise, its later drafts are wrong."""
         self._taps_read = taps
         self._device, self._strict = device, strict
         self.seen: list[tuple[list[int], Tensor]] = []
@@ -535,7 +535,7 @@ class OracleDrafter(Drafter, SlotPairs):
         wanted = [True] * len(rows) if drafting is None else drafting
         alive = [want and bool(self._tokens[slot]) for want, slot in zip(wanted, rows, strict=True)]
         growth = spec.start(len(rows), self._device, alive)
-        ahead = [[self._ahead(slot)] for slot in rows]  # of every frontier node: what truly follows, None off track
+        ahead = [[self._ahead(slot)] for slot in rows]  # per frontier node: the true continuation, None if off track
         while True:
             made = [[self._children(node, growth.fanout) for node in row] for row in ahead]
             tokens = torch.tensor([[node[0] for node in row] for row in made])
@@ -572,7 +572,7 @@ class OracleDrafter(Drafter, SlotPairs):
 
 
 def full_forward(model: nn.Module, tokens: Sequence[int]) -> Any:
-    """`transformers`' own pass over one sequence, every hidden state kept."""
+    """`transformers`' own pass over one sequence, keeping all hidden states."""
     with torch.inference_mode():
         ids = torch.tensor([list(tokens)], device=next(model.parameters()).device)
         return model(ids, output_hidden_states=True, use_cache=False)

@@ -1,1 +1,1 @@
-"""Do other engines run what `eyas export` writes as eyas does? `make engines`; how: docs/formats.md."""
+"""Check that other engines run exported drafters as eyas does: `make engines`; formats: docs/formats.md."""

@@ -1,13 +1,14 @@
-"""A drafter, exported, in vLLM and llama.cpp on the CPU: are their answers and counts ours?
+"""Do vLLM, llama.cpp and OpenVINO on the CPU give eyas's answers and counts with an exported drafter?
 
     make engines [VLLM_PYTHON=VENV/bin/python] [LLAMA_SERVER=BINARY LLAMA_SOURCES=FOLDER] [MODEL=TARGET DRAFTER=FOLDER]
 
-It is that of SmolLM2, or one in a folder, such as a block drafter: then K is what its blocks guess. All compute in
-float32; a target in a GGUF file is dequantised for that. llama.cpp runs the file itself, too, as its users do.
+The drafter is SmolLM2's, or one in a folder. K is the length of its chains; a block drafter drafts whole blocks. All
+engines compute in float32; a target in a GGUF file is dequantized for that. llama.cpp also runs the file itself, as its
+users do.
 
-How to install the engines: benchmarks/serving/peers.md. Those that aren't named are skipped. Results go into a JSON
-file, which keeps those of engines that weren't run this time, and from there into docs/lab/engines.md. Ends with 1 if
-anything isn't as it should be.
+How to install the engines: benchmarks/serving/peers.md. Engines that aren't named are skipped. Results go into a JSON
+file, which keeps earlier results of other engines, and from there into docs/lab/engines.md. Exits with 1 if a run isn't
+as expected.
 """
 
 from __future__ import annotations
@@ -56,16 +57,16 @@ MISFIT = (
 
 
 class DrafterFolder(NamedTuple):
-    """What is exported and run."""
+    """The drafter that is exported and run."""
 
     path: Path
     kind: str
     method: str
-    """The engines' name for it."""
+    """The engines' name for its kind."""
 
     @classmethod
     def at(cls, path: Path) -> tuple[DrafterFolder, list[int]]:
-        """The drafter in a folder, and the lengths of its chains: those of a block are all its guesses."""
+        """The drafter in a folder, and its chain lengths; a block drafter has one, the number of its guesses."""
         found = open_checkpoint(path)
         if found.kind.family is None:
             raise UsageError(f"{path} is a drafter of kind {found.kind.name}, which only eyas runs")
@@ -74,16 +75,16 @@ class DrafterFolder(NamedTuple):
 
 
 class TargetFolder(NamedTuple):
-    """What it drafts for."""
+    """The drafter's target."""
 
     path: Path
-    """In float32, if the target is in a GGUF file."""
+    """A folder; in float32 if the target is in a GGUF file."""
     file: Path | None
-    """That file."""
+    """That GGUF file."""
 
     @classmethod
     def at(cls, name: str, folder: Path) -> TargetFolder:
-        """The target of a name; of a GGUF file all is written to `folder` as transformers keeps it."""
+        """The target of a name; a GGUF file is converted to transformers' format in `folder`."""
         found = find_target(name)
         file = weights_file(found)
         if file is None:
@@ -94,7 +95,7 @@ class TargetFolder(NamedTuple):
 
 
 class Checks:
-    """All runs of all engines, each compared as soon as it is there."""
+    """All runs of all engines, each compared as soon as it ends."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Checks:
         self._target = ServedTarget(str(self._path), loaded, load_tokenizer(self._path))
 
     def vllm(self, python: Path) -> Iterator[Result]:
-        """Its own form and speculators', in process and over HTTP; SGLang's once, to see that a misreading shows."""
+        """Run vLLM's own form and speculators', in process and over HTTP, and SGLang's once to see a misreading."""
         for chain in self._chains:
             job = self._job("vllm", chain)
             version, answers = vllm_engine.offline(python, job)
@@ -139,7 +140,7 @@ class Checks:
         yield self._compared("vLLM", version, "sglang", OFFLINE, chain, answers, self._full(chain), misfit=MISFIT)
 
     def llama(self, built: llama_engine.Llama) -> Iterator[Result]:
-        """Our GGUF file, and vLLM's form through llama.cpp's own converter."""
+        """Run eyas's GGUF file, and vLLM's form as read by llama.cpp's own converter."""
         target = llama_engine.converted(built.sources, self._path, self._folder / "target.gguf")
         ours = self._exported("gguf", torch.float32) / "drafter.gguf"
         options = ("--target-model-dir", str(self._path))
@@ -148,7 +149,7 @@ class Checks:
         )
         version = llama_engine.version_of(built)
         if not built.example.is_file():
-            print(f"skipped llama.cpp in process: there is no {built.example.name} beside {built.server.name}")
+            print(f"skipped llama.cpp in process: there is no {built.example.name} next to {built.server.name}")
         for chain in self._chains if built.example.is_file() else ():
             job = Job(target, ours, chain, self._tokens, self._prompts, self._drafter.method)
             answers = llama_engine.in_process(built.example, job, self._target.tokenizer)
@@ -163,7 +164,7 @@ class Checks:
             yield from self._packed(built.server, version, ours)
 
     def _packed(self, binary: Path, version: str, drafter: Path) -> Iterator[Result]:
-        """The target's GGUF file itself, whose weights llama.cpp multiplies by activations in 8 bits."""
+        """Run the target's own GGUF file, whose weights llama.cpp multiplies by 8-bit activations."""
         assert self._file is not None
         plain: Sequence[Answer] = ()
         for chain in (0, *self._chains):
@@ -179,10 +180,10 @@ class Checks:
             yield replace(found, partings=coarse, own=own)
 
     def openvino(self, python: Path) -> Iterator[Result]:
-        """Its own form, in process."""
+        """Run OpenVINO's own form, in process."""
         target = openvino_engine.converted(python, self._path, self._folder / "openvino-target")
         exported = self._exported("openvino", torch.float32)
-        self._target.tokenizer.save_pretrained(exported)  # conversion asks for one
+        self._target.tokenizer.save_pretrained(exported)  # the conversion needs one
         drafter = openvino_engine.converted(python, exported, exported / OPENVINO_FOLDER)
         version = openvino_engine.version_of(python)
         for chain in self._chains:
@@ -231,8 +232,8 @@ class Checks:
 
 
 def write(output: Path, page: Path | None, results: Sequence[Result]) -> None:
-    """Put results in the place of their engines' earlier ones with that kind, there and in the page's tables: as they
-    come, so that nothing is lost if a later run fails."""
+    """Replace earlier results of the same engines and kind in the JSON file and the page's tables. Called after each
+    run, so that nothing is lost if a later one fails."""
     engines = {(result.engine, result.kind) for result in results}
     rows = json.loads(output.read_text(encoding="utf-8"))["results"] if output.is_file() else []
     kept = [earlier for earlier in map(Result.from_dict, rows) if (earlier.engine, earlier.kind) not in engines]
@@ -250,16 +251,16 @@ def main(
         Path | None, "the Python of an environment with vLLM for CPU; engines that aren't named are left out"
     ] = None,
     llama: Annotated[tuple[Path, Path] | None, "llama-server, and the sources it was built from"] = None,
-    openvino: Annotated[Path | None, "the Python of one with openvino-genai and optimum-intel"] = None,
+    openvino: Annotated[Path | None, "the Python of an environment with openvino-genai and optimum-intel"] = None,
     model: Annotated[str, "the target: a folder, a GGUF file or a name"] = SMOLLM2,
     drafter: Annotated[str, "its drafter"] = SMOLLM2,
     prompts: int = 40,
     tokens: Annotated[int, "longest answer"] = 64,
-    chains: Annotated[Sequence[int] | None, "K (default: 3 and 5; what its blocks guess)"] = None,
+    chains: Annotated[Sequence[int] | None, "K (default: 3 and 5, or a block drafter's guesses)"] = None,
     page: Annotated[Path | None, "the page with the table"] = None,
 ) -> int:
-    """Run what can be run; the exit code."""
-    # paths aren't resolved: an environment's Python is a link, and knows its environment by where that lies
+    """Run the engines that are named; returns the exit code."""
+    # paths aren't resolved: an environment's Python is a link and finds its environment by the link's location
     results, failed = list[Result](), list[str]()
     asked = make_prompts(load_tokenizer(model), prompts)
     exported, lengths = DrafterFolder.at(Path(find_drafter(drafter)).absolute())
@@ -278,11 +279,11 @@ def main(
                     print(json.dumps(result.as_dict()), flush=True)
                     results.append(result)
                     write(output, page, results)
-            except (EyasError, OSError, ValueError, LookupError, httpx.HTTPError) as error:  # the other one still runs
+            except (EyasError, OSError, ValueError, LookupError, httpx.HTTPError) as error:  # the others still run
                 failed.append(f"{name}: {type(error).__name__}: {error}")
     failed += [f"{r.engine}, {r.form}, {r.way}, K = {r.chain}" for r in results if not r.passed]
     print("\n".join(f"FAILED {each}" for each in failed))
-    print(f"{sum(r.passed for r in results)} of {len(results)} runs as they should be")
+    print(f"{sum(r.passed for r in results)} of {len(results)} runs as expected")
     return int(bool(failed))
 
 

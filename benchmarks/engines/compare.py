@@ -1,4 +1,4 @@
-"""An engine's answers and counts against ours."""
+"""Comparison of an engine's answers and counts with ours."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from benchmarks.engines.reference import Reference
 from eyas.bench.offline.certificate import first_difference
 
 TIE = 1e-3
-"""Logits: nearer to each other, two kernels may rank two tokens differently in float32."""
+"""Logit gap below which two float32 kernels may rank two tokens differently."""
 COARSE_TIE = 0.5
-"""Likewise where an engine multiplies packed weights by activations in 8 bits: a loose bound, nine times the largest
-parting seen in the four prompts it was tried on."""
+"""The same for an engine that multiplies packed weights by 8-bit activations: a loose bound, nine times the largest
+gap seen in the four prompts it was tried on."""
 DRAFT_TIE = 1e-4
-"""Logits of the drafter: likewise of two guesses."""
+"""The same for the drafter's logits of two draft tokens."""
 TOLERANCE = 0.01
-"""Of every count, relative to ours."""
+"""Allowed difference of every count, relative to ours."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine gave for one prompt."""
+    """An engine's answer to one prompt."""
 
     tokens: tuple[int, ...]
-    """The end mark included, if one was written."""
+    """Including the EOS token, if it was emitted."""
     counts: Counts
 
 
@@ -36,11 +36,11 @@ class Parting:
 
     prompt: int
     position: int
-    """Index of that token in the answer."""
+    """Index of the first different token."""
     gap: float | None
     """Our token's logit minus theirs; None if one of the answers ends here."""
     within: float = TIE
-    """What rounding excuses."""
+    """Gap below which rounding excuses the difference."""
 
     @property
     def tie(self) -> bool:
@@ -55,47 +55,47 @@ class Result:
     engine: str
     version: str
     form: str
-    """What was exported: the consumer's name."""
+    """The exported form: its consumer's name."""
     way: str
     """How the engine was run: in process, over HTTP, or given the folder alone."""
     chain: int
     date: str
     prompts: int
     tokens: int
-    """Tokens of all our answers."""
+    """Number of tokens in our answers."""
     equal: int
-    """Answers that are ours, token for token."""
+    """Number of answers equal to ours, token for token."""
     same_counts: int
-    """Answers among those whose counts are ours, too."""
+    """Number of equal answers whose counts also equal ours."""
     ours: Counts
     theirs: Counts
-    """Both are counted over the equal answers but those of `draft_ties`; other answers are other texts."""
+    """Both cover the equal answers except `draft_ties`; counts of different texts can't be compared."""
     partings: tuple[Parting, ...] = field(default=())
     misfit: str = ""
-    """Why this form isn't for this engine: the run must show it, in its counts."""
+    """Why this form isn't for this engine, which must show in the run's counts."""
     kind: str = "eagle3"
-    """The drafter's."""
+    """The drafter's kind."""
     draft_ties: int = 0
-    """Equal answers with other counts, for which two guesses of the drafter were as good as equal."""
+    """Number of equal answers with different counts in which the drafter's two best tokens once nearly tied."""
     own: int | None = None
-    """Of an engine that rounds where we don't (`COARSE_TIE`): answers that are those of its own plain decoding."""
+    """For an engine with coarser rounding (`COARSE_TIE`): number of answers equal to its own plain decoding."""
 
     @property
     def lossless(self) -> bool:
-        """Whether every answer is ours, or differs first at a tie."""
+        """Whether every answer equals ours or first differs at a tie."""
         return self.equal + len(self.partings) == self.prompts and all(parting.tie for parting in self.partings)
 
     @property
     def passed(self) -> bool:
-        """Whether the run is as it should be: of a misfit, the answers are right and the counts are not; of an engine
-        that rounds otherwise, the answers are."""
+        """Whether answers and counts are as expected. A misfit must have right answers and wrong counts; for an engine
+        with coarser rounding, only the answers must be right."""
         if self.own is not None:
             return self.lossless
         near = self.equal > 0 and self.ours.difference(self.theirs) <= TOLERANCE
         return self.lossless and near == (not self.misfit)
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form, as results files keep it."""
+        """The JSON form that results files have."""
         return {
             **{name: value for name, value in vars(self).items() if name not in ("ours", "theirs", "partings")},
             "ours": vars(self.ours) | {"accept_length": round(self.ours.accept_length, 4)},

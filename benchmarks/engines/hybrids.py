@@ -1,9 +1,9 @@
-"""Random hybrids (Qwen3-Next, Granite 4, LFM2) in vLLM on the CPU: greedy answers against ours.
+"""Random hybrids (Qwen3-Next, Granite 4, LFM2) in vLLM on the CPU: greedy answers compared with ours.
 
     python -m benchmarks.engines.hybrids VENV/bin/python [--prompts 8] [--tokens 32] [--output FILE.json]
 
-vLLM's gated delta rule takes nothing but bfloat16 on a CPU; that it refuses float32 is shown. In bfloat16 engines round
-differently and part at near-ties; so each token of both sides is judged by the model's logits in float32.
+vLLM's gated delta rule supports only bfloat16 on a CPU; its error in float32 is reported. In bfloat16, engines round
+differently and diverge at near-ties, so each token of both sides is judged by the model's logits in float32.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MODELS: dict[str, Any] = {
         conv_dim=256, block_dim=256, block_ff_dim=512,  # vLLM reads these
     ),
 }  # fmt: skip
-"""Four layers each, one of which attends."""
+"""Four layers each, one of them attention."""
 
 
 def save_model(config: Any, folder: Path) -> None:
-    """A random model with the toy target's tokenizer; its weights are scaled up, so that it says different things."""
+    """Save a random model with the toy target's tokenizer; weights are scaled up so that it doesn't repeat itself."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def save_model(config: Any, folder: Path) -> None:
 
 
 def deficits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-    """By how much the logit of each of an answer's tokens is below the best one there."""
+    """How far the logit of each token of an answer is below the best logit at its position."""
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
     found: list[float] = (logits.amax(-1) - logits[torch.arange(len(answer)), torch.tensor(answer)]).tolist()
@@ -69,7 +69,7 @@ def deficits(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[f
 
 
 def judged(model: Any, prompts: Sequence[tuple[int, ...]], answers: Sequence[Sequence[int]]) -> dict[str, float]:
-    """How far tokens are from the best, by the model in float32."""
+    """How far answers' tokens are below the best, by the model's float32 logits."""
     found = [deficit for pair in zip(prompts, answers, strict=True) for deficit in deficits(model, *pair)]
     best = sum(deficit == 0 for deficit in found)
     return {"tokens": len(found), "best": best, "largest_deficit": round(max(found), 3)}
@@ -78,7 +78,7 @@ def judged(model: Any, prompts: Sequence[tuple[int, ...]], answers: Sequence[Seq
 def compared(
     model: Any, prompts: Sequence[tuple[int, ...]], ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """How many answers are equal, the first tokens in which others differ, and both sides judged."""
+    """Number of equal answers, positions of first differences, and both sides judged."""
     firsts = [first_difference(mine, other) for mine, other in zip(ours, theirs, strict=True)]
     return {
         "equal": firsts.count(None), "first_differences": [at for at in firsts if at is not None],
@@ -89,7 +89,7 @@ def compared(
 def run(
     python: Path, name: str, dtypes: Sequence[str], asked: Sequence[tuple[int, ...]], tokens: int
 ) -> dict[str, Any]:
-    """What is found of a model, by dtype."""
+    """The findings for a model, by dtype."""
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

@@ -1,4 +1,4 @@
-"""llama.cpp as a consumer of exported drafters: its server, with the target and the drafter as GGUF."""
+"""llama.cpp as a consumer of exported drafters: its server and example program, with target and drafter as GGUF."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class Llama(NamedTuple):
 
     server: Path
     sources: Path
-    """With its converter."""
+    """The sources, with the converter."""
 
     @property
     def example(self) -> Path:
-        """The program that speculates without a server."""
+        """The example program that speculates without a server."""
         return self.server.with_name("llama-speculative-simple")
 
 
 def converted(sources: Path, model: Path, output: Path, *options: str) -> Path:
-    """A Hugging Face folder as float32 GGUF, by llama.cpp's own converter. EndpointError if it fails."""
+    """Convert a Hugging Face folder to float32 GGUF with llama.cpp's converter. EndpointError if it fails."""
     command = [sys.executable, str(TO_GGUF), str(sources), str(model), *options]
     done = subprocess.run(
         [*command, "--outtype", "f32", "--outfile", str(output)], capture_output=True, text=True, check=False
@@ -45,12 +45,12 @@ def converted(sources: Path, model: Path, output: Path, *options: str) -> Path:
 
 
 def exact(slots: int) -> list[str]:
-    """Options under which outputs are those of a plain float32 model."""
+    """Options that give the outputs of a plain float32 model."""
     return ["-np", str(slots), "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--no-webui", "--host", "127.0.0.1"]
 
 
 def drafting(drafter: Path, chain: int, method: str = "eagle3") -> list[str]:
-    """Chains of `chain` tokens, float32 caches; sampling drafts on the backend goes wrong with two slots or more."""
+    """Options for chains of `chain` tokens and float32 caches; backend sampling of drafts fails with several slots."""
     return [
         *("-md", str(drafter), "--spec-type", f"draft-{method}", "--spec-draft-n-max", str(chain)),
         *("-ctkd", "f32", "-ctvd", "f32", "--no-spec-draft-backend-sampling"),
@@ -58,7 +58,7 @@ def drafting(drafter: Path, chain: int, method: str = "eagle3") -> list[str]:
 
 
 def server(binary: Path, job: Job) -> ServerProcess:
-    """`eyas serve --engine llama.cpp`, which becomes its server: one slot, no flash attention, float32 caches."""
+    """`eyas serve --engine llama.cpp`, which becomes the server: one slot, no flash attention, float32 caches."""
     options = "-c 1024 -t 1 -ctk f32 -ctv f32 -ctkd f32 -ctvd f32 --no-webui".split()
     drafts = ["--draft-model", str(job.drafter), "--num-speculative-tokens", str(job.chain)] if job.chain else []
     arguments = [
@@ -70,9 +70,9 @@ def server(binary: Path, job: Job) -> ServerProcess:
 
 
 def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
-    """Answers of llama.cpp's `speculative-simple`, a process for each prompt. EndpointError if one fails.
+    """Answers of llama.cpp's `speculative-simple`, a process per prompt. EndpointError if one fails.
 
-    It takes text: that of the prompt's ids, which it must cut into as many tokens again.
+    It takes text, so the prompt is decoded; the program must tokenize it to the same number of tokens.
     """
     command = [str(program), "-m", str(job.model), *drafting(job.drafter, job.chain, job.method), "-fa", "off"]
     command += "-ctk f32 -ctv f32 -c 1024 -t 1 --temp 0 --no-escape -lv 5".split()
@@ -80,7 +80,7 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
     for prompt in job.prompts:
         log = _whole_log([*command, "-n", str(job.tokens), "-p", tokenizer.decode(list(prompt))])
         if _LAST.findall(log) != [str(len(prompt))]:
-            raise EndpointError(f"{program.name} cuts the prompt into other tokens: {tokenizer.decode(list(prompt))!r}")
+            raise EndpointError(f"{program.name} tokenizes the prompt differently: {tokenizer.decode(list(prompt))!r}")
         tokens, counts = read_log(log, job.chain, tokenizer.eos_token_id)
         answers.append(Answer(tuple(tokens[: job.tokens]), counts))
     return answers
@@ -88,11 +88,11 @@ def in_process(program: Path, job: Job, tokenizer: Any) -> list[Answer]:
 
 _TRIES = 10
 _LAST = re.compile(r"\bencoded +(\d+) tokens in +[\d.]+ seconds, speed:")
-"""What comes after all rounds."""
+"""The line that follows all rounds."""
 
 
 def _whole_log(command: Sequence[str]) -> str:
-    """What a program says. llama.cpp's logging thread may lose the end of it (`common_log_main`): then once more."""
+    """A program's output; run again if llama.cpp's logging thread lost the end of it (`common_log_main`)."""
     for _ in range(_TRIES):
         done = subprocess.run(command, capture_output=True, check=False)
         log = (done.stdout + done.stderr).decode("utf-8", "replace")
@@ -110,7 +110,7 @@ _EVENT = re.compile(
 
 
 def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
-    """Tokens written, as far as the end mark `end` if it is among them, and counts."""
+    """The tokens in a log, up to and including the EOS token `end` if there is one, and counts."""
     tokens, draft, counts = list[int](), list[int](), Counts.none(chain)
     for event in _EVENT.finditer(log):
         if event["draft"] is not None:
@@ -124,7 +124,7 @@ def read_log(log: str, chain: int, end: int) -> tuple[list[int], Counts]:
 
 
 def over_http(running: ServerProcess, job: Job) -> list[Answer]:
-    """Answers of `/completion`; by position from `/metrics`, which must agree with the `timings` of each answer."""
+    """Answers of `/completion`; counts by position are from `/metrics` and must agree with each answer's `timings`."""
     answers, before = [], Counts.none(job.chain)
     with httpx.Client(base_url=running.root, timeout=3000, trust_env=False) as client:
         for prompt in job.prompts:
@@ -141,7 +141,7 @@ def over_http(running: ServerProcess, job: Job) -> list[Answer]:
 
 
 def version_of(built: Llama) -> str:
-    """The commit that the server was built from, or the package it is in; an sdist knows none: that of its sources."""
+    """The commit that the server was built from, or its package; for an sdist, found in the path of its sources."""
     said = subprocess.run([str(built.server), "--version"], capture_output=True, text=True, check=False)
     commit = re.search(r"commit ([0-9a-f]{7,})", said.stdout + said.stderr)
     if commit is not None:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI as a consumer of exported drafters: in its own process, on what optimum-intel makes of the pair."""
+"""OpenVINO GenAI as a consumer of exported drafters: in its own process, on the pair as optimum-intel exports it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from eyas.errors import EndpointError
 
 WORKER = Path(__file__).parent / "inside" / "openvino_worker.py"
 UNUSED = "diffusers"
-"""A package that the module of optimum-intel's drafter names, and that a drafter doesn't need."""
+"""A package that optimum-intel's drafter module names but a drafter doesn't need; an empty one stands in for it."""
 
 
 def converted(python: Path, model: Path, output: Path) -> Path:
-    """`optimum-cli export openvino` of a target or a drafter, in float32. EndpointError if it fails."""
+    """Export a target or a drafter with `optimum-cli export openvino`, in float32. EndpointError if it fails."""
     with tempfile.TemporaryDirectory() as stand_ins:
         (Path(stand_ins) / UNUSED).mkdir()
         (Path(stand_ins) / UNUSED / "__init__.py").touch()
@@ -41,7 +41,7 @@ def version_of(python: Path) -> str:
 
 
 def in_process(python: Path, job: Job) -> list[Answer]:
-    """The answers of `LLMPipeline`, one prompt after the other, computed in float32."""
+    """The answers of `LLMPipeline`, one prompt after another, in float32."""
     lines = [json.dumps({"prompt": list(p), "tokens": job.tokens, "ignore_eos": False}) + "\n" for p in job.prompts]
     precise = ("INFERENCE_PRECISION_HINT=f32", "KV_CACHE_PRECISION=f32")
     command = [str(python), str(WORKER), str(job.model), str(job.drafter), str(job.chain), *precise]
@@ -53,7 +53,7 @@ def in_process(python: Path, job: Job) -> list[Answer]:
 
 
 def counts_of(row: Mapping[str, Any], chain: int) -> Counts:
-    """The counts of an answer: every pass after the prompt's verified a draft, whose last token is the target's own."""
+    """The counts of an answer: every pass after prefill verifies a draft and emits a bonus token."""
     emitted: Sequence[int] = row["emitted"][1:]
     accepted = tuple(sum(tokens > position + 1 for tokens in emitted) for position in range(chain))
     return Counts(len(emitted), row["drafted"], accepted)

@@ -1,5 +1,6 @@
-"""What eyas does itself: the answers, and round by round what its chains had accepted. And the prompts: those of the
-demo, and chats about this Python's own library, spread over all of it.
+"""The reference that engines are compared with: eyas's answers and, round by round, the accepted tokens of its chains.
+
+Prompts are the demo's, and chats about this Python's standard library, spread over all its modules.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ class Reference:
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    """The end mark included."""
+    """Including the EOS token."""
     rounds: Mapping[int, tuple[Round, ...]]
     """By K, from the answer's second token on."""
     leads: Mapping[int, float]
-    """By K, the least by which a guess was better than the next best, in the drafter's logits."""
+    """By K, the smallest margin of a draft token over the runner-up in the drafter's logits."""
     ended: bool
-    """By its end mark, not its limit."""
+    """Whether it ended by its EOS token, not its limit."""
 
 
 def references(
     model: str, drafter: str, prompts: Sequence[tuple[int, ...]], tokens: int, chains: Sequence[int]
 ) -> list[Reference]:
-    """Decode all prompts plainly, then with every chain. RuntimeError if the two differ: then there is no reference."""
+    """Decode all prompts plainly, then with every chain. RuntimeError if answers differ: there is no reference then."""
     params = eyas.SamplingParams(max_tokens=tokens)
     plain = eyas.load(model, dtype=torch.float32)
     answers = [tuple(done.token_ids) for done in plain.generate([eyas.Request(prompt, params) for prompt in prompts])]
@@ -64,7 +65,7 @@ def references(
 
 @contextmanager
 def _recorded_leads() -> Iterator[list[float]]:
-    """The leads of all guesses of the block, of one row."""
+    """The leads of all draft tokens that a single row drafts within the `with` block."""
     found: list[float] = []
 
     def recorded(logits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -79,7 +80,7 @@ def _recorded_leads() -> Iterator[list[float]]:
 def _rounds(
     engine: eyas.Engine, prompt: tuple[int, ...], answer: tuple[int, ...], tokens: int, chain: int
 ) -> tuple[Round, ...]:
-    """The rounds after the first token, which comes out of prefill."""
+    """The rounds after the first token, which comes from prefill."""
     request = eyas.Request(prompt, eyas.SamplingParams(max_tokens=tokens), trace=True)
     emitted, rounds, stats = list[int](), list[Round](), None
     for chunk in engine.stream([request]):
@@ -93,21 +94,21 @@ def _rounds(
             rounds.append(Round(accepted, tokens - len(emitted), end))
         emitted.extend(chunk.token_ids)
     if tuple(emitted) != answer or stats is None:
-        raise RuntimeError(f"eyas's own answers differ with chain:{chain} and without: {emitted} and {list(answer)}")
+        raise RuntimeError(f"eyas's own answers differ with and without chain:{chain}: {emitted} and {list(answer)}")
     if full_chains(rounds, chain) != Counts.of(stats, chain):
-        raise RuntimeError("the rounds' counts aren't those of the engine")
+        raise RuntimeError("the rounds' counts differ from the engine's")
     return tuple(rounds)
 
 
 class Chains:
-    """How many draft tokens of a chain are accepted at any position of an answer."""
+    """Number of draft tokens of a chain that are accepted at any position of an answer."""
 
     def __init__(self, model: str, drafter: str, chain: int) -> None:
         self._engine = eyas.load(model, drafter, tree=f"chain:{chain}", dtype=torch.float32, draft_quantize="off")
         self._chain = chain
 
     def accepted(self, reference: Reference, position: int) -> int:
-        """Draft tokens accepted after the first `position` tokens of the answer, nothing cut."""
+        """Draft tokens accepted after the first `position` tokens of the answer, before it is cut."""
         at = 1
         for each in reference.rounds[self._chain]:
             if at == position:
@@ -116,7 +117,7 @@ class Chains:
         return self._accepted((*reference.prompt, *reference.answer[:position]))
 
     def _accepted(self, tokens: Sequence[int]) -> int:
-        """Counted in a round of its own after a prefill of all but the last of `tokens`."""
+        """Accepted draft tokens of a separate round, after prefilling all but the last of `tokens`."""
         target, speculation, rows = self._engine.target, self._engine.speculation, range(1)
         assert speculation is not None
         cache = target.allocate(1)
@@ -130,13 +131,13 @@ class Chains:
 
 
 class Gaps:
-    """By how many logits the target prefers our token where an engine's answer differs."""
+    """Margin by which the target prefers our token where an engine's answer differs, in logits."""
 
     def __init__(self, model: str) -> None:
         self._engine = eyas.load(model, dtype=torch.float32)
 
     def gap(self, reference: Reference, position: int, other: int) -> float:
-        """Our token's logit minus that of the engine's token, after the first `position` tokens of the answer."""
+        """Our token's logit minus the engine's token's, after the first `position` tokens of the answer."""
         scores = scores_after(
             self._engine.target,
             eyas.SamplingParams(),
@@ -148,11 +149,11 @@ class Gaps:
 
 
 LONGEST = 300
-"""Tokens: what is longer costs time and shows nothing more."""
+"""Most tokens of a chat's prompt: longer ones take time and show nothing more."""
 
 
 def make_prompts(tokenizer: Any, count: int) -> list[tuple[int, ...]]:
-    """`count` distinct prompts as token ids, the same ones every time under the same Python."""
+    """`count` distinct prompts as token ids, always the same under one version of Python."""
     demo = [encode_chat(tokenizer, [Message(role="user", content=text)]) for _, text in PROMPTS]
     chats = [chat for module in library_modules() for chat in chats_of(module)]
     wanted, found = count - len(demo), list[tuple[int, ...]]()

@@ -1,4 +1,4 @@
-"""The compatibility table of docs/lab/engines.md, made of results; what was not run is by specification only."""
+"""The compatibility table of docs/lab/engines.md, made from results; other consumers are by specification only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MARKS = "<!-- made by `make engines` -->", "<!-- end of what `make engines` made
 
 
 def table(results: Sequence[Result]) -> str:
-    """Markdown: for each kind of drafter a row for each form in each engine, run in each way, then the consumers that
-    take the kind and were never run."""
+    """Markdown: for each kind of drafter, a row per form, engine and way of running it, then the consumers that take
+    the kind and were never run."""
     kinds = sorted({result.kind for result in results} | {_FIRST}, key=lambda kind: (kind != _FIRST, kind))
     return "\n\n".join(_table(kind, [result for result in results if result.kind == kind]) for kind in kinds)
 

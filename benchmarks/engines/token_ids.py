@@ -1,8 +1,8 @@
-"""Are llama.cpp's chat template and tokenizer of a GGUF file ours? Token ids of chats, each of one question.
+"""Compare llama.cpp's chat template and tokenizer of a GGUF file with ours: token ids of chats with one question each.
 
     python -m benchmarks.engines.token_ids LLAMA_SERVER PROMPTS.jsonl [--model FILE.gguf]
 
-Prints how many are equal; ends with 1 if one isn't.
+Prints how many are equal; exits with 1 if one isn't.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eyas.text.template import encode_chat
 
 
 def ids_of(client: httpx.Client, text: str) -> list[int]:
-    """What llama.cpp makes of a user's question."""
+    """llama.cpp's token ids of a user's question."""
     asked = {"messages": [{"role": "user", "content": text}]}
     chat = client.post("/apply-template", json=asked).raise_for_status().json()["prompt"]
     cut = {"content": chat, "add_special": True, "parse_special": True}
@@ -38,9 +38,9 @@ def main(
     llama: Annotated[Path, "llama-server"],
     prompts: Annotated[Path, "JSON Lines"],
     *,
-    model: Annotated[str, "the target: a GGUF file or a name of one"] = SMOLLM2,
+    model: Annotated[str, "the target: a GGUF file or the name of one"] = SMOLLM2,
 ) -> int:
-    """Compare; the exit code."""
+    """Compare all prompts; returns the exit code."""
     found = find_target(model)
     file = weights_file(found)
     if file is None:

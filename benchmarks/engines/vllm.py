@@ -28,7 +28,7 @@ NAME = "demo"
 
 
 def environment(python: Path, threads: int) -> dict[str, str]:
-    """What vLLM needs to run on a CPU, offline, without taking all of it."""
+    """Environment variables that let vLLM run on a CPU, offline, without taking all cores and memory."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "LD_PRELOAD": str(python.parent.parent / "lib" / "libiomp5.so"),
@@ -43,16 +43,16 @@ def environment(python: Path, threads: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Job:
-    """What is run."""
+    """A run of an engine."""
 
     model: Path
     drafter: Path
     chain: int
-    """0 = plain decoding."""
+    """Number of draft tokens; 0 is plain decoding."""
     tokens: int
     prompts: Sequence[tuple[int, ...]]
     method: str = "eagle3"
-    """The engines' name for the drafter's."""
+    """The engines' name for the drafter's method."""
     dtype: str = "float32"
 
 
@@ -78,14 +78,14 @@ def offline(python: Path, job: Job) -> tuple[str, list[Answer]]:
         )
         if done.returncode or not output.is_file():
             text = done.stdout + done.stderr
-            reasons = dict.fromkeys(re.findall(r"\w+Error: .+", text))  # those of its processes
+            reasons = dict.fromkeys(re.findall(r"\w+Error: .+", text))  # of all its processes
             raise EndpointError(f"vLLM failed: {'; '.join(reasons) or text[-2000:]}")
         found = json.loads(output.read_text(encoding="utf-8"))
     return found["version"], _answers(found["answers"], job.chain)
 
 
 def _answers(rows: Sequence[Mapping[str, Any]], chain: int) -> list[Answer]:
-    """Counters only grow: what an answer added to them."""
+    """Answers, with their counts as differences of cumulative counters."""
     answers, before = [], Counts.none(chain)
     for row in rows:
         counted = _counts(row["counters"], chain)
@@ -117,7 +117,7 @@ def server(python: Path, job: Job) -> ServerProcess:
 
 
 def server_of_folder(python: Path, job: Job) -> ServerProcess:
-    """vLLM's server given a speculators folder and nothing else: that names target and K itself."""
+    """vLLM's server with a speculators folder alone, which names the target and K."""
 
     def command(port: int) -> list[str]:
         return [
@@ -146,7 +146,7 @@ def over_http(running: ServerProcess, job: Job) -> tuple[str, list[Answer]]:
 
 
 def _settled(client: httpx.Client, written: int) -> str:
-    """The page of metrics once it has counted every token written: it may lag behind an answer."""
+    """The metrics page, once it has counted every token written: it may lag behind an answer."""
     for _ in range(200):
         page = client.get("/metrics").raise_for_status().text
         found = re.search(r"^vllm:generation_tokens_total(?:{[^}]*})? (\S+)$", page, re.M)

@@ -1,1 +1,1 @@
-"""Everything that is worth knowing of eyas on a GPU, in one call: `make gpu`."""
+"""Correctness, speed and memory of eyas on a GPU, in one call: `make gpu`."""

@@ -1,9 +1,9 @@
-"""Everything that is worth knowing of eyas on a GPU, in one call of nine minutes that goes on where it was cut.
+"""Correctness, speed and memory of eyas on a GPU, in one call of nine minutes that resumes where it was cut off.
 
     make gpu [DEVICE=cpu] [OUTPUT=runs/gpu-cuda] [GPU_PYTHON=python3]
 
-Writes OUTPUT/gpu.json after every step and OUTPUT/gpu.md at the end. Ends with 1 if a step failed or is left to run. On
-a CPU everything is tiny: that is the stand-in, which shows that the script works.
+Writes OUTPUT/gpu.json after every step and OUTPUT/gpu.md at the end. Exits with 1 if a step failed or is left to run.
+On a CPU everything is tiny: this stand-in only shows that the script works.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
-    """What is measured, the most important first."""
+    """All measurements, the most important first."""
     from tests import tiny  # the models that the tests use
 
     demo = [
@@ -68,14 +68,14 @@ def all_steps(sizes: Sizes, device: torch.device) -> list[Step]:
 
 
 def identity_of(sizes: Sizes, device: torch.device) -> dict[str, Any]:
-    """What results must have in common to be in one file."""
+    """The facts that results must share to be in one file."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else describe_machine()["cpu"]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "eyas": eyas.__version__}
     return {"device": name, **versions, "sizes": sizes.name}
 
 
 def chosen(steps: Sequence[Step], sections: Sequence[str]) -> list[Step]:
-    """The steps whose section begins with one of the names; all of them without names."""
+    """The steps whose section begins with one of the names; all steps if there are no names."""
     return [step for step in steps if not sections or step.section.startswith(tuple(sections))]
 
 
@@ -84,10 +84,10 @@ def main(
     *,
     output: Annotated[Path, "the folder of gpu.json and gpu.md"],
     device: str = "cuda",
-    budget: Annotated[float, "seconds for the steps; starting takes some more"] = 520.0,
-    only: Annotated[Sequence[str], "sections that begin so"] = (),
+    budget: Annotated[float, "seconds for the steps, not counting startup"] = 520.0,
+    only: Annotated[Sequence[str], "prefixes of the sections to run"] = (),
 ) -> int:
-    """Run what isn't done yet, write the page; the exit code."""
+    """Run the steps that aren't done yet and write the page; returns the exit code."""
     place = resolve_device(device)
     sizes = FULL if place.type == "cuda" else SMALL
     logging.set_verbosity_error()

@@ -1,7 +1,7 @@
-"""Losslessness on a device: speculation against plain decoding there, and plain decoding there against the CPU.
+"""Losslessness on a device: speculation against plain decoding, and plain decoding against the CPU.
 
-Differences are judged as `eyas verify` judges them: two runs may part only where the target scores both tokens almost
-alike.
+Differences are judged as by `eyas verify`: two runs may diverge only where the target scores both tokens almost the
+same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from eyas.types import Request, SamplingParams
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
 TREES = ("chain:4", "dynamic:4,3,8", "dynamic:4,3,8,0.1")
-"""A chain, a tree, and trees of different sizes in a batch, whose passes are ragged where the device allows."""
+"""A chain, a tree, and trees whose sizes differ within a batch, with ragged passes where the device allows."""
 FAMILY_PROMPTS = (13, 1, 20, 5, 9, 3)
 
 
@@ -41,7 +41,7 @@ def demo_pair(dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome
     target = load_target(TOY_TARGET, dtype=dtype, device=device)
     prompts = demo_prompts()
     params = SamplingParams(max_tokens=sizes.answers)
-    # without native kernels, which would be compiled first
+    # without native kernels, which would have to be compiled first
     reference = load_target(TOY_TARGET, dtype=dtype, device="cpu", prepacked=False)
     rows, wrong, detail = certified(target, load_drafter(TOY_DRAFTER, target), prompts, params, (0.0, 0.8), (1, 4))
     apart, more, parted = compared(reference, target, prompts, params)
@@ -55,12 +55,12 @@ def demo_prompts() -> list[tuple[int, ...]]:
 
 
 def family(name: str, dtype: torch.dtype, sizes: Sizes, device: torch.device) -> Outcome:
-    """A tiny random model of an architecture, with a drafter that is often right anywhere in its trees."""
+    """A tiny random model of an architecture, with a drafter that is often right at any place in its trees."""
     from tests import recording, tiny  # the models that the tests use
 
     try:
         reference = Target(_tiny_model(name, dtype))
-    except UnsupportedModelError as error:  # such as Mamba-2 of transformers in bfloat16
+    except UnsupportedModelError as error:  # such as transformers' Mamba-2 in bfloat16
         raise Skipped(str(error)) from error
     record, graphs = recording.recorder(device), list[Recording]()
 
@@ -93,7 +93,7 @@ def certified(
     temperatures: Sequence[float],
     batches: Sequence[int],
 ) -> tuple[list[Row], list[str], list[Any]]:
-    """A line for each cell of the certificate's grid, the cells that are wrong, and all divergences."""
+    """A row for each cell of the certificate's grid, the cells that are wrong, and all divergences."""
     prompt_rows = [PromptRow(str(number), "here", token_ids=prompt) for number, prompt in enumerate(prompts)]
     grid = CertificateGrid(temperatures, {tree: parse_tree(tree) for tree in TREES}, batches)
     rows: list[Row] = []
@@ -122,7 +122,7 @@ def certified(
 def compared(
     reference: Target, target: Target, prompts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> tuple[Row, list[str], list[Any]]:
-    """Greedy plain answers of the same model on a CPU and on the device; a line, what is wrong, and what parted."""
+    """Compare greedy plain answers on the CPU and on the device; returns a row, what is wrong, and all differences."""
     parted: list[dict[str, Any]] = []
     expected, found = answers(reference, prompts, params), answers(target, prompts, params)
     for prompt, there, here in zip(prompts, expected, found, strict=True):
@@ -139,7 +139,7 @@ def compared(
         "against": "plain on the CPU", "tree": "none", "batch": 1, "temperature": 0.0, "answers": len(prompts),
         "equal": len(prompts) - len(parted), "near-ties": ties, "different": len(parted) - ties,
     }  # fmt: skip
-    return row, ["parts from the CPU's answers"] * bool(row["different"]), parted
+    return row, ["differs from the CPU's answers"] * bool(row["different"]), parted
 
 
 def answers(target: Target, prompts: Sequence[tuple[int, ...]], params: SamplingParams) -> list[list[int]]:
@@ -149,7 +149,7 @@ def answers(target: Target, prompts: Sequence[tuple[int, ...]], params: Sampling
 
 
 def _pooled(rows: Sequence[Row]) -> Row:
-    """The cells of a grid as one line."""
+    """The cells of a grid as one row."""
     lengths = [row["accept length"] for row in rows if row["tree"] != "none"]
     counts = {key: sum(row[key] for row in rows) for key in ("answers", "equal", "near-ties", "different")}
     batches = sorted({row["batch"] for row in rows})

@@ -20,14 +20,14 @@ from eyas.verify import Coupling
 
 
 class OracleDrafter(Drafter, SlotPairs):
-    """Drafts chains out of recorded plain continuations, level i right with the probability `rates[i]`.
+    """Drafts chains from recorded plain continuations, level i right with probability `rates[i]`.
 
-    Which levels are right is drawn once for every position of every sequence, so all runs accept alike. What is drafted
-    is known on the host; a draft costs one small copy to the device, and a `network`, if there is one, which observes
-    and drafts as usual and whose tokens are thrown away: then a draft costs what a real one does.
+    Which levels are right is drawn once for every position of every sequence, so all runs accept the same. Drafts are
+    known on the host; a draft costs one small copy to the device. A `network`, if given, observes and drafts as usual,
+    but its tokens are discarded: then a draft costs as much as a real one.
 
-    Sequences must differ within their prompts, and are recognised when the first of their pairs are observed. A
-    sequence that leaves its recorded continuation (rounding) is `lost`: it gets wrong drafts from there on.
+    Sequences must differ within their prompts and are recognized when their first pairs are observed. A sequence that
+    leaves its recorded continuation (by rounding) is `lost`: it gets wrong drafts from there on.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class OracleDrafter(Drafter, SlotPairs):
         seed: int = 0,
     ) -> None:
         self.lost: list[int] = []
-        """The slots in which a sequence was found to have left its recorded continuation."""
+        """Slots whose sequence has left its recorded continuation."""
         self._sequences = [list(sequence) for sequence in sequences]
         self.max_fanout, self._device, self._network = vocab_size, device, network
         self.taps = () if network is None else network.taps
         longest = max(map(len, self._sequences))
         draws = torch.rand(len(self._sequences), longest, len(rates), generator=torch.Generator().manual_seed(seed))
-        right = (draws < torch.tensor(rates)).long().cumprod(2).sum(2)  # [S, L] right levels from the first on
+        right = (draws < torch.tensor(rates)).long().cumprod(2).sum(2)  # [S, L] number of leading levels that are right
         self._right: list[list[int]] = right.tolist()
         self._depth = len(rates)
         self.pairs = self
@@ -74,7 +74,7 @@ class OracleDrafter(Drafter, SlotPairs):
     def resize(self, slots: int) -> None:
         self._lengths = [0] * slots
         self._held: list[int | None] = [None] * slots  # the sequence in each slot; None: unknown or lost
-        self._expected: list[int | None] = [None] * slots  # how much of the last draft is right
+        self._expected: list[int | None] = [None] * slots  # how many tokens of the last draft are right
         if self._network is not None:
             self._network.pairs.resize(slots)
 
@@ -93,7 +93,7 @@ class OracleDrafter(Drafter, SlotPairs):
         return 0 if self._network is None else self._network.pairs.unread(slot)
 
     def save(self, slot: int, start: int, stop: int) -> Any:  # noqa: ARG002
-        """Refused: an engine that measures has no prefix cache."""
+        """Refused: engines that measure have no prefix cache."""
         raise UsageError("an oracle's sequences can't be saved: leave the prefix cache off")
 
     def load(self, slot: int, saved: Any, count: int) -> None:  # noqa: ARG002
@@ -139,7 +139,7 @@ class OracleDrafter(Drafter, SlotPairs):
             self._network.pairs.move(source, target)
 
     def _follow(self, rows: range, next_tokens: Tensor, counts: Sequence[int]) -> None:
-        """Note how far the sequences have come; tokens are looked at only to recognise a new one."""
+        """Record how far the sequences have come; tokens are only read to recognize a new sequence."""
         for row, (slot, count) in enumerate(zip(rows, counts, strict=True)):
             if not count:
                 continue
@@ -158,7 +158,7 @@ class OracleDrafter(Drafter, SlotPairs):
         raise UsageError(f"no recorded sequence goes on with {tokens[:8]} after its first token")
 
     def _chain(self, slot: int, depth: int) -> list[int]:
-        """What to draft in a slot: as much of the truth as was drawn, then wrong tokens."""
+        """The draft of a slot: as many right tokens as were drawn, then wrong ones."""
         held = self._held[slot]
         if held is None:
             return [0] * depth
@@ -171,7 +171,7 @@ class OracleDrafter(Drafter, SlotPairs):
 
 
 def chain_trees(tokens: Tensor) -> DraftTree:
-    """Trees of one path each: tokens [R, K]."""
+    """Trees with a single path each, from tokens [R, K]."""
     depth = tokens.shape[1]
     parents = torch.arange(-1, depth - 1, device=tokens.device).expand_as(tokens)
     return DraftTree(
@@ -186,7 +186,7 @@ def chain_trees(tokens: Tensor) -> DraftTree:
 
 
 def expected_accept_length(rates: Sequence[float]) -> float:
-    """Tokens a round, the bonus token counted, if level i is right with the probability `rates[i]`."""
+    """Tokens per round, including the bonus token, if level i is right with probability `rates[i]`."""
     length, reached = 1.0, 1.0
     for rate in rates:
         reached *= rate

@@ -1,4 +1,4 @@
-"""What is measured: how large everything is, the wide pair, and a random pair of an 8B model's shape."""
+"""The models of `make gpu`: sizes, the wide pair, and a random pair of an 8B model's shape."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 BF16 = torch.bfloat16
 
 
-@dataclass(frozen=True, eq=False)  # so that it can be a key
+@dataclass(frozen=True, eq=False)  # hashable, as a cache key
 class Sizes:
-    """How large models, batches and answers are."""
+    """Sizes of models, batches and answers."""
 
     name: str
     wide: dict[str, int]
-    """Config fields of the wide pair's target, which is as deep as the demo target and has as many heads a key head."""
+    """Config fields of the wide pair's target; its depth and heads per key head are the demo target's."""
     llama: dict[str, int]
     """Config fields of the random pair's target."""
     draft_vocab: int
     batches: tuple[int, ...]
     prompt: int
-    """Tokens of a prompt."""
+    """Tokens per prompt."""
     tokens: int
-    """Tokens of an answer."""
+    """Tokens per answer."""
     repeats: int
     rounds: int
-    """Rounds in which host time and syncs are counted."""
+    """Number of rounds over which host time and syncs are counted."""
     answers: int
-    """Tokens of the answers that are compared for losslessness."""
+    """Tokens per answer compared for losslessness."""
     train_length: int
-    """Tokens of a training step's chat."""
+    """Tokens of the chat of a training step."""
     train_steps: int
     chats: int
-    """Chats whose states are captured."""
+    """Number of chats to capture."""
     tests: str = ""
-    """Which of the tests are run, as `pytest -k` takes it; all of them by default."""
+    """The `pytest -k` expression of the tests to run; all by default."""
 
 
 FULL = Sizes(
@@ -78,11 +78,11 @@ SMALL = Sizes(
     draft_vocab=256, batches=(1, 4), prompt=12, tokens=8, repeats=2, rounds=3, answers=12,
     train_length=96, train_steps=24, chats=40, tests="llama or kernels or prefix",
 )  # fmt: skip
-"""For the stand-in on a CPU: the same steps, figures that mean nothing."""
+"""For the stand-in on a CPU: the same steps with meaningless figures."""
 
 
 class Pair(NamedTuple):
-    """A target, and a drafter of its shape."""
+    """A target and a drafter of its shape."""
 
     target: Target
     drafter: NetworkDrafter
@@ -95,7 +95,7 @@ def make_pair(name: str, sizes: Sizes, device: torch.device) -> Pair:
 
 
 def release_pairs() -> None:
-    """Give back the memory of the last pair."""
+    """Release the memory of the last pair."""
     make_pair.cache_clear()
     gc.collect()
     if torch.cuda.is_available():
@@ -103,7 +103,7 @@ def release_pairs() -> None:
 
 
 def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
-    """The demo pair in wider matrices (`benchmarks/heavy_pair.py`): it computes the same."""
+    """The demo pair in wider matrices that compute the same (`benchmarks/heavy_pair.py`)."""
     light = LlamaForCausalLM.from_pretrained(TOY_TARGET, dtype=torch.float32)
     network = load_network(TOY_DRAFTER)
     assert isinstance(network, Eagle3Network)
@@ -112,7 +112,7 @@ def wide_pair(sizes: Sizes, device: torch.device) -> Pair:
 
 
 def random_pair(sizes: Sizes, device: torch.device) -> Pair:
-    """Random weights, made on the device. The drafter's guesses are worth nothing: an oracle's take their place."""
+    """Random weights, made on the device. The drafter's tokens are useless and are replaced by an oracle's."""
     torch.manual_seed(0)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes.llama, tie_word_embeddings=False), dtype=BF16)
@@ -130,10 +130,10 @@ def random_pair(sizes: Sizes, device: torch.device) -> Pair:
 
 
 def make_sure(model: Any) -> None:
-    """Let the next token be a fixed permutation of the last one, by a wide margin, whatever the layers add.
+    """Make the next token a fixed permutation of the last one, by a wide margin, whatever the layers add.
 
-    With logits of random weights nearly every second answer would part from plain decoding at a near-tie, and an oracle
-    could not keep to an accept length. All matrices are read and multiplied as always.
+    With the logits of random weights, nearly half of the answers would diverge from plain decoding at a near-tie, and
+    an oracle couldn't hold an accept length. All matrices are read and multiplied as usual.
     """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     order = torch.randperm(len(embedding), device=embedding.device)
@@ -151,7 +151,7 @@ def _pair(model: Any, network: DraftNetwork) -> Pair:
 
 @contextmanager
 def without_graphs(pair: Pair) -> Iterator[None]:
-    """Engines that are made of a pair in the block run its passes kernel by kernel."""
+    """Engines made from a pair within the block run its passes kernel by kernel, without CUDA graphs."""
     found = pair.target.record, pair.drafter.pairs.record
     pair.target.record = pair.drafter.pairs.record = None
     try:
@@ -162,7 +162,7 @@ def without_graphs(pair: Pair) -> Iterator[None]:
 
 @contextmanager
 def stock_attention(target: Target) -> Iterator[Any]:
-    """The target's model with transformers' own attention function, as `generate` finds it."""
+    """The target's model with transformers' SDPA attention, which `generate` uses."""
     model = target.model
     own = model.config._attn_implementation
     model.set_attn_implementation("sdpa")

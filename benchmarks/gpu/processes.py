@@ -1,4 +1,4 @@
-"""What runs in processes of its own: the tests on a device."""
+"""Tests on a device, run in a separate process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ TESTS = {
         f"tests/engine/test_{name}.py" for name in ("engine", "sampling", "prefix", "grammar", "serving", "under_load")
     ),
 }
-"""Name -> test files whose models are on the device that EYAS_TEST_DEVICE names."""
+"""Name -> test files that place their models on the device in EYAS_TEST_DEVICE."""
 WORKERS = 4
 
 
 def run_tests(files: tuple[str, ...], sizes: Sizes, device: torch.device) -> Outcome:
-    """Test files with their models on the device."""
+    """Run test files with their models on the device."""
     if find_spec("pytest") is None:
         raise Skipped("pytest isn't installed")
     release_pairs()
@@ -54,5 +54,5 @@ def run_tests(files: tuple[str, ...], sizes: Sizes, device: torch.device) -> Out
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     wrong = [] if done.returncode == 0 else failed or [f"pytest ended with {done.returncode}: {done.stdout[-300:]}"]
     lines = done.stdout.splitlines()
-    reasons = list(dict.fromkeys(line for line in lines if line.startswith("E  ")))  # each once: one fault fails many
+    reasons = list(dict.fromkeys(line for line in lines if line.startswith("E  ")))  # each once: many tests share one
     return Outcome([{"files": len(files), "passed": 0, "failed": 0, **counts}], wrong, [*reasons[:40], *lines[-20:]])

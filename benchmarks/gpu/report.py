@@ -1,4 +1,4 @@
-"""The results of all steps as a Markdown page: a table for every section."""
+"""The results of all steps as a Markdown page with a table for every section."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from benchmarks.pages import markdown
 
 NOTES = {
     "random": "A random target of an 8B model's shape. Accept lengths are set: an oracle drafts the plain continuation "
-    "with a fixed probability a level, while a drafter's network of that shape runs as usual (except `for free`).",
-    "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats, prompts are random.",
+    "with a fixed probability per level, while a drafter network of that shape runs as usual (except `for free`).",
+    "wide": "The demo pair in wider matrices (1024 x 3072 on a GPU). Its drafter knows chats; prompts are random.",
     "lossless: families": "`graphs`: how many passes were recorded as CUDA graphs; 0 if the model can't be recorded.",
-    "lossless: hybrids": "Models with recurrent layers, of which no pass is recorded.",
-    "rounds": "`device ms`: kernels' time. `exposed host ms`: the rest of the round. `host waits`: how often a round "
-    "the host waits for the device, copies from pageable memory included.",
+    "lossless: hybrids": "Models with recurrent layers, whose passes are never recorded.",
+    "rounds": "`device ms`: kernel time. `exposed host ms`: the rest of the round. `host waits`: how often per round "
+    "the host waits for the device, including copies from pageable memory.",
 }
-"""Section -> what its figures are."""
+"""Section -> explanation of its figures."""
 
 
 def page(results: Results, steps: Sequence[Step]) -> str:
-    """All sections in the order of their steps, and what is missing."""
+    """All sections in the order of their steps, including steps not run yet."""
     identity = results.identity
     lines = [f"# eyas on {identity['device']}", ""]
     lines += [", ".join(f"{name} {value}" for name, value in identity.items() if name != "device"), ""]
     if identity["sizes"] != "full":
-        lines += ["**The stand-in: tiny shapes on a CPU. These figures say that the script works, nothing else.**", ""]
+        lines += ["**The stand-in: tiny shapes on a CPU. These figures only show that the script works.**", ""]
     for section in dict.fromkeys(step.section for step in steps):
         lines += [f"## {section}", ""]
         if section in NOTES:
@@ -52,7 +52,7 @@ def _result(entry: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: a column for every key that a row has, in the order in which they come."""
+    """Markdown with a column for every key of the rows, in order of appearance."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return markdown(columns, ([_cell(row.get(column)) for column in columns] for row in rows))
 

@@ -1,7 +1,7 @@
-"""Tokens per second of a pair on a device, plain and at set accept lengths, and what a round costs the host.
+"""Tokens per second of a pair on a device, plain and at set accept lengths, and the host's cost of a round.
 
-All settings run the same prompts by the same counter, in turns, in one process. Decoding only: prefill is kept apart,
-and of `transformers.generate` the time of a single token is taken off.
+All settings run the same prompts with the same counter, in turns, in one process. Only decoding counts: prefill is
+measured separately, and the time of a single token is subtracted from `transformers.generate`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ORACLES: dict[str, tuple[float, ...]] = {
     "chain:3 at 0.9": (0.9,) * 3,
     "chain:5 at 0.8": (0.8,) * 5,
 }
-"""Setting -> how often each level is right. Drafting costs what a real drafter costs."""
+"""Setting -> how often each level is right. Drafting costs as much as with a real drafter."""
 DRAFTED = ("chain:3", "dynamic:5,6,24")
-"""Trees of the wide pair's own drafter."""
+"""Trees for the wide pair's own drafter."""
 PLAIN, STOCK = "plain", "transformers.generate"
 EAGER = ", no graphs"
-"""At the end of a setting whose passes aren't CUDA graphs."""
+"""Suffix of settings whose passes aren't CUDA graphs."""
 ROUNDS: dict[str, tuple[float, ...]] = {PLAIN: (), "chain:3 at 0.9": (0.9,) * 3}
-"""Settings whose rounds are looked at closely, with and without graphs."""
+"""Settings whose rounds are profiled, with and without graphs."""
 
 
 def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
@@ -79,7 +79,7 @@ def rates(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
 
 
 def _line(setting: str, batch: int, runs: Sequence[Row], plain: Sequence[Row], expected: list[list[int]]) -> Row:
-    """One setting's figures, over all repeats."""
+    """One setting's figures over all repeats."""
     speeds, base = ([run["tokens/s"] for run in each] for each in (runs, plain))
     ratio = paired(speeds, base)
     row: Row = {
@@ -97,7 +97,7 @@ def _line(setting: str, batch: int, runs: Sequence[Row], plain: Sequence[Row], e
 
 
 def rounds(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome:
-    """The time of a round, the device's part of it, kernels, and how often the host waits, in the midst of answers."""
+    """Mid-answer rounds: their time, the device's part of it, kernels, and how often the host waits."""
     pair = make_pair(name, sizes, device)
     length = 4 * sizes.rounds * (1 + max(map(len, ROUNDS.values()))) + 8
     prompts = random_prompts(pair, batch, sizes.prompt)
@@ -119,7 +119,7 @@ def rounds(name: str, batch: int, sizes: Sizes, device: torch.device) -> Outcome
 
 
 def _round(step: Callable[[], object], count: int, device: torch.device) -> tuple[Row, dict[str, float]]:
-    """What a round takes, over `count` of them and as many for each other figure; and where the host waits."""
+    """The cost of a round, each figure measured over `count` rounds; and where the host waits."""
     seconds: list[float] = []
     for _ in range(count):
         began = time.perf_counter()
@@ -135,7 +135,7 @@ def _round(step: Callable[[], object], count: int, device: torch.device) -> tupl
 
 
 def host_waits(step: Callable[[], object], count: int) -> Counter[str]:
-    """`file:line` -> how often it made the host wait for the device in `count` calls, as PyTorch sees it.
+    """`file:line` -> how often it made the host wait for the device in `count` calls, as PyTorch reports it.
 
     A copy from pageable memory to the device counts: it waits for all work before it.
     """
@@ -152,9 +152,9 @@ def host_waits(step: Callable[[], object], count: int) -> Counter[str]:
 
 
 def device_work(step: Callable[[], object], count: int, round_ms: float) -> Row:
-    """Kernel time and kernels a round, and the host's part that no kernel hides.
+    """Kernel time and number of kernels per round, and the host time that no kernel hides.
 
-    The profiler slows the host and leaves kernels as they are, so the round's own time was measured without it.
+    The profiler slows down the host but not the kernels, so `round_ms` is measured without it.
     """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         for _ in range(count):
@@ -171,7 +171,7 @@ def device_work(step: Callable[[], object], count: int, round_ms: float) -> Row:
 
 @contextmanager
 def decoding(engine: Engine, requests: Sequence[Request]) -> Iterator[Callable[[], object]]:
-    """An engine that has read all prompts; the block is given its step, and the requests end with the block."""
+    """Prefill all prompts, then give the block the engine's step; the requests end with the block."""
     indices = [engine.submit(request) for request in requests]
 
     def step() -> None:
@@ -193,7 +193,7 @@ def decoding(engine: Engine, requests: Sequence[Request]) -> Iterator[Callable[[
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[Row]:
-    """Fills in the most device memory that was allocated during the block; None on a CPU."""
+    """Yield a row that gets the peak device memory allocated during the block; None on a CPU."""
     found: Row = {"peak GiB": None}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -203,7 +203,7 @@ def peak_memory(device: torch.device) -> Iterator[Row]:
 
 
 def random_prompts(pair: Pair, batch: int, length: int) -> torch.Tensor:
-    """Random tokens [batch, length], no two rows beginning alike."""
+    """Random tokens [batch, length]; no two rows start alike."""
     draw = torch.Generator().manual_seed(batch)
     prompts = torch.randint(5, pair.target.vocab_size, (batch, length), generator=draw)
     prompts[:, 1] = torch.randperm(pair.target.vocab_size - 5, generator=draw)[:batch] + 5
@@ -218,13 +218,13 @@ def record(pair: Pair, requests: Sequence[Request], tokens: int) -> list[list[in
 
 
 def oracle(pair: Pair, recorded: Sequence[Sequence[int]], right: Sequence[float], free: bool = False) -> OracleDrafter:
-    """An oracle for the pair; unless drafts are `free`, the pair's network runs with it."""
+    """An oracle for the pair; unless drafts are `free`, the pair's draft network also runs."""
     network = None if free else pair.drafter
     return OracleDrafter(recorded, right, pair.target.vocab_size, pair.target.device, network)
 
 
 def engine(pair: Pair, drafter: Drafter | None, setting: str, batch: int) -> Engine:
-    """An engine over the pair's target, of `batch` slots; a `setting` begins with its tree."""
+    """An engine for the pair's target with `batch` slots; a `setting` begins with its tree."""
     tree = setting.split()[0].rstrip(",")
     speculation = None if drafter is None else Speculation(drafter, parse_tree(tree))
     return Engine(pair.target, None, speculation, batch_size=batch)
@@ -235,7 +235,7 @@ def _params(tokens: int) -> SamplingParams:
 
 
 def _generated(engine: Engine, requests: Sequence[Request]) -> Row:
-    """A run by the engine's own counter: sequences decode side by side, so the longest time is that of all."""
+    """A run by the engine's counters: sequences decode in parallel, so the longest time is the batch's time."""
     done = engine.generate(requests)
     pooled = Stats()
     for completion in done:

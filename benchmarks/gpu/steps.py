@@ -1,7 +1,7 @@
-"""Steps of a long measurement: run one after another within a budget, each result written as soon as it is there.
+"""Steps of a long measurement: run one after another within a budget, each result written immediately.
 
-A file of results belongs to one device and one set of versions. Whoever runs the same steps into it again runs only
-those that are not done: what was cut off, what failed, and what there was no time for.
+A file of results belongs to one device and one set of versions. Running the same steps into it again runs only those
+that aren't done: steps that were cut off, that failed, or for which there was no time.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from eyas.errors import UsageError
 from eyas.files import write_json
 
 Row = dict[str, Any]
-"""A line of a section's table: names to numbers or texts."""
+"""A row of a section's table: column name -> number or text."""
 Status = Literal["done", "failed", "cut", "skipped"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step measured, and what of it is not as it should be: such a step has failed."""
+    """The measurements of a step, and what is wrong with them: if anything is, the step has failed."""
 
     rows: Sequence[Row]
     wrong: Sequence[str] = ()
     detail: Any = None
-    """More of it, for the JSON file only."""
+    """Details for the JSON file only."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. It isn't begun when less than `seconds` are left."""
+    """One measurement, not started if less than `seconds` are left."""
 
     section: str
     name: str
@@ -46,11 +46,11 @@ class Step:
 
 
 class Skipped(Exception):  # noqa: N818  # no error
-    """Raised by a step that can't be run on this machine; says why."""
+    """Raised by a step that can't be run on this machine, with the reason."""
 
 
 class OutOfTime(BaseException):
-    """The budget is spent. No `Exception`: an engine would take it for a request's failure and go on."""
+    """The budget is spent. Not an `Exception`, which an engine would take for a request's failure and go on."""
 
 
 @dataclass
@@ -59,13 +59,13 @@ class Results:
 
     path: Path
     identity: Mapping[str, Any]
-    """What results must have in common to be in one file: device, versions, sizes."""
+    """The facts that results in one file share: device, versions, sizes."""
     steps: dict[str, Row] = field(default_factory=dict)
     """`section/name` -> section, name, status, seconds and rows or error."""
 
     @staticmethod
     def open(path: Path, identity: Mapping[str, Any]) -> Results:
-        """Those of the file, or none if there is no such file. Raises UsageError if it was made elsewhere."""
+        """The results in a file, or none if there is no such file. UsageError if its identity is another."""
         results = Results(path, identity)
         if path.is_file():
             held = json.loads(path.read_text(encoding="utf-8"))
@@ -76,20 +76,20 @@ class Results:
         return results
 
     def done(self, step: Step) -> bool:
-        """Whether a step has been run and all was as it should be."""
+        """Whether a step has been run and nothing was wrong."""
         return self.status(step) == "done"
 
     def entry(self, step: Step) -> Row | None:
-        """What is known of a step; None if it has not been begun."""
+        """The recorded result of a step; None if it has not been run."""
         return self.steps.get(_key(step))
 
     def status(self, step: Step) -> Status | None:
-        """How a step ended the last time; None if it has not been begun."""
+        """How a step ended the last time; None if it has not been run."""
         entry = self.entry(step)
         return None if entry is None else entry["status"]
 
     def record(self, step: Step, status: Status, seconds: float, **more: Any) -> None:
-        """Put a step's result into the file, in the place of an earlier one."""
+        """Write a step's result to the file, replacing an earlier one."""
         entry = {"section": step.section, "name": step.name, "status": status, "seconds": round(seconds, 1), **more}
         self.steps[_key(step)] = entry
         write_json(self.path, {"identity": dict(self.identity), "steps": self.steps})
@@ -100,7 +100,7 @@ def _key(step: Step) -> str:
 
 
 def run_steps(steps: Sequence[Step], results: Results, budget: float) -> None:
-    """Run what is not done yet, in order, for at most `budget` seconds."""
+    """Run the steps that aren't done yet, in order, for at most `budget` seconds."""
     ends = time.monotonic() + budget
     for step in steps:
         left = ends - time.monotonic()
@@ -124,7 +124,7 @@ def _run(step: Step, results: Results, left: float) -> None:
         record("cut", error=f"cut after {left:.0f} s")
     except Skipped as reason:
         record("skipped", error=str(reason))
-    except Exception as error:  # noqa: BLE001 - whatever a step meets, the next ones still run
+    except Exception as error:  # noqa: BLE001 - whatever a step raises, the next ones still run
         last = traceback.format_exc().splitlines()[-12:]
         record("failed", error=f"{type(error).__name__}: {error}", traceback=last)
     else:

@@ -1,4 +1,4 @@
-"""Training on a device: the objective against the CPU, the time and memory of a step, and a store to a drafter."""
+"""Training on a device: the objective against the CPU, the time and memory of a step, and capture to drafter."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from eyas.types import Request, SamplingParams, Stats
 from tests.toy.pair import TOY_TARGET
 
 TOLERANCE = 1e-3
-"""Greatest relative difference of loss and gradient in float32: kernels sum in other orders."""
+"""Greatest relative difference of loss and gradient in float32, where kernels sum in different orders."""
 
 
 def as_on_cpu(device: torch.device) -> Outcome:
-    """Loss and gradients of one small batch in float32, on the CPU and on the device."""
+    """Compare loss and gradients of one small float32 batch on the CPU and on the device."""
     network, head, batch = _problem(SMALL, torch.device("cpu"))
     found = []
     for place in (torch.device("cpu"), device):
@@ -64,7 +64,7 @@ def as_on_cpu(device: torch.device) -> Outcome:
 
 
 def step_time(sizes: Sizes, device: torch.device) -> Outcome:
-    """An EAGLE-3 step of the random pair's shape in bfloat16 autocast: forward, backward, AdamW."""
+    """An EAGLE-3 training step in the random pair's shape under bfloat16 autocast: forward, backward, AdamW."""
     release_pairs()
     network, head, batch = _problem(sizes, device)
     objective = _objective(network, head, batch, bf16=True)
@@ -91,7 +91,7 @@ def step_time(sizes: Sizes, device: torch.device) -> Outcome:
 
 
 def capture_and_train(sizes: Sizes, device: torch.device) -> Outcome:
-    """A shard of the demo target's states, a drafter trained on it, and answers with it that equal plain ones."""
+    """Capture the demo target's states, train a drafter on them, and check that answers with it equal plain ones."""
     with TemporaryDirectory() as folder:
         chats, store, run = (Path(folder, name) for name in ("chats.jsonl", "store", "run"))
         texts = [PROMPTS[i % len(PROMPTS)][1] for i in range(sizes.chats)]
@@ -157,7 +157,7 @@ def _captured(target: Target, chats: Path, store: Path) -> Row:
 
 
 def _problem(sizes: Sizes, device: torch.device) -> tuple[Eagle3Network, nn.Linear, FeatureBatch]:
-    """A fresh drafter of the random pair's shape, a head, and a batch of one chat, a third of it prompt."""
+    """A fresh drafter in the random pair's shape, a head, and a batch of one chat with a third of it prompt."""
     torch.manual_seed(0)
     shape = {name: size for name, size in sizes.llama.items() if name != "num_hidden_layers"}
     hidden, vocab, length = shape["hidden_size"], shape["vocab_size"], sizes.train_length

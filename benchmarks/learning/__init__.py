@@ -1,1 +1,1 @@
-"""What a drafter that learns from traffic gains, costs and withstands."""
+"""Gains, costs and robustness of a drafter that learns from traffic."""

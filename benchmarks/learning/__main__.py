@@ -1,4 +1,4 @@
-"""A drafter that learns from traffic, beside the same drafter that doesn't: the day, attacks, kills and costs.
+"""A drafter that learns from traffic against the same drafter that doesn't: the day, attacks, kills and costs.
 
     python -m benchmarks.learning day smollm2 smollm2 WORK --store STORE --mix TRAIN.jsonl ... --unseen EVAL.jsonl ...
     python -m benchmarks.learning others smollm2 static WORK --drafter smollm2 --mix ... --unseen ...
@@ -9,7 +9,7 @@
     python -m benchmarks.learning kills smollm2 smollm2 NEW
     python -m benchmarks.learning cost smollm2 smollm2 ROWS --mix TRAIN.jsonl
 
-Only `cost` measures seconds; everything else counts, on a busy machine as on an idle one.
+Only `cost` measures seconds; the others only count, so a busy machine gives the same results as an idle one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a drafter that learns withstands, and what it learns best from: candidates are made of stored rows of traffic.
+"""What a learning drafter withstands and what it learns best from: candidates are trained on stored rows of traffic.
 
-`harvest` serves requests for tool calls, random tokens and endless repetition, and keeps their states in folders. The
-others train candidates on such rows with a cycle's own settings, and replay them on rows that were held out.
+`harvest` serves requests for tool calls, random tokens and endless repetition, and stores their states in folders. The
+others train candidates on such rows with the settings of a cycle, and replay them on held-out rows.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from eyas.train.loss.objective import DraftObjective
 from eyas.train.recipe import run_recipe
 from eyas.types import Request, SamplingParams
 
-Work = Annotated[Path, "where `harvest` put its folders"]
+Work = Annotated[Path, "the folder that `harvest` wrote"]
 HELD = 4
-"""One honest row in so many is held out."""
+"""One honest row in `HELD` is held out."""
 POISONED = 9
-"""Honest rows for each one of the attacker's: a tenth of the traffic is his."""
+"""Number of honest rows per row of the attacker, who sends a tenth of the traffic."""
 
 
 def harvest(model: str, drafter: str, work: Work, *, honest: int = 320, attacker: int = 50) -> None:
-    """Serve requests of each kind and keep their rows; kinds that are there already are left as they are."""
+    """Serve requests of each kind and store their rows; kinds that were harvested before are kept."""
     session = Session.open(TargetOptions(model))
     for kind, count in (("tools", honest), ("random", attacker), ("repetitive", attacker)):
         if (work / kind / "done").is_file():
@@ -70,10 +70,10 @@ def _request(session: Session, kind: str, number: int) -> Request:
     rng = random.Random(number)
     vocabulary = session.target.vocab_size
     params = SamplingParams(max_tokens=TOKENS, temperature=float(number % 2), seed=number, ignore_eos=kind != "tools")
-    if kind == "random":  # no language at all, answered hot
+    if kind == "random":  # random prompts, answered at a high temperature
         hot = params.model_copy(update={"temperature": 2.0})
         return Request(tuple(rng.randrange(vocabulary) for _ in range(40)), hot)
-    if kind == "repetitive":  # two words for ever, others each time: certain there, and wrong everywhere else
+    if kind == "repetitive":  # two tokens repeated, different ones per request: predictable there, wrong elsewhere
         words = [rng.randrange(vocabulary) for _ in range(2)]
         return Request(tuple(words * 20), params)
     chat: list[Message] = asked(kind, rng)
@@ -81,7 +81,7 @@ def _request(session: Session, kind: str, number: int) -> Request:
 
 
 class Bench:
-    """The honest rows, the drafter that served, and what candidates are trained and replayed with."""
+    """The honest rows, the drafter that served, and the training and replay of candidates."""
 
     def __init__(self, work: Path, store: Path | None = None) -> None:
         self.work, self.folder = work, LearnFolder(work / "tools")
@@ -95,18 +95,18 @@ class Bench:
         self.held = self.kept("held", {"held": rows[::HELD]})
 
     def rows(self, kind: str) -> list[TrafficRow]:
-        """All rows of a kind, in the order in which they were written."""
+        """All rows of a kind, in the order they were written."""
         layout = self.settings.layout
         traffic = TrafficStore(self.work / kind / "traffic", layout, 1 << 40)
         return [row for shard in traffic.shards() for row in shard.rows(layout)]
 
     def kept(self, name: str, splits: dict[str, list[TrafficRow]]) -> FeatureStore:
-        """A store of rows, written anew."""
+        """Write a store of rows, replacing an earlier one."""
         shutil.rmtree(self.work / name, ignore_errors=True)
         return write_store(self.work / name, self.settings.target, self.settings.layout, splits, name)
 
     def trained(self, name: str, rows: list[TrafficRow], *, mix: bool = True, steps: int | None = None) -> Path:
-        """A candidate of these rows, trained as a cycle trains; one that is there already is taken."""
+        """A candidate trained on these rows as a cycle trains it; a trained one is reused."""
         made = self.work / name / "run"
         if not (made / "drafter" / "config.json").is_file():
             shutil.rmtree(self.work / name, ignore_errors=True)
@@ -124,7 +124,7 @@ class Bench:
         return made / "best"
 
     def replayed(self, drafter: DraftNetwork | Path, store: FeatureStore | None = None, split: str = "held") -> float:
-        """Accept length on the honest rows that were held out, or on a store's."""
+        """Accept length on the held-out honest rows, or on a split of a store."""
         network = load_network(drafter, self.target) if isinstance(drafter, Path) else drafter
         sums, counts = replayed(network, self.target, store or self.held, split)
         return round(float(sums.sum() / counts.sum()), 4)
@@ -134,10 +134,10 @@ def poison(
     work: Work,
     store: Annotated[Path, "the drafter's original store"],
     *,
-    steps: Annotated[int | None, "of each candidate's training, instead of two passes"] = None,
+    steps: Annotated[int | None, "training steps of each candidate, instead of two epochs"] = None,
     output: Output = None,
 ) -> None:
-    """What a tenth of the traffic costs that is random, or repetitive: accept length on honest rows, and the gate."""
+    """What a tenth of random or repetitive traffic costs: accept length on honest rows, and the gate's verdict."""
     bench, found = Bench(work, store), {}
     gate = Gate(bench.parent, bench.target, bench.held, "held", None, GateConfig())
     for name in ("honest", "random", "repetitive"):
@@ -162,7 +162,7 @@ ORDERS = tuple(itertools.permutations(range(3)))[1:]
 
 
 def harms(tries: int) -> list[tuple[str, int]]:
-    """So many ways to be worse, 20 at least, in random order: its kind and its seed."""
+    """The kinds and seeds of `tries` (at least 20) ways to be worse, in random order."""
     found = [("random", seed) for seed in range(tries // 3)] + [("garbage", seed) for seed in range(tries // 5)]
     found += [("taps", seed) for seed in range(len(ORDERS))]
     found += [("noise", seed) for seed in range(tries - len(found))]
@@ -171,7 +171,7 @@ def harms(tries: int) -> list[tuple[str, int]]:
 
 
 def worse(bench: Bench, how: str, seed: int) -> Path:
-    """A candidate that is worse in this way."""
+    """Make a candidate that is worse in this way."""
     if how == "garbage":
         return bench.trained(f"garbage-{seed}", _garbage(bench, seed), mix=False, steps=8)
     network = load_network(bench.parent, bench.target).float()
@@ -183,7 +183,7 @@ def worse(bench: Bench, how: str, seed: int) -> Path:
 
 @torch.no_grad()
 def spoil(network: DraftNetwork, how: str, order: Sequence[int]) -> None:
-    """Draw all weights anew, permute the taps that the drafter reads, or add noise of a third of each weight's size."""
+    """Redraw all weights, permute the taps that the drafter reads, or add noise of 0.3 standard deviations."""
     if how == "taps":
         weight: torch.Tensor = network.fc.weight  # type: ignore[union-attr, assignment]
         parts = weight.chunk(3, dim=1)
@@ -195,9 +195,9 @@ def spoil(network: DraftNetwork, how: str, order: Sequence[int]) -> None:
 
 
 def _garbage(bench: Bench, seed: int) -> list[TrafficRow]:
-    """Rows of random tokens whose final states have their features permuted: these are what teaches.
+    """Rows of random tokens, with features permuted in their final states, which are the training signal.
 
-    True ones would make the drafter better, and so would true ones in another order, by how frequent tokens are.
+    True states would improve the drafter, even in another order, because they teach it token frequencies.
     """
     rng = torch.Generator().manual_seed(seed)
     rows = []
@@ -216,7 +216,7 @@ def gate(
     work: Work, *, tries: int = 50, kinds: Sequence[str] = ("random", "garbage", "taps", "noise"), rows: int = 32,
     output: Output = None,
 ) -> None:  # fmt: skip
-    """Whether the gate promotes a candidate that is worse, of those tries that are of these kinds."""
+    """Whether the gate promotes a worse candidate; of `tries` candidates, those of these `kinds` are tried."""
     bench = Bench(work)
     recent = bench.kept("gate", {"held": bench.rows("tools")[::HELD][:rows]})
     test = Gate(bench.parent, bench.target, recent, "held", None, GateConfig())
@@ -232,9 +232,9 @@ def gate(
 
 
 def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Output = None) -> None:
-    """After how many requests a worse generation is taken back that was put into service by hand; and the answers.
+    """After how many requests a worse generation is reverted that was promoted by hand, and whether answers differ.
 
-    Noise is left out: the least of it hardly shows in these requests, and what isn't behind may stay.
+    Noise is left out: it hardly shows in these requests, and a generation that isn't behind may stay.
     """
     bench, session = Bench(work), Session.open(TargetOptions(model))
     plain = session.engine(None, SETTINGS)
@@ -265,7 +265,7 @@ def forced(model: str, drafter: str, work: Work, *, tries: int = 5, output: Outp
 
 
 class LowRank(nn.Module):
-    """The update B A of a weight [out, in], of rank r, scaled by 2 (Hu et al. 2021: alpha / r)."""
+    """The update B A, of rank r, of a weight [out, in], scaled by 2 (alpha / r in Hu et al. 2021)."""
 
     def __init__(self, weight: torch.Tensor, rank: int) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ def lowrank(
     rates: Sequence[float] = (3e-4, 1e-3, 3e-3),
     output: Output = None,
 ) -> None:
-    """Full against low-rank updates of all linears after equal steps on the same batches, each with its best rate."""
+    """Full against low-rank updates of all linears, after equal steps on the same batches, at each learning rate."""
     bench = Bench(work)
     store = bench.kept("lowrank", {"train": bench.train})
     found: list[dict[str, Any]] = []
@@ -299,7 +299,7 @@ def lowrank(
 
 
 def _adapted(network: DraftNetwork, rank: int | None) -> list[nn.Parameter]:
-    """The weights to train: all, or those of an update of this rank of each linear layer."""
+    """The weights to train: all of them, or those of a low-rank update of each linear layer."""
     if rank is None:
         return [one for one in network.parameters() if one.requires_grad]
     network.requires_grad_(False)
@@ -313,7 +313,7 @@ def _adapted(network: DraftNetwork, rank: int | None) -> list[nn.Parameter]:
 def _learn(
     bench: Bench, network: DraftNetwork, trained: Sequence[nn.Parameter], store: FeatureStore, steps: int, rate: float
 ) -> None:
-    """AdamW with a cosine from `rate` to 0."""
+    """Train with AdamW, its learning rate decaying from `rate` to 0 by a cosine."""
     batches = ChatBatches(store.rows("train"), 512, store.settings.longest, seed=0)
     source = StoreSource(store, batches, network.config.taps_of(bench.target.num_layers))
     loss = recipe_for(

@@ -1,4 +1,4 @@
-"""What collecting costs, and a learner beside a server under full load: the machine must have nothing else to do."""
+"""The cost of collecting, and of a learner next to a server under full load; needs an otherwise idle machine."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from eyas.session import Session
 from eyas.types import Request
 
 _STARTING = 30.0
-"""Seconds after which a learner is at its work."""
+"""Seconds after which a learner has started its work."""
 
 
 def cost(
     model: str, drafter: str, work: Work, *, mix: Mix, count: int = 48, tokens: int = 128, repeats: int = 5,
     tree: str = TREE, output: Output = None,
 ) -> None:  # fmt: skip
-    """Seconds of the same requests, in turns, over those without learning: a ratio of 1.02 is a cost of 2 %.
+    """Time of the same requests over their time without learning, in turns: a ratio of 1.02 is a cost of 2%.
 
-    With a collector; with a learner that gives way, as it does by default; with one that doesn't (`--always`).
+    Cases: with a collector, with a learner that yields (the default), with one that doesn't (`--always`).
     """
     session, options = Session.open(TargetOptions(model)), DrafterOptions(drafter)
     settings = replace(SETTINGS, tree=tree)
@@ -91,7 +91,7 @@ def _long(request: Request, tokens: int) -> Request:
 
 
 class _Learner:
-    """A learner's processes, which are held but for the turns that they are measured in."""
+    """A learner's processes, stopped except in the turns that measure them."""
 
     def __init__(self, process: Popen[bytes], folder: LearnFolder) -> None:
         self._process, self._folder = process, folder
@@ -102,7 +102,7 @@ class _Learner:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let it run, and tell it five times a second that a server is at work."""
+        """Let it run, and signal five times per second that a server is busy."""
         over = threading.Event()
 
         def sign() -> None:
@@ -123,7 +123,7 @@ class _Learner:
 
 @contextmanager
 def _learner(work: Path, words: list[str]) -> Iterator[_Learner]:
-    """A learner of a copy of the harvested traffic, whose cycle takes longer than the measurement."""
+    """A learner on a copy of the harvested traffic, with a cycle that takes longer than the measurement."""
     with tempfile.TemporaryDirectory() as copy:
         folder = Path(copy) / "learn"
         shutil.copytree(work / "tools", folder)

@@ -1,7 +1,7 @@
-"""A day of shifting traffic: one engine learns from it, others answer the same requests as they are.
+"""A day of shifting traffic: one engine learns from it, others answer the same requests unchanged.
 
-Every request's answer (as a hash), tokens and rounds go to `WORK/NAME.jsonl`, a line a window, so that a run goes on
-where it was; the figures are made of these files.
+Every request's answer (as a hash), tokens and rounds go to `WORK/NAME.jsonl`, a line per window, so that a run can be
+resumed. The figures are made from these files.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from eyas.types import Completion, Limits, Request
 TREE = "chain:5"
 SETTINGS = EngineOptions(tree=TREE, limits=Limits(max_running=8, prefix_tokens=8192))
 LOOK = 30
-"""Chunks between two looks of the server at its folder."""
+"""Number of chunks after which the server checks its folder."""
 PLAIN = "plain"
 """The name of the run without a drafter."""
 
 Mix = Annotated[Sequence[Path], "prompts of the drafter's training mix"]
-Unseen = Annotated[Sequence[Path], "prompts of the same kinds that it has not seen"]
-Until = Annotated[int | None, "stop after so many windows of 50 requests; the same command goes on later"]
+Unseen = Annotated[Sequence[Path], "prompts of the same kinds that it hasn't seen"]
+Until = Annotated[int | None, "stop after this many windows of 50 requests; the same command resumes"]
 
 
 class Answer(NamedTuple):
-    """What is kept of a request."""
+    """The recorded result of a request."""
 
     digest: str
     tokens: int
-    """Of its drafted rounds."""
+    """Number of tokens emitted in its drafted rounds."""
     rounds: int
 
     @classmethod
@@ -53,13 +53,13 @@ class Answer(NamedTuple):
 
 
 def windows(work: Path, name: str) -> list[dict[str, Any]]:
-    """What a run has written so far."""
+    """The windows that a run has written so far."""
     path = work / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def answers_of(work: Path, name: str) -> list[Answer | None]:
-    """The answers of a run, in order; None for those left out."""
+    """The answers of a run, in order; None for requests that it left out."""
     return [one and Answer(*one) for window in windows(work, name) for one in window["answers"]]
 
 
@@ -69,7 +69,7 @@ def _write(work: Path, name: str, window: dict[str, Any]) -> None:
 
 
 class Server:
-    """An engine that learns, without HTTP; what its thread does once a second is done every few chunks."""
+    """An engine that learns, without HTTP; the server thread's work of once a second is done every `LOOK` chunks."""
 
     def __init__(
         self, session: Session, options: DrafterOptions, folder: Path, model: str, canary: float,
@@ -84,7 +84,7 @@ class Server:
         self.folder: LearnFolder = self.learning.folder
 
     def serve(self, requests: Sequence[Request], chaos: random.Random | None = None) -> Iterator[Completion]:
-        """Answer requests, each as it is complete; with `chaos` any generation may be promoted or reverted to."""
+        """Answer requests, in order; with `chaos`, any generation may be promoted or reverted to at random."""
         done: dict[int, Completion] = {}
         for count, chunk in enumerate(self.engine.stream(requests)):
             if chunk.completion is not None:
@@ -96,7 +96,7 @@ class Server:
         yield from (done[at] for at in range(len(requests)))
 
     def swap(self, number: int, at_once: bool) -> None:
-        """Serve a generation at once, or on trial, as somebody might order at any moment."""
+        """Serve a generation immediately or on trial, as an operator might order at any moment."""
 
         def by_hand(state: LearnState) -> LearnState:
             return state.model_copy(update={"wanted": number, **({"settled": number} if at_once else {})})
@@ -107,7 +107,7 @@ class Server:
 def day(
     model: str,
     drafter: str,
-    work: Annotated[Path, "a folder: a run there goes on"],
+    work: Annotated[Path, "a folder; a run in it is resumed"],
     *,
     mix: Mix,
     unseen: Unseen,
@@ -120,7 +120,7 @@ def day(
 ) -> None:
     """Serve the day's requests with an engine that learns.
 
-    A cycle runs between two windows whenever one is due: requests wait for it, as if these were idle hours.
+    Cycles run between windows when they are due; requests wait for them, as if these were idle hours.
     """
     session, name = Session.open(TargetOptions(model)), "learning"
     work.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def day(
     for window in range(len(windows(work, name)), until or len(traffic)):
         swaps, settled = traffic.phase(window) == "swaps", server.folder.state.settled
         if not swaps:
-            run([sys.executable, *learn], check=False)  # one that isn't due says so
+            run([sys.executable, *learn], check=False)  # if it isn't due, it says so
             server.learning.look()
         made = list(server.serve(traffic.window(window), chaos if swaps else None))
         kept = {"phase": traffic.phase(window), "generation": server.learning.serving,
@@ -148,13 +148,13 @@ def day(
 
 def others(
     model: str,
-    name: Annotated[str, "static, oracle, plain: what the run is called"],
+    name: Annotated[str, "the run's name: static, oracle or plain"],
     work: Path,
     *,
     mix: Mix,
     unseen: Unseen,
-    drafter: Annotated[str | None, "a drafter that stays as it is; without one, plain decoding"] = None,
-    every: Annotated[int, "answer one pair of requests in so many, a greedy and a sampled one"] = 1,
+    drafter: Annotated[str | None, "a drafter that doesn't learn; without one, plain decoding"] = None,
+    every: Annotated[int, "answer one of this many pairs of a greedy and a sampled request"] = 1,
     until: Until = None,
 ) -> None:
     """Answer the same requests without learning."""
@@ -174,16 +174,16 @@ def others(
 # Figures.
 
 SPAN, STEP = 200, 25
-"""Requests of a window of the figures, and from the end of one to that of the next."""
+"""Number of requests that each span of the figures covers, and its distance from the next span."""
 
 
 def accept_length(answers: Sequence[Answer]) -> float:
-    """Tokens of a drafted round."""
+    """Tokens per drafted round."""
     return sum(one.tokens for one in answers) / max(1, sum(one.rounds for one in answers))
 
 
 def compared(runs: Mapping[str, Sequence[Answer | None]], part: slice) -> dict[str, float]:
-    """Accept lengths of runs on those requests of a part that all of them have answered, and how many these are."""
+    """Accept lengths of runs over the requests of a part that all runs have answered, and their number."""
     rows = [row for row in zip(*(each[part] for each in runs.values()), strict=True) if None not in row]
     found = {name: accept_length([row[at] for row in rows]) for at, name in enumerate(runs)}
     ratio = {"ratio": round(found["learning"] / found["static"], 4)} if rows else {}
@@ -196,7 +196,7 @@ def figures(
     output: Output = None,
     plot: Annotated[Path | None, "an SVG of accept length over the day"] = None,
 ) -> None:
-    """The day's figures, of as much of it as has run."""
+    """The figures of the part of the day that has run."""
     names = [name for name in ("static", "learning", "oracle") if windows(work, name)]
     runs = {name: answers_of(work, name) for name in names}
     known = min(map(len, runs.values()))

@@ -1,4 +1,4 @@
-"""kill -9 of server and learner at random moments: what was on disk stays, and both go on."""
+"""kill -9 of server and learner at random moments: files on disk must survive, and both must resume."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _QUESTIONS = ("How do magnets work?", "Write a haiku about rain.", "What is 17 t
 
 
 class _Process:
-    """A process that is started again after each kill."""
+    """A process that is restarted after each kill."""
 
     def __init__(self, words: list[str]) -> None:
         self._words = words
         self._process: Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it unless it runs."""
+        """Start it unless it is running."""
         if self._process is None or self._process.poll() is not None:
             command = [sys.executable, "-m", "eyas", *self._words]
             self._process = Popen(command, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
 
     def kill(self) -> None:
-        """kill -9 of it and of its children."""
+        """Kill it and its children with SIGKILL."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -54,7 +54,7 @@ def _answer(question: str, seconds: float = 120.0) -> str:
 
 
 def _healthy() -> bool:
-    """Whether the server answers."""
+    """Whether the server is up."""
     return httpx.get(f"http://127.0.0.1:{_PORT}/health").status_code == 200
 
 
@@ -72,7 +72,7 @@ def kills(
     model: str, drafter: str, work: Path, *, count: int = 20, least_rows: int = 40, most_seconds: float = 20.0,
     patience: float = 600.0, output: Output = None,
 ) -> None:  # fmt: skip
-    """Serve, learn and kill, once there is enough to learn from: a learner that waits loses nothing."""
+    """Serve, learn and kill, once there is enough traffic to learn from: a waiting learner has nothing to lose."""
     words = ["serve", model, "--draft-model", drafter, "--learn", str(work), "--port", str(_PORT)]
     server = _Process([*words, "--served-model-name", "m", "--tree", "chain:5"])
     options = ["--always", "--threads=1", f"--least-rows={least_rows}", "--most-rows=120", "--epochs=1"]
@@ -121,7 +121,7 @@ def kills(
 
 
 def _checked(work: Path, before: set[str]) -> tuple[set[str], dict[str, Any]]:
-    """The shards that are there now; how many of those before are gone, and how many can't be read."""
+    """The present shards; the number of earlier shards that are gone, and whether no rows can be read."""
     folder = LearnFolder(work)
     _ = folder.state, folder.settings, [folder.card(number) for number in folder.numbers()]
     found = TrafficStore(folder.traffic, folder.settings.layout, 1 << 40).shards()

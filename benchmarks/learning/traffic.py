@@ -1,4 +1,4 @@
-"""Traffic whose kind shifts: a day of it, made of seeds, so that every engine can be asked the same."""
+"""A day of traffic whose kind shifts, made from seeds so that every engine gets the same requests."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PEOPLE = "Ada Bela Carlos Dana Emeka Farah Goran Hana Ivo Jun Kira Leo Mina Nils
 THINGS = "lamp desk kettle drill tent printer guitar jacket scooter camera rug blender chair bicycle".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 SHOTS = 4
-"""Solved examples before the question, the same for all requests of a kind, as an application sends them."""
+"""Number of solved examples before the question, the same for all requests of a kind, as an application sends them."""
 LONGEST = 800
-"""Characters of a known prompt."""
+"""Maximum number of characters of a known prompt."""
 TOKENS = 48
-"""Most tokens of an answer."""
+"""Maximum number of tokens of an answer."""
 
 
 def tool_call(rng: random.Random) -> tuple[str, str]:
-    """A wish, and the call of a function that it asks for."""
+    """A user's request and the function call that answers it."""
     place, who, thing, day = (rng.choice(words) for words in (PLACES, PEOPLE, THINGS, DAYS))
     count, price = rng.randint(2, 99), rng.randint(5, 900)
     wish, name, arguments = rng.choice([
@@ -48,7 +48,7 @@ _JOIN = "FROM orders AS o\nJOIN customers AS c ON c.customer_id = o.customer_id\
 
 
 def query(rng: random.Random) -> tuple[str, str]:
-    """A question about a shop, and the SQL that answers it, in a house style."""
+    """A question about a shop and the SQL that answers it, in a house style."""
     place, who, thing = (rng.choice(words) for words in (PLACES, PEOPLE, THINGS))
     count, price = rng.randint(2, 99), rng.randint(5, 900)
     return rng.choice([
@@ -73,7 +73,7 @@ _SYSTEMS: dict[str, tuple[Callable[[random.Random], tuple[str, str]], str]] = {
 
 
 def asked(kind: str, rng: random.Random) -> list[Message]:
-    """A chat of an application of this kind."""
+    """A chat that an application of this kind sends."""
     make, system = _SYSTEMS[kind]
     fixed, shots = random.Random(7), []
     for _ in range(SHOTS):
@@ -83,7 +83,7 @@ def asked(kind: str, rng: random.Random) -> list[Message]:
 
 
 class Phase(NamedTuple):
-    """A part of the day; several kinds take turns."""
+    """A part of the day; if it has several kinds, they take turns."""
 
     name: str
     kinds: tuple[str, ...]
@@ -98,13 +98,13 @@ DAY = (
     Phase("queries", ("queries",), 450),
     Phase("all", ("mix", "tools", "queries"), 300),
 )
-"""`mix`: prompts of the drafter's training mix; `unseen`: the same kinds of prompts, none of which it has seen."""
+"""`mix`: prompts of the drafter's training mix; `unseen`: prompts of the same kinds that it hasn't seen."""
 WINDOW = 50
-"""Requests that are served together."""
+"""Number of requests that are served together."""
 
 
 class Traffic:
-    """The day's requests, a window at a time: request n is the same whoever is asked. Odd ones are sampled."""
+    """The day's requests, a window at a time. Request n is the same for every engine; odd requests are sampled."""
 
     def __init__(self, session: Session, mix: Sequence[Path], unseen: Sequence[Path]) -> None:
         self._session = session
@@ -114,7 +114,7 @@ class Traffic:
         return sum(phase.requests for phase in DAY) // WINDOW
 
     def phase(self, window: int) -> str:
-        """In which phase a window lies."""
+        """The name of a window's phase."""
         return self._phase(window)[0].name
 
     def _phase(self, window: int) -> tuple[Phase, int]:
@@ -126,7 +126,7 @@ class Traffic:
         raise IndexError(window)
 
     def window(self, window: int) -> list[Request]:
-        """Its requests."""
+        """The requests of a window."""
         phase, first = self._phase(window)
         rng, made = random.Random(window), []
         for at in range(WINDOW):
@@ -143,7 +143,7 @@ class Traffic:
 
 
 def _chats(files: Sequence[Path]) -> list[list[Message]]:
-    """The first questions of prompt files, in random order; long ones are left out."""
+    """The first questions of prompt files as chats, in random order; long ones are left out."""
     rows = [row for path in files for row in read_prompts(path) if isinstance(row, PromptRow)]
     said = [row.messages[0].content if row.messages else row.said for row in rows]
     chats = [[Message(role="user", content=one)] for one in said if one and len(one) < LONGEST]

@@ -1,1 +1,1 @@
-"""Servers under load: plain, speculating, and those of other engines."""
+"""Servers under load: eyas's with and without speculation, and other engines'."""

@@ -1,4 +1,4 @@
-"""Servers started here, measured interleaved and written down: what the scripts of this folder share."""
+"""Shared by the scripts of this folder: start servers, measure them in turns, and write reports."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def compare(
     *,
     speculate: Mapping[str, bool] | None = None,
 ) -> ServeReport:
-    """Start the servers one after the other, because a controller measures the machine while it starts, then load each
-    with every number of clients. The first server is the baseline. `speculate`: server -> whether its requests ask it
-    to speculate; a server that is left out decides for itself.
+    """Start the servers one after another, because a controller measures the machine while it starts. Then load each
+    with every number of clients. The first server is the baseline. `speculate`: server -> whether its requests ask for
+    speculation; a server that isn't in it decides for itself.
     """
     began = time.monotonic()
     with ExitStack() as stack:
@@ -53,14 +53,14 @@ def compare(
 
 
 class Findings(dict[str, ServeReport]):
-    """Reports by name, told and written down as they come, so that nothing is lost if a later one fails."""
+    """Reports by name, printed and written as they are added, so that nothing is lost if a later one fails."""
 
     def __init__(self, output: Path | None) -> None:
         super().__init__()
         self._output = output
 
     def add(self, name: str, report: ServeReport) -> None:
-        """Print the table and what it says; write the JSON of all so far."""
+        """Print the report's table and verdicts, and write the JSON of all reports so far."""
         self[name] = report
         print(f"\n### {name} ({report.settings['seconds']:.0f} s)\n\n{markdown_of(report)}\n")
         print("\n".join((*report.verdicts(), *report.errors())))

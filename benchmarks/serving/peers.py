@@ -1,23 +1,23 @@
-"""Other engines beside ours on the same weights, with the same prompts as token ids.
+"""Other engines against ours on the same weights, with the same prompts as token ids.
 
     python -m benchmarks.serving.peers PAIR --prompts EVAL [--vllm VENV/bin/python]
         [--llama LLAMA_SERVER [TARGET.gguf [DRAFTER.gguf]]] [--vllm-k 1 2 3] [--llama-k 2 3]
         [--sections plain best chain first] [--quantize int8 | --same-file] [--output FILE.json]
 
 PAIR is a folder with `target` and `drafter` in it, as `heavy_pair.py` writes it, or `smollm2`, whose GGUF file
-llama.cpp reads itself; vLLM only takes folders.
+llama.cpp reads itself; vLLM reads only folders.
 
-In 4 and 8 bits, with `--dtype auto`: `--same-file` has eyas read TARGET.gguf too (made by llama-quantize: Q4_0,
-Q4_K_M, Q8_0), `--quantize` make such weights of PAIR's; PAIR's target may be an AWQ or GPTQ folder, which vLLM reads
-as well. llama.cpp has flash attention and caches in float16 then.
+For 4-bit and 8-bit weights (with `--dtype auto`), `--same-file` makes eyas read TARGET.gguf too (made by
+llama-quantize: Q4_0, Q4_K_M, Q8_0), and `--quantize` quantizes PAIR's weights. PAIR's target may also be an AWQ or GPTQ
+folder, which vLLM reads too. llama.cpp then runs with flash attention and float16 caches.
 
   plain   plain decoding of every engine, one client
-  best    each peer with chains of every K of its list, at 1, 4 and 16 clients, once: which K is its best?
+  best    each peer with chains of every K in its list, at 1, 4 and 16 clients, once: which K is its best?
   chain   ours (auto) against each peer with its best K, at 1, 4 and 16 clients
-  first   1, 4 and 16 clients ask once, all at the same moment: how long does each wait for its first token (TTFT)?
+  first   1, 4 and 16 clients each ask once, at the same moment: time to first token (TTFT)
 
-How to install the peers: `benchmarks/serving/peers.md`. Only one engine is under load at a time; the processor time
-that the idle ones use meanwhile is reported.
+How to install the peers: `benchmarks/serving/peers.md`. Only one engine is under load at a time; the CPU time that
+idle engines use meanwhile is reported.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Section = Literal["plain", "best", "chain", "first"]
 
 
 class Pair(NamedTuple):
-    """A target and its drafter, as `eyas serve` takes them."""
+    """A target and its drafter, as given to `eyas serve`."""
 
     target: str
     drafter: str
 
     @classmethod
     def at(cls, name: str) -> Pair:
-        """The pair in a folder, or of the name `smollm2`."""
+        """The pair in a folder, or the one called `smollm2`."""
         if name == SMOLLM2:
             return cls(name, name)
         folder = Path(name).resolve()
@@ -63,7 +63,7 @@ class Pair(NamedTuple):
 
 
 def vllm_server(python: Path, pair: Pair, chain: int, dtype: str, eager: bool) -> ServerProcess:
-    """vLLM for CPU, in its own environment; `chain` draft tokens, 0 = plain."""
+    """vLLM for CPU in its own environment; `chain` draft tokens, 0 is plain decoding."""
     drafter = {"method": "eagle3", "model": pair.drafter, "num_speculative_tokens": chain}
 
     def command(port: int) -> list[str]:
@@ -81,13 +81,13 @@ def vllm_server(python: Path, pair: Pair, chain: int, dtype: str, eager: bool) -
 def llama_server(
     binary: Path, target: Path, drafter: Path | None = None, *, chain: int, fast: bool = False
 ) -> ServerProcess:
-    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 = plain. UsageError without a drafter for them.
+    """llama.cpp's server with 16 slots; `chain` draft tokens, 0 is plain decoding. UsageError if they lack a drafter.
 
-    `fast`: with flash attention, and caches in float16.
+    `fast`: with flash attention and float16 caches.
     """
     own = ["-np", "16", "-fa", "on", "--no-webui", "--host", "127.0.0.1"] if fast else exact(16)
     if chain and drafter is None:
-        raise UsageError("--llama: chains need a drafter as GGUF: eyas export DRAFTER --to gguf")
+        raise UsageError("--llama: chains need a GGUF drafter; make one with eyas export DRAFTER --to gguf")
 
     def command(port: int) -> list[str]:
         return [
@@ -99,7 +99,7 @@ def llama_server(
 
 
 def best(reports: Mapping[int, ServeReport]) -> int:
-    """The K with the most tokens per second, each number of clients counting alike."""
+    """The K with the most tokens per second, weighting each number of clients equally."""
     speeds = {chain: [median(line.tokens_per_second) for line in report.lines] for chain, report in reports.items()}
     most = [max(each) for each in zip(*speeds.values(), strict=True)]
     return max(speeds, key=lambda chain: fmean(speed / top for speed, top in zip(speeds[chain], most, strict=True)))
@@ -111,23 +111,23 @@ def main(
     *,
     prompts: Annotated[Path, "a folder with .jsonl prompt files"],
     vllm: Annotated[Path | None, "the Python of vLLM's environment"] = None,
-    vllm_eager: Annotated[bool, "without compiling"] = False,
+    vllm_eager: Annotated[bool, "run vLLM without compiling"] = False,
     llama: Annotated[Sequence[Path], "llama-server, then target and drafter as GGUF"] = (),
     vllm_k: Sequence[int] = (1, 2, 3),
     llama_k: Sequence[int] = (2, 3),
     sections: Sequence[Section] = ("plain", "best", "chain", "first"),
-    clients: Annotated[Sequence[int], "at once, except in plain"] = (1, 4, 16),
+    clients: Annotated[Sequence[int], "concurrent clients, except in plain"] = (1, 4, 16),
     repeats: int = 3,
     tokens: int = 64,
     dtype: str = "bfloat16",
-    quantize: Annotated[Literal["int8", "int4"] | None, "eyas's weights, made of PAIR's"] = None,
-    same_file: Annotated[bool, "eyas reads llama.cpp's target, too"] = False,
+    quantize: Annotated[Literal["int8", "int4"] | None, "eyas's weights, quantized from PAIR's"] = None,
+    same_file: Annotated[bool, "eyas also reads llama.cpp's target"] = False,
     output: Output = None,
 ) -> None:
     items = read_items(sorted(prompts.glob("*.jsonl")), None, 0, load_tokenizer(pair.target))
     params = SamplingParams(max_tokens=tokens, ignore_eos=True)
     if same_file and len(llama) < 2:
-        raise UsageError("--same-file: --llama names no target")
+        raise UsageError("--same-file needs a target: --llama LLAMA_SERVER TARGET.gguf")
     model = str(llama[1]) if same_file else pair.target
     common = [
         "--model",
@@ -143,7 +143,7 @@ def main(
     own_file = weights_file(find_target(pair.target))
     if vllm is not None:
         if own_file is not None:
-            raise UsageError("--vllm: it reads folders; dequantise the target into one")
+            raise UsageError("--vllm: vLLM reads only folders; dequantize the target into one")
         peers["vllm"] = partial(vllm_server, vllm, pair, dtype=dtype, eager=vllm_eager)
     if llama:
         files = [*llama, own_file] if own_file and len(llama) == 1 else llama

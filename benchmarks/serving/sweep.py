@@ -3,15 +3,15 @@
     python -m benchmarks.serving.sweep HEAVY --prompts EVAL [--sections auto off] [--output FILE.json]
     python -m benchmarks.serving.sweep HEAVY --prompts EVAL --sections methods --methods suffix medusa=FOLDER
 
-HEAVY is a folder of `heavy_pair.py`; EVAL one with prompt files. Sections:
+HEAVY is a folder written by `heavy_pair.py`, EVAL a folder with prompt files. Sections:
 
-  auto    plain against auto at 1 to 64 clients at once, 5 repeats: ratios, first-token times
-  off     plain against a server with a drafter that is asked not to speculate, and against another of its own kind
-  methods plain against automatic trees of each of `--methods`, every number of clients
+  auto    plain against auto with 1 to 64 concurrent clients, 5 repeats: ratios, first-token times
+  off     plain against a server with a drafter whose requests ask it not to speculate, and against a second plain one
+  methods plain against automatic trees of each of `--methods`, for every number of clients
 
-Answers have `--tokens` tokens, or, with two numbers, as many between as chance will have it: then clients don't all
-start anew at once, which flatters whoever gives all the same pace. Prompts are not shared between repeats, and prefix
-reuse is off.
+Answers have `--tokens` tokens; two numbers give random lengths between them. Clients then don't all restart at the same
+moment, which would favor a server that gives all of them the same pace. Repeats share no prompts, and prefix reuse is
+off.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main(
     *,
     prompts: Annotated[Path, "a folder with .jsonl prompt files"],
     sections: Sequence[Section] = ("auto", "off"),
-    methods: Annotated[Sequence[str], "METHOD or METHOD=DRAFTER, for the section of that name"] = (),
-    clients: Annotated[Sequence[int], "at once"] = (*SMALL, *LARGE),
+    methods: Annotated[Sequence[str], "METHOD or METHOD=DRAFTER, for section methods"] = (),
+    clients: Annotated[Sequence[int], "concurrent clients"] = (*SMALL, *LARGE),
     repeats: int = 5,
     tokens: Sequence[int] = (64, 192),
-    per_client: Annotated[float, "requests of each client and repeat"] = 3.0,
+    per_client: Annotated[float, "requests per client and repeat"] = 3.0,
     dtype: str = "bfloat16",
     output: Output = None,
 ) -> None:

@@ -1,11 +1,11 @@
-"""A polite client's latency beside one greedy client that stays within the protocol.
+"""A polite client's latency next to a greedy client that stays within the protocol.
 
     python -m benchmarks.torture.serve_fair [--seconds 6] [--output FILE.json] [-- options of eyas serve]
 
-Both have an API key. The polite one asks for 8 tokens, again and again: first alone, then beside each attack. Fails
-if beside one its median is more than `--most` times its median alone, or any answer takes more than `--worst` seconds,
-or if the server's log has a traceback, which is printed.
-The greedy one is a process of its own, of the lowest priority: it stands for another machine.
+Both have an API key. The polite client keeps asking for 8 tokens, first alone, then during each attack. Fails if its
+median during an attack exceeds `--most` times its median alone, if any answer takes more than `--worst` seconds, or if
+the server's log has a traceback, which is printed.
+The greedy client is a separate process of the lowest priority: it stands for another machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _encoded(content: dict[str, Any]) -> tuple[str, bytes]:
 
 
 def _always(content: dict[str, Any]) -> Ask:
-    """The same body every time, written once: the polite client asks from this process, too."""
+    """The same body every time, encoded once to spare CPU time."""
     made = _encoded(content)
     return lambda _: made
 
@@ -60,7 +60,7 @@ def _many_users(number: int) -> tuple[str, bytes]:
 
 
 def _ever_longer(number: int) -> tuple[str, bytes]:
-    """Answers in 64 slots that go on, then prompts that need wider ones."""
+    """64 long answers that keep their slots, then prompts that need wider slots."""
     short = body(prompt=LONG[:500], max_tokens=800, ignore_eos=True)
     return _encoded(short if number < 64 else body(prompt=LONG, max_tokens=16))
 
@@ -84,12 +84,12 @@ ATTACKS: dict[str, tuple[int, Ask]] = {
     ),
     "48 prompts, prompt_logprobs 20": (2, _always(body(prompt=[LONG[:500]] * 48, max_tokens=1, prompt_logprobs=20))),
 }
-"""How many requests at once, and the path and body of the nth."""
+"""Attack -> number of concurrent requests, and a function that makes the path and body of the nth."""
 SILENT = "bodies above the limit"
 
 
 async def flood(root: str, width: int, ask: Ask, statuses: Counter[str]) -> None:
-    """Keep `width` requests going, until this is cancelled."""
+    """Keep `width` requests running until canceled."""
     numbers, json_body = count(), {"Content-Type": "application/json"}
 
     async def one(http: httpx.AsyncClient) -> None:
@@ -108,7 +108,7 @@ async def flood(root: str, width: int, ask: Ask, statuses: Counter[str]) -> None
 
 
 async def silent_bodies(root: str, statuses: Counter[str]) -> None:
-    """Keep 64 connections that announce a body above the limit and send nothing, until this is cancelled."""
+    """Keep 64 connections that announce a body above the limit and send none of it, until canceled."""
     port = httpx.URL(root).port
 
     async def one() -> None:
@@ -125,7 +125,7 @@ async def silent_bodies(root: str, statuses: Counter[str]) -> None:
 
 
 def _attack(root: str, name: str, begun: Any, ending: Any, found: Any) -> None:
-    """In a process of its own: attack until `ending` is set, and put the statuses into `found`."""
+    """The greedy client's process: attack until `ending` is set, then put the statuses into `found`."""
     os.nice(19)
     begun.set()
 
@@ -144,7 +144,7 @@ def _attack(root: str, name: str, begun: Any, ending: Any, found: Any) -> None:
 
 @contextmanager
 def attacked(root: str, name: str, statuses: Counter[str]) -> Iterator[None]:
-    """Attack the server meanwhile; `statuses` then has what the attacker was answered."""
+    """Attack the server during the block; afterwards `statuses` counts the attacker's responses."""
     spawn = multiprocessing.get_context("spawn")
     begun, ending, found = spawn.Event(), spawn.Event(), spawn.SimpleQueue()
     process = spawn.Process(target=_attack, args=(root, name, begun, ending, found), daemon=True)
@@ -159,7 +159,7 @@ def attacked(root: str, name: str, statuses: Counter[str]) -> Iterator[None]:
 
 
 async def behave(http: httpx.AsyncClient, seconds: float) -> list[float]:
-    """The seconds that each answer of 8 tokens takes. Raises on anything but 200."""
+    """The polite client: the seconds of each answer of 8 tokens. Raises on any status but 200."""
     taken: list[float] = []
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(taken) < 5:
@@ -176,7 +176,7 @@ def _client(root: str, key: str) -> httpx.AsyncClient:
 
 
 async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[str, Any]:
-    """What the polite client's answers take alone and beside each attack."""
+    """The times of the polite client's answers, alone and during each attack."""
     results: dict[str, Any] = {}
 
     def note(name: str, taken: list[float], statuses: Counter[str]) -> None:
@@ -207,7 +207,7 @@ async def attack_all(server: ServerProcess, seconds: float, only: str) -> dict[s
 def main(
     serve: Annotated[Sequence[str], "options of eyas serve"] = TOY_PAIR,
     *,
-    seconds: Annotated[float, "how long the polite client asks beside each"] = 6.0,
+    seconds: Annotated[float, "how long the polite client asks during each attack"] = 6.0,
     most: float = 3.0,
     worst: float = 1.0,
     only: Annotated[str, "only attacks with this in their name"] = "",

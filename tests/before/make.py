@@ -1,6 +1,6 @@
-"""Writes `files/` anew with the code of the commit that README.md names: `python make.py FOLDER`, `eyas` being its own.
+"""Rewrites `files/` with the code of the commit in README.md: `python make.py FOLDER`, with that commit's `eyas`.
 
-Only the command line is used, in FOLDER and with relative paths, so that the files mean the same wherever they lie.
+Only the command line is used, in FOLDER and with relative paths, so that the files mean the same in any folder.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ SHAPES = {
     "mlp": {"kind": "mlp", "depth": 3},
 }
 TREE = "dynamic:4,8,40"
-"""Wide, so that even small drafters are often right."""
+"""Wide enough for small drafters to be right often."""
 DECODING = ("--prompt-file", "prompts.jsonl", "--max-new-tokens", "24", "--json")
 ANSWERING = ("--chats", "chats", "--dtype", "float32", "--max-new-tokens", "12", "--temperature", "0.7", "--seed", "3")
 
 
 def eyas(*arguments: object) -> str:
-    """Run a verb; its standard output."""
+    """Run a verb; returns its standard output."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exit_code:
         raise SystemExit(f"eyas {' '.join(map(str, arguments))}\n{result.stderr}")
@@ -54,8 +54,8 @@ def recipe(path: str, **values: Any) -> str:
 
 
 def make_target() -> None:
-    """A random Llama with a few likely tokens at each position, so that there is something to learn."""
-    lm = import_module("eyas.train.lm")  # by names of that commit, which may be others today
+    """Save a random Llama with a few likely tokens at each position, so that there is something to learn."""
+    lm = import_module("eyas.train.lm")  # under that commit's names, which may have changed since
     tokenizer = import_module("eyas.data.tokenizer").train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 128)
     torch.manual_seed(0)
     shape = lm.LmModelConfig(hidden_size=16, layers=4, heads=2, kv_heads=1, intermediate_size=24, context=128)
@@ -69,7 +69,7 @@ def make_target() -> None:
 
 
 def make_chats() -> None:
-    """A chat folder, its chats answered by the target, and the same interrupted half-way."""
+    """Make a chat folder, its chats answered by the target, and the same interrupted halfway."""
     questions = [(f"c{i}", f"What is {i}+{i}?", f"{i}+{i} = <<{i}+{i}={2 * i}>>{2 * i}") for i in range(30)]
     rows = [
         {"id": id_, "messages": [{"role": "user", "content": asks}, {"role": "assistant", "content": says}]}
@@ -81,18 +81,18 @@ def make_chats() -> None:
     eyas("data", "regenerate", "--model", "target", *ANSWERING, "--output", "answered")
     lines = (Path("answered") / "journal.jsonl").read_bytes().splitlines(keepends=True)
     Path("interrupted").mkdir()
-    # what a kill leaves: no output yet, and half of a line
+    # as a kill leaves it: no output yet, and a partial line
     (Path("interrupted") / "journal.jsonl").write_bytes(b"".join(lines[:12]) + lines[12][:20])
 
 
 def make_store() -> None:
-    """The target's states for the answered chats; fp8 is what is stored by default."""
+    """Capture the target's states for the answered chats, in fp8, the default."""
     eyas("data", "capture", "--model", "target", "--dtype", "float32", "--chats", "answered", *CAPTURE,
          "--output", "store")  # fmt: skip
 
 
 def make_drafters() -> dict[str, Any]:
-    """Every kind, trained from the store; what each answers to the prompts."""
+    """Train a drafter of every kind from the store; returns each one's answers to the prompts."""
     found: dict[str, Any] = {"plain": decoded("--method", "none")}
     for name, shape in SHAPES.items():
         loop = {**LOOP, "steps": 100, "log_every": 100, "validate_every": 100}
@@ -105,7 +105,7 @@ def make_drafters() -> dict[str, Any]:
 
 
 def decoded(*arguments: str) -> list[dict[str, Any]]:
-    """Of every prompt the tokens, and how many rounds accepted so many drafted ones."""
+    """The tokens and the histogram of accepted draft tokens for every prompt."""
     lines = eyas("generate", "--model", "target", "--dtype", "float32", *DECODING, *arguments).splitlines()
     return [
         {"tokens": row["token_ids"], "accepted": row["stats"]["accepted_histogram"]} for row in map(json.loads, lines)
@@ -113,7 +113,7 @@ def decoded(*arguments: str) -> list[dict[str, Any]]:
 
 
 def make_run() -> dict[str, Any]:
-    """A run stopped after 6 steps; the records of the same run continued to 12, and of one from the store."""
+    """Make a run stopped after 6 steps; returns records of the same run continued to 12, and of one from the store."""
     settings = {**LOOP, "accumulate": 2, "validate_every": 3}
     values: dict[str, Any] = {"output": "run", "shape": SHAPES["eagle3"], "loss": {"unroll": 3}}
     eyas("train", recipe("run.yaml", **values, chats="answered", loop={**settings, "steps": 6}))
@@ -129,13 +129,13 @@ def make_run() -> dict[str, Any]:
 
 
 def records(folder: str) -> list[dict[str, float]]:
-    """A run's metrics but for the time they took."""
+    """A run's metrics without times."""
     lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "per_second")} for line in lines]
 
 
 def make_sweep() -> dict[str, float]:
-    """Two trials, scored; their accept lengths."""
+    """Make a sweep of two scored trials; returns their accept lengths."""
     loop = {**LOOP, "steps": 4, "validate_every": 4}
     recipe("trial.yaml", source="offline", store="store", output="unused", shape={"kind": "mlp", "depth": 2}, loop=loop,
            keep_checkpoints=1)  # fmt: skip
@@ -156,7 +156,7 @@ def make_sweep() -> dict[str, float]:
 
 
 def make_costs() -> None:
-    """What `--tree auto` measured, as if on a machine that nobody has."""
+    """Make the costs that `--tree auto` measured, as if on a machine that nobody has."""
     eyas("generate", "--model", "target", "--draft-model", "drafters/eagle3", "--tree", "auto", "--dtype", "float32",
          "--costs", "costs.json", "--prompt", "What is 1+1?")  # fmt: skip
     table = json.loads(Path("costs.json").read_text())

@@ -1,4 +1,4 @@
-"""The verbs run in this process, on a tiny pair that is saved once."""
+"""Verbs run in this process, with a tiny pair that is saved once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """`eyas ARGUMENTS`; whatever happens, it may not end in an exception that nobody handled."""
+    """Run `eyas ARGUMENTS`, which must never end with an unhandled exception."""
 
     def call(*arguments: Any, stdin: str | None = None) -> Result:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
@@ -36,7 +36,7 @@ def run() -> Run:
 
 @pytest.fixture
 def decode(run: Run, pair: Pair) -> Run:
-    """`eyas generate` with the pair, 8 tokens."""
+    """Run `eyas generate` with the pair for 8 tokens."""
 
     def call(*arguments: Any) -> Result:
         drafting = () if "none" in arguments else ("--draft-model", pair.drafter)

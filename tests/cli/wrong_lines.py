@@ -1,7 +1,7 @@
-"""A hundred wrong command lines over every verb, and a program that runs them one after the other.
+"""Over a hundred wrong command lines that cover every verb, and a program that runs them one after another.
 
-As a program it reads lines as JSON from standard input, and writes for each what became of it: exit code, output, and
-the heavy modules that were imported by then. `{f}` stands for a folder with the files that `make_files` makes.
+The program reads lines as JSON from stdin and writes the result of each: exit code, output, and the heavy modules
+imported so far. `{f}` stands for a folder with the files that `make_files` makes.
 """
 
 from __future__ import annotations
@@ -184,11 +184,11 @@ LINES: list[tuple[str, str]] = [
     (f"{_LOAD} --concurrency 1", "no server to measure"),
     ("bench report {f}/empty -o {f}/none/report.html", "there is no directory {f}/none"),
 ]
-"""(command line, what its message says)."""
+"""(command line, part of its error message)."""
 
 
 def make_files(folder: Path) -> None:
-    """The files that the lines name: what they read is there, so that only what is wrong is wrong."""
+    """Make the files that the lines name, so that each line has only its intended error."""
     (folder / "empty").mkdir()
     (folder / "prompts.jsonl").write_text('{"prompt": "x"}\n', encoding="utf-8")
     (folder / "no_rows.jsonl").write_text("", encoding="utf-8")
@@ -198,12 +198,12 @@ def make_files(folder: Path) -> None:
 
 
 def main() -> None:
-    """Run the lines of standard input in this process, which imports nothing heavy by itself."""
+    """Run the lines from stdin in this process, which itself imports nothing heavy."""
     from typer import testing
 
     from eyas.cli.app import app
 
-    testing._get_command = cache(testing._get_command)  # which turns all verbs into commands, for every line
+    testing._get_command = cache(testing._get_command)  # it builds all commands for every line
     for words in json.load(sys.stdin):
         result = testing.CliRunner().invoke(app, words)
         unhandled = result.exception is not None and not isinstance(result.exception, SystemExit)

@@ -1,8 +1,8 @@
-"""Environments of client libraries, one each under .clients: `make clients` makes those that aren't there.
+"""Environments of client libraries, one each under .clients: `make clients` makes the missing ones.
 
     python tests/clients/environments.py [CLIENT ...]
 
-What an environment holds is pinned in versions.yaml; one whose pins have changed is made anew.
+Packages are pinned in versions.yaml; an environment with other pins is rebuilt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FOLDER = HERE.parents[1] / ".clients"
 VERSIONS: dict[str, list[str]] = yaml.safe_load((HERE / "versions.yaml").read_text(encoding="utf-8"))
 """Client -> the packages that are installed for it."""
 PYTEST, UV = "pytest==9.2.0", "uv==0.13.9"
-"""What runs a client's cases within its environment, and what installs it: in seconds, where pip takes minutes."""
+"""Runs a client's cases in its environment, and installs it, in seconds where pip takes minutes."""
 
 
 def python_of(client: str) -> Path | None:
-    """The Python of a client's environment; None if it isn't there, or was made with other versions."""
+    """The Python of a client's environment; None if it doesn't exist or has other versions."""
     made = FOLDER / client / "made.json"
     if not made.exists() or json.loads(made.read_text(encoding="utf-8")) != [PYTEST, *VERSIONS[client]]:
         return None
@@ -33,12 +33,12 @@ def python_of(client: str) -> Path | None:
 
 
 def make(client: str) -> None:
-    """Make a client's environment; the last file that is written says which versions it holds."""
+    """Make a client's environment; a file with its versions is written last."""
     folder, packages = FOLDER / client, [PYTEST, *VERSIONS[client]]
     python, uv = folder / "bin" / "python", FOLDER / "uv" / "bin" / "uv"
     if not uv.exists():
         run(sys.executable, "-m", "pip", "install", "--quiet", "--target", FOLDER / "uv", UV)
-    if folder.exists():  # half made, or of other versions
+    if folder.exists():  # incomplete, or with other versions
         shutil.rmtree(folder)
     run(uv, "venv", "--quiet", "--python", sys.executable, folder)
     for torch in [package for package in packages if package.startswith("torch==")]:
@@ -53,7 +53,7 @@ def run(*command: str | Path) -> None:
 
 
 def main() -> None:
-    """Make what is missing, one environment after the other."""
+    """Make the missing environments, one after another."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(VERSIONS)} (default: all)")
     for client in parser.parse_args().clients or VERSIONS:

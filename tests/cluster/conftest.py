@@ -1,4 +1,4 @@
-"""What tests on Ray share: a pair, chats, and a cluster that is started once for a file of tests."""
+"""Shared by tests on Ray: a pair, and a cluster that is started once per test file."""
 
 from __future__ import annotations
 

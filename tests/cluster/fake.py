@@ -1,4 +1,4 @@
-"""An executor whose workers are in this process: calls end in a random order, and some workers die."""
+"""An executor with its workers in this process: calls end in random order, and some workers die."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from eyas.cluster.worker import WorkerActor
 
 
 class FakeExecutor:
-    """`deaths` workers die at random calls, before or after they have worked; `doomed` says which calls are deadly."""
+    """`deaths` workers die at random calls, before or after working; every call of the method `doomed` is fatal."""
 
     def __init__(self, seed: int = 0, deaths: int = 0, room: int = 3, doomed: str | None = None) -> None:
         self.room, self.deaths, self.doomed = room, deaths, doomed
         self.started, self.stopped = 0, False
         self.most = 0
-        """Most units that a worker has had at once, as far as it was given them in one call."""
+        """Largest number of units given to a worker in one call."""
         self.describes: dict[int, dict[str, str]] = {}
-        """Worker -> what it says instead about its machine and versions."""
+        """Worker -> what it reports instead of its real machine and versions."""
         self._draw = random.Random(seed)
         self._actors: dict[int, WorkerActor] = {}
         self._calls: dict[int, tuple[str, bytes]] = {}
@@ -35,7 +35,7 @@ class FakeExecutor:
             self.most = max(self.most, len(arguments[0]))
         self._calls[worker] = (method, pickle.dumps(arguments))
 
-    def wait(self, seconds: float) -> list[tuple[int, Any]]:  # noqa: ARG002  # of the protocol
+    def wait(self, seconds: float) -> list[tuple[int, Any]]:  # noqa: ARG002  # part of the protocol
         assert self._calls, "nothing is in progress: this would wait forever"
         worker = self._draw.choice(sorted(self._calls))
         method, arguments = self._calls.pop(worker)
@@ -54,5 +54,5 @@ class FakeExecutor:
 
     def _end(self, worker: int) -> Died:
         self.deaths -= 1
-        self._actors.pop(worker).close()  # the locks of a killed process are free, and so are these
+        self._actors.pop(worker).close()  # frees its locks, as killing a process does
         return Died("killed by a test")

@@ -1,4 +1,4 @@
-"""Several Ray nodes on this machine, their processes, and small runs of the verbs that can be shared among them."""
+"""Several Ray nodes on this machine, their processes, and small runs of the verbs that they can share."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Words = tuple[object, ...]
 
 
 class Nodes:
-    """A cluster of nodes with one CPU each, three of them, and the processes of its workers."""
+    """A cluster of nodes with one CPU each, by default three, and the processes of its workers."""
 
     def __init__(self, others: int = 2, system: dict[str, Any] | None = None) -> None:
-        """`system`: settings of Ray's own."""
+        """`system`: Ray's own system settings."""
         from ray.cluster_utils import Cluster
 
         head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
@@ -35,11 +35,11 @@ class Nodes:
 
     @property
     def on(self) -> str:
-        """What --on is to say."""
+        """The value of --on."""
         return f"ray:{self.cluster.address}"
 
     def workers(self, of: Collection[int] | None = None) -> list[int]:
-        """Processes of actors, which are children of the raylets of all nodes, or of some."""
+        """Processes of actors: children of the raylets of all nodes, or of the raylets `of`."""
         raylets = of or {node.all_processes["raylet"][0].process.pid for node in self.cluster.list_all_nodes()}
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -53,26 +53,26 @@ class Nodes:
         return found
 
     def lose_a_node(self) -> None:
-        """Kill a node with its workers; a new one joins."""
+        """Kill a node with its workers and add a new one."""
         self.cluster.remove_node(self.others.pop(), allow_graceful=False)
         self.others.append(self.cluster.add_node(num_cpus=1))
 
 
 def start(*words: object, log: Path, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.Popen[bytes]:
-    """A run of the command line that writes to a file: a pipe that nobody reads would stop it."""
+    """Start the command line with its output in a file: a pipe that nobody reads would block it."""
     command = [sys.executable, "-m", "eyas", *map(str, words)]
     with log.open("ab") as output:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
 def run(*words: object, log: Path) -> str:
-    """Run the command line to its end, which must be a good one; what it said."""
+    """Run the command line to its end, which must be successful; returns its output."""
     assert start(*words, log=log).wait(200) == 0, log.read_text()
     return log.read_text()
 
 
 def write_questions(path: Path, count: int) -> Path:
-    """Chats that differ in their numbers."""
+    """Write chats that differ in their numbers."""
     write_chats(
         path, [exchange(f"c{i}", f"What is {i}+{i} in May?", f"<<{i}+{i}={2 * i}>> clips") for i in range(count)]
     )
@@ -80,7 +80,7 @@ def write_questions(path: Path, count: int) -> Path:
 
 
 def capture(pair: Pair, chats: Path, output: Path) -> Words:
-    """A capture in shards of a row or two."""
+    """A capture in shards of one or two rows."""
     return (
         "data", "capture", "--model", pair.model, "--chats", chats, "--held-out-share", 0.1, "--dtype", "float32",
         "--shard-mib", 0.01, "--batch-tokens", 64, "--output", output,
@@ -96,7 +96,7 @@ def regenerate(pair: Pair, chats: Path, output: Path) -> Words:
 
 
 def sweep(pair: Pair, chats: Path, output: Path, **settings: Any) -> Words:
-    """A sweep of three tiny trials; `settings` are further ones of its file."""
+    """A sweep of three tiny trials; `settings` are further settings of its file."""
     drafter = {
         "target": str(pair.model), "chats": str(chats), "held_out_share": 0.2, "output": "unused", "device": "cpu",
         "target_dtype": "float32", "shape": {"kind": "eagle3", "draft_vocab_size": 64}, "loss": {"unroll": 2},
@@ -116,12 +116,12 @@ def sweep(pair: Pair, chats: Path, output: Path, **settings: Any) -> Words:
 
 
 def halving(pair: Pair, chats: Path, output: Path) -> Words:
-    """The same, of which the best third is trained to the end."""
+    """The same sweep, with only the best third trained to the end."""
     return sweep(pair, chats, output, halving={"rungs": 2})
 
 
 def bytes_of(output: Path) -> dict[str, bytes]:
-    """What a run of one of these verbs has made, apart from times."""
+    """The output of a run of one of these verbs, apart from times."""
     answers = output.with_suffix(".jsonl")
     if answers.is_file():
         return {answers.suffix: answers.read_bytes()}

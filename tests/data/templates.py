@@ -1,5 +1,5 @@
 # ruff: noqa: E501, RUF001
-"""Chat templates in the layouts of real models, and a byte-level tokenizer that carries their marks."""
+"""Chat templates in the layouts of real models, and a byte-level tokenizer with their special tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ QWEN2 = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
 
-# Qwen 3: thoughts are kept only after the last question, and the last answer always has some
+# Qwen 3: thoughts are kept only after the last question; the last answer always has a thought
 QWEN3 = """\
 {%- if messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
 {%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
@@ -129,7 +129,7 @@ GEMMA = """\
 {%- if add_generation_prompt -%}{{'<start_of_turn>model\\n'}}{%- endif -%}
 """
 
-# Mistral 7B v0.3: no generation prompt, the tools stand before the last question, the system prompt in it
+# Mistral 7B v0.3: no generation prompt; the tools precede the last question, which includes the system prompt
 MISTRAL = """\
 {%- if messages[0]["role"] == "system" %}{%- set system_message = messages[0]["content"] %}{%- set loop_messages = messages[1:] %}
 {%- else %}{%- set loop_messages = messages %}{%- endif %}
@@ -156,7 +156,7 @@ MISTRAL = """\
 {%- endfor %}
 """
 
-# OLMo 2: an end mark, and a line break after it only between turns
+# OLMo 2: an EOS token, followed by a line break only between turns
 OLMO = """\
 {{ bos_token }}{% for message in messages %}{% if message['role'] == 'system' %}{{ '<|system|>
 ' + message['content'] + '
@@ -168,7 +168,7 @@ OLMO = """\
 '  + message['content'] + eos_token }}{% endif %}{% endif %}{% if loop.last and add_generation_prompt %}{{ '<|assistant|>
 ' }}{% endif %}{% endfor %}"""
 
-# DeepSeek R1: the prompt begins the thoughts, history has none, calls are written by concatenation
+# DeepSeek R1: the prompt opens the thoughts, earlier turns have none, calls are built by concatenation
 DEEPSEEK = """\
 {%- set ns = namespace(is_tool=false, system_prompt='') -%}
 {%- for message in messages %}{%- if message['role'] == 'system' %}{%- set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor -%}
@@ -222,7 +222,7 @@ MARKS = {
     ),
 }  # fmt: skip
 
-# what the model's tokenizer calls them; Gemma's end of a turn is not its end token
+# BOS and EOS of the model's tokenizer; Gemma's end of a turn is not its EOS token
 BOS_EOS = {
     "qwen2": (None, "<|im_end|>"),
     "qwen3": (None, "<|im_end|>"),
@@ -236,9 +236,9 @@ BOS_EOS = {
 
 @cache
 def templated(name: str) -> Any:
-    """A small byte-level tokenizer with the marks and the template of a family.
+    """A small byte-level tokenizer with the special tokens and the template of a family.
 
-    Llama's shortens offsets by the whitespace, as the real one does.
+    Llama's excludes whitespace from offsets, as the real one does.
     """
     settings = json.loads(small_tokenizer().backend_tokenizer.to_str())
     settings["added_tokens"] = []
@@ -248,7 +248,7 @@ def templated(name: str) -> Any:
         else None
     )
     made = Tokenizer.from_str(json.dumps(settings))
-    for mark in MARKS[name]:  # as Qwen3 has them, what models write themselves isn't special
+    for mark in MARKS[name]:  # tokens that models write themselves aren't special, as in Qwen3
         written = mark in ("<think>", "</think>", "<tool_call>", "</tool_call>")
         added = AddedToken(mark, normalized=False, special=not written)
         (made.add_tokens if written else made.add_special_tokens)([added])

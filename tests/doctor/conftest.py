@@ -1,4 +1,4 @@
-"""The demo target's answers to the doctor's prompts, written once."""
+"""The demo target's answers to the doctor's prompts, generated once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def demo_target() -> Target:
 
 @pytest.fixture(scope="session")
 def demo_transcript(demo_target: Target) -> Transcript:
-    """With the states of every boundary that a reading of any drafter here reads."""
+    """The transcript, with the states of every boundary that any drafter here may read."""
     tokenizer: Any = load_tokenizer(TOY_TARGET)
     prompts = encode_prompts(tokenizer, demo_target.max_length)
     drafter = Reading.of(open_checkpoint(Path(TOY_DRAFTER)), demo_target).on(demo_target)

@@ -1,4 +1,4 @@
-"""Faulty copies of the demo drafter, each with one fault that is real in the field and raises no error anywhere."""
+"""Faulty copies of the demo drafter, each with a fault that occurs in practice and raises no error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZE = 256  # of the target's states
 
 
 def write(path: Path, *faults: Callable[[Files], Files]) -> Path:
-    """The demo drafter with these faults, and without the provenance that would give some of them away."""
+    """Write the demo drafter with these faults, without the provenance that would reveal some of them."""
     files: Files = (read_json(Path(TOY_DRAFTER) / CONFIG), load_file(Path(TOY_DRAFTER) / WEIGHTS))
     del files[0]["eyas"]
     for fault in faults:
@@ -57,7 +57,7 @@ def fc_reversed(files: Files) -> Files:
 
 
 def ids_for_offsets(files: Files) -> Files:
-    """A vocabulary map of target ids, small enough for their reading as offsets to name tokens too."""
+    """A vocabulary map of target ids, few enough that they are also valid as offsets."""
     config, tensors = files
     count = 1024
     ids = tensors["d2t"][:count] + torch.arange(count)
@@ -68,14 +68,14 @@ def ids_for_offsets(files: Files) -> Files:
 
 
 def embedding_lost(files: Files) -> Files:
-    """An embedding that was to be shared, saved as it was initialised."""
+    """An embedding that should have been shared, saved as initialized."""
     lost = files[1]["embed_tokens.weight"]
     fresh = 0.02 * torch.randn(lost.shape, generator=torch.Generator().manual_seed(1))
     return files[0], files[1] | {"embed_tokens.weight": fresh.to(lost.dtype)}
 
 
 def rows_permuted(files: Files) -> Files:
-    """Queries and keys in llama.cpp's order."""
+    """Query and key rows in llama.cpp's order."""
     from eyas.drafters.formats.gguf_layout import to_interleaved
 
     names = {"midlayer.self_attn.q_proj.weight": 4, "midlayer.self_attn.k_proj.weight": 2}
@@ -83,7 +83,7 @@ def rows_permuted(files: Files) -> Files:
 
 
 def random_weights(files: Files) -> Files:
-    """Nothing but the vocabulary map was ever trained."""
+    """Random weights with a trained vocabulary map."""
     from eyas.drafters.formats.fields import Fields
     from eyas.drafters.formats.tensor_names import MIDLAYER, name_in_file
     from eyas.drafters.kinds.eagle3 import Eagle3Network, read
@@ -95,14 +95,14 @@ def random_weights(files: Files) -> Files:
 
 
 def other_basis(files: Files) -> Files:
-    """Trained for a target whose residual stream has another basis: the same shapes, tokens and function."""
+    """As if trained for a target with another basis of the residual stream: same shapes, tokens and function."""
     turn = torch.linalg.qr(torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(3)))[0]
     blocks = [block.float() @ turn for block in files[1]["fc.weight"].split(SIZE, 1)]
     return files[0], files[1] | {"fc.weight": torch.cat(blocks, 1).to(torch.bfloat16)}
 
 
 def other_tokens(files: Files) -> Files:
-    """Trained for a target whose tokenizer numbers the same tokens otherwise: the embedding and the map are its."""
+    """As if trained for a target that numbers the same tokens differently, with its embedding, head and map."""
     order = torch.randperm(files[0]["vocab_size"], generator=torch.Generator().manual_seed(4))
     config, tensors = files
     ids = order[tensors["d2t"] + torch.arange(len(tensors["d2t"]))].sort()
@@ -117,7 +117,7 @@ def other_tokens(files: Files) -> Files:
 
 
 def noise(share: float) -> Callable[[Files], Files]:
-    """No fault: a drafter that is read rightly and drafts worse."""
+    """No fault: a drafter that is read correctly but drafts worse."""
 
     def weaker(files: Files) -> Files:
         draw = torch.Generator().manual_seed(5)

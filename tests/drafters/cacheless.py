@@ -1,4 +1,4 @@
-"""Draft networks without a cache, a tree or a batch: what decoding is compared with."""
+"""Draft networks run without a cache, tree or batch, as a reference for decoding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def causal(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def from_scratch(network: DraftNetwork, tokens: Tensor, taps: Tensor, path: list[int]) -> Tensor:
-    """Log-probabilities [Vd] of what follows `path` below the last known token, from one causal pass.
+    """Log-probabilities [Vd] of the token after `path` below the last known token, from one causal pass.
 
-    tokens [n + 1], taps [n, A, Ht]. Pair i is (state at i, token i + 1) at position i; a guess's pair takes the state
-    fed back by the pair before it.
+    tokens [n + 1], taps [n, A, Ht]. Pair i is (state at i, token i + 1) at position i; a draft token's pair takes the
+    state fed back by the pair before it.
     """
     if isinstance(network, MedusaNetwork):  # the last true state alone
         head = len(path)

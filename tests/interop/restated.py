@@ -1,7 +1,7 @@
-"""The field's checkpoint formats written out by hand: names, shapes, conventions, and nothing of eyas's own.
+"""The checkpoint formats in use, written out by hand: names, shapes and conventions, without any code of eyas.
 
-Every function writes random weights and returns them under one set of names (`layers.{i}.*`), as a reader should end up
-with them; d2t in the result is an offset.
+Every function writes random weights and returns them under one set of names (`layers.{i}.*`), as a reader should return
+them; d2t in the result is an offset.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 V, VD, H, HT, MLP, N, KV, D = 60, 20, 16, 24, 28, 4, 2, 6
-"""Vocabulary, draft vocabulary, widths of drafter and target, MLP, heads, key-value heads, head size."""
+"""Sizes: vocabulary, draft vocabulary, widths of drafter, target and MLP, heads, key-value heads, head size."""
 Q_RANK, KV_RANK, NOPE, ROT, VALUE = 10, 8, 6, 4, 5
 Tensors = dict[str, Tensor]
 
@@ -68,7 +68,7 @@ def mlp(layer: str, *, bias: bool = False) -> dict[str, Any]:
 
 
 def third(attention: dict[str, Any], *, ht: int = H, taps: int = 3, vd: int = VD, bias: bool = False) -> dict[str, Any]:
-    """EAGLE-3 around an attention, with everything that may be absent left out."""
+    """Shapes of an EAGLE-3 drafter around an attention, without any optional tensor."""
     return {
         "fc.weight": (H, taps * ht), "layers.0.input_layernorm.weight": (H,), "layers.0.hidden_norm.weight": (H,),
         **attention, **mlp("layers.0", bias=bias), "norm.weight": (H,), "lm_head.weight": (vd, H),
@@ -98,7 +98,7 @@ def directory(path: Path, config: Mapping[str, Any], tensors: Tensors, *, pickle
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
-    """The keys that all native drafters share."""
+    """The config keys that all native drafters share."""
     base = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": H, "intermediate_size": MLP,
         "num_attention_heads": N, "num_key_value_heads": KV, "num_hidden_layers": 1, "head_dim": D, "vocab_size": V,
@@ -121,7 +121,7 @@ def _text(value: str) -> bytes:
 
 
 def gguf_value(value: Any) -> bytes:
-    """The type and the value of a metadata key."""
+    """The encoded type and value of a metadata key."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -149,7 +149,7 @@ def gguf_bytes(keys: Mapping[str, Any], tensors: Tensors, *, version: int = 3) -
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
-    """llama.cpp's order of a head's rows: 0, D/2, 1, D/2 + 1, ..."""
+    """A weight with each head's rows in llama.cpp's order: 0, D/2, 1, D/2 + 1, ..."""
     size = weight.shape[0] // heads
     order = [h * size + half * (size // 2) + i for h in range(heads) for i in range(size // 2) for half in (0, 1)]
     return weight[order]

@@ -1,4 +1,4 @@
-"""Engines that learn, over tiny random models."""
+"""Engines that learn, with tiny random models."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def traffic(tmp_path: Path) -> TrafficStore:
 
 
 def collector_of(traffic: TrafficStore, rule: LearnRule | None = None, **settings: Any) -> Collector:
-    """One that ends no answer early, as tiny targets have no end token."""
+    """A collector that ends no answer early, as tiny targets have no EOS token."""
     return Collector(traffic, rule or LearnRule(), (), seed=0, **settings)
 
 
 class World(NamedTuple):
-    """A small target that can be learnt from, and a drafter that has learnt a little of it."""
+    """A small target that can be learned from, and a drafter that has learned a little of it."""
 
     model: Path
     drafter: Path
@@ -70,7 +70,7 @@ class World(NamedTuple):
     layout: ShardLayout
 
     def rows(self, seed: int, count: int, domain: int = 0, temperature: float = 1.0) -> list[TrafficRow]:
-        """Traffic: what the target answers to prompts of a domain, with its states."""
+        """Traffic rows: the target's answers to prompts of a domain, with its states."""
         requests = self.requests(seed, count, domain, temperature)
         found = []
         for request, done in zip(requests, self.session.engine().generate(requests), strict=True):
@@ -83,7 +83,7 @@ class World(NamedTuple):
         return found
 
     def requests(self, seed: int, count: int, domain: int = 0, temperature: float = 1.0) -> list[Request]:
-        """Random prompts of domain 0 or 1: each has half of the vocabulary."""
+        """Random prompts of domain 0 or 1, each with its own half of the vocabulary."""
         rng = random.Random(seed)
         half = self.session.target.vocab_size // 2
         first, stop = (_SPECIAL, half) if domain == 0 else (half, 2 * half)
@@ -96,7 +96,7 @@ class World(NamedTuple):
         ]
 
     def store(self, folder: Path, splits: dict[str, list[TrafficRow]]) -> FeatureStore:
-        """A store of such rows."""
+        """Write a store of such rows."""
         return write_store(folder, captured_target(self.session.target, "tiny"), self.layout, splits, "traffic")
 
 
@@ -104,9 +104,9 @@ _SPECIAL = 5
 
 
 def save_learnable(path: Path) -> Path:
-    """A target whose next token mostly follows from the last one, in two halves of the vocabulary by themselves."""
+    """Save a target whose next token mostly follows from the last one and stays in its half of the vocabulary."""
     vocab = len(tokenizer())
-    model = tiny.build_model("llama", scale=1.0, vocab_size=vocab, **tiny.fitting("llama"))  # native passes take it
+    model = tiny.build_model("llama", scale=1.0, vocab_size=vocab, **tiny.fitting("llama"))  # with native passes
     generator = torch.Generator().manual_seed(0)
     following = torch.arange(vocab)
     for first, stop in ((_SPECIAL, vocab // 2), (vocab // 2, 2 * (vocab // 2))):

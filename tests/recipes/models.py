@@ -1,4 +1,4 @@
-"""The config.json of public models, as their makers published them, and tiny random models of the same kinds."""
+"""The config.json of public models as published, and tiny random models of the same kinds."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rope_scaling": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "scoring_func": "sigmoid", "topk_group": 4,
         "topk_method": "noaux_tc", "vocab_size": 129280,
     },
-    "qwen3_5": {  # no model's: transformers' defaults
+    "qwen3_5": {  # of no published model: transformers' defaults
         "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "head_dim": 256, "hidden_size": 4096,
         "intermediate_size": 12288, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8,
         "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
@@ -112,7 +112,7 @@ _TINY = {
 
 @dataclass(frozen=True)
 class ConfigOnly:
-    """A target of which there is only the config: what decides a drafter's sizes."""
+    """A target without weights: its config alone determines a drafter's sizes."""
 
     config: Any
     check_taps = Target.check_taps
@@ -145,7 +145,7 @@ class ConfigOnly:
 
 
 def save_tiny(name: str, folder: Path) -> Path:
-    """A random model of `name`'s architecture whose greedy output wanders, with a tokenizer."""
+    """Save a random model of `name`'s architecture, with non-repetitive greedy output, and a tokenizer."""
     tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
     config = {key: value if value is None else _TINY.get(key, value) for key, value in CONFIGS[name].items()}
     config |= {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,

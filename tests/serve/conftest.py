@@ -1,4 +1,4 @@
-"""Servers in this process: over a fake engine through ASGI, and over a tiny pair on a real socket."""
+"""Servers in this process: for a fake engine through ASGI, and for a tiny pair on a real socket."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Ask = Callable[..., Any]
 async def client_of(
     engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server over an engine; the engine's thread ends with it."""
+    """A client of a server for an engine; the engine's thread ends with the block."""
     thread = EngineThread(lambda: engine, observer=observer, backlog=settings.get("backlog_chunks", 1024))
     app = create_app(thread, ServeSettings(**{"model_names": ("tiny",), **settings}), observer, metrics=metrics)
     thread.start()
@@ -53,7 +53,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def ask(engine: FakeEngine) -> Ask:
-    """`ask(path, **json)` -> the response, of a server over the fake engine."""
+    """`ask(path, **json)` -> the response of a server for the fake engine."""
 
     def call(path: str, settings: dict[str, Any] | None = None, **body: Any) -> httpx.Response:
         return run(post(engine, path, {"model": "tiny", **body}, **(settings or {})))
@@ -62,13 +62,13 @@ def ask(engine: FakeEngine) -> Ask:
 
 
 async def post(engine: Any, path: str, body: Any, **settings: Any) -> httpx.Response:
-    """One request to a server of its own."""
+    """Send one request to a new server."""
     async with client_of(engine, **settings) as client:
         return await client.post(path, json=body)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """A coroutine's result; nothing hangs longer than half a minute."""
+    """A coroutine's result, with a timeout of 30 seconds."""
     return asyncio.run(asyncio.wait_for(work, 30))
 
 
@@ -81,7 +81,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="session")
 def server(pair: Pair) -> Iterator[Live]:
-    """A server over the tiny pair on a real socket."""
+    """A server for the tiny pair on a real socket."""
     limits = Limits(max_running=4, max_waiting=64, prefill_chunk=32, prefix_tokens=2048)
     engine = load(pair.model, pair.drafter, tree="dynamic:3,3,8", limits=limits)
     metrics = Metrics("tiny", ENDPOINTS)
@@ -91,5 +91,5 @@ def server(pair: Pair) -> Iterator[Live]:
 
 @pytest.fixture(scope="session")
 def offline(pair: Pair) -> Engine:
-    """The same target without a drafter, for what answers ought to be."""
+    """The same target without a drafter, for expected answers."""
     return load(pair.model)

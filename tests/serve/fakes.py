@@ -1,4 +1,4 @@
-"""An engine without a model: it generates a given text, a few tokens a step, and keeps the requests it got."""
+"""An engine without a model: it generates a given text, a few tokens per step, and records its requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Sequence:
 
 
 class FakeEngine:
-    """`submit`, `cancel`, `step` and the rest, as `Engine` has them."""
+    """A fake with the interface of `Engine`: `submit`, `cancel`, `step` and so on."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class FakeEngine:
         self.deadlines: list[float | None] = []
         self.cancelled: list[int] = []
         self.go = threading.Event()
-        """Steps wait for it: clear it to hold the engine."""
+        """Steps wait for this event: clear it to pause the engine."""
         self.go.set()
         self.step_error: Exception | None = None
         self.ending: str = "length"
         self.error = "it broke"
-        """Why sequences end that end with `error`."""
+        """The error of sequences that finish with `error`."""
         self._sequences: dict[int, _Sequence] = {}
         self._outbox: list[Chunk] = []
         self._begun: set[int] = set()

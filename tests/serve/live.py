@@ -1,4 +1,4 @@
-"""A server on a real socket, on a thread of this process."""
+"""A server on a real socket, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eyas.serve.run import Server, bind
 
 
 class Live:
-    """Where it listens, and what is behind it."""
+    """A server with its address, engine and threads."""
 
     def __init__(
         self, engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
@@ -52,7 +52,7 @@ class Live:
         return socket.create_connection((self.host, self.port), timeout=20)
 
     def idle_soon(self, seconds: float = 10.0) -> bool:
-        """Does the engine become idle, with nobody asking any more?"""
+        """Whether the engine and its thread become idle within `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.thread.idle and self.engine.idle:

@@ -1,4 +1,4 @@
-"""Sweeps whose trainer is a small script: it copies a ready drafter, or fails, or hangs, as the recipe says."""
+"""Sweeps with a small script as the trainer: it copies a ready drafter, fails or hangs, depending on the recipe."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Setup:
-    """A sweep's files, and what its trainer was called with."""
+    """A sweep's files and the calls of its trainer."""
 
     def __init__(self, models: Path, folder: Path) -> None:
         self.drafters, self.folder = models, folder
@@ -64,7 +64,7 @@ class Setup:
 
     @property
     def calls(self) -> list[str]:
-        """A line a training process."""
+        """One line per training process."""
         file = self.drafters / "calls"
         return file.read_text().splitlines() if file.exists() else []
 

@@ -24,12 +24,12 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def spread(chats: list[Chat], count: int) -> list[Chat]:
-    """`count` of the chats at equal distances."""
+    """`count` evenly spaced chats."""
     return [chats[i * len(chats) // count] for i in range(count)]
 
 
 def prompts(maths: Path) -> list[Chat]:
-    """5,800 questions that the target was trained on: maths, functions to complete and prose; the same each time."""
+    """5,800 questions that the target was trained on: math, functions to complete and prose; always the same."""
     splits = split_chats(maths)
     code = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-code")]
     prose = [chat for chat in splits["library"].train if chat.id.startswith("stdlib-ask")]
@@ -38,7 +38,7 @@ def prompts(maths: Path) -> list[Chat]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("maths", type=Path, help="grade-school maths chats, one JSON object a line")
+    parser.add_argument("maths", type=Path, help="grade-school math chats, one JSON object per line")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()

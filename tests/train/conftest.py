@@ -23,7 +23,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Llama of 4 layers, random but sharp enough to disagree with itself from token to token."""
+    """A random Llama of 4 layers, sharp enough not to repeat one token."""
     return save_target(tmp_path_factory.mktemp("target"), embedding=1)
 
 
@@ -34,7 +34,7 @@ def sure_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_target(folder: Path, embedding: float, layers: int = 4) -> Path:
-    """A random target whose embedding, which is its head too, is scaled by `embedding`."""
+    """Save a random target with its tied embedding and head scaled by `embedding`."""
     tokenizer = train_tokenizer(["What is 1+1? 2+2 = <<2+2=4>>4"], 512, 256)
     torch.manual_seed(0)
     shape = LmModelConfig(hidden_size=32, layers=layers, heads=2, kv_heads=1, intermediate_size=48, context=256)

@@ -1,4 +1,4 @@
-"""One thread: these tensors are too small to share, and a busy machine stalls the threads that wait."""
+"""Use one thread: these tensors are too small to share, and waiting threads stall on a busy machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-# a busy machine is no failure
+# a busy machine must not fail tests
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 

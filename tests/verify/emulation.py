@@ -1,4 +1,4 @@
-"""A whole engine in miniature: table models whose distribution can be written down, and rounds over them.
+"""A whole engine in miniature: table models whose exact distribution can be computed, and rounds over them.
 
 Shapes: B rows, W frontier nodes, N tree nodes, D tree depth, L answer length, V vocabulary.
 """
@@ -24,7 +24,7 @@ _STATES = 1009
 
 @dataclass
 class TableModel:
-    """A "language model": the state after a prefix indexes a table of logits."""
+    """A toy language model: the state after a prefix indexes a table of logits."""
 
     table: Tensor  # [states, V]
 
@@ -34,7 +34,7 @@ class TableModel:
         return TableModel(spread * torch.randn(_STATES, vocab_size, generator=generator))
 
     def disagreeing(self, seed: int) -> TableModel:
-        """A drafter for this target: related, and wrong often."""
+        """A drafter for this target: correlated, but often wrong."""
         return TableModel(0.6 * self.table + 0.8 * TableModel.random(self.table.shape[1], seed).table)
 
     @staticmethod
@@ -56,7 +56,7 @@ def draft(drafter: TableModel, state: Tensor, spec: TreeSpec, coupling: Coupling
 
 
 def node_states(tree: DraftTree, state: Tensor) -> Tensor:
-    """[B, 1 + N] the model's state at every node, by node index."""
+    """The model's state at every node [B, 1 + N], by node index."""
     states = state.unsqueeze(1).repeat(1, 1 + tree.size)
     for i in range(tree.size):
         parent = states.gather(1, tree.parents[:, i : i + 1] + 1)
@@ -73,7 +73,7 @@ def generate(
     spec: TreeSpec | None = None,
     coupled: bool = True,
 ) -> tuple[Tensor, float]:
-    """Answers [B, L] of all slots and the accept length; no `drafter` or `spec` = plain decoding."""
+    """Answers [B, L] of all slots and the accept length; plain decoding without `drafter` or `spec`."""
     rows = len(sampler.state.seed)
     state = torch.zeros(rows, dtype=torch.int64)
     done = torch.zeros(rows, dtype=torch.int64)
@@ -101,7 +101,7 @@ def generate(
 
 
 def admit_all(params: list[SamplingParams], vocab_size: int) -> Sampler:
-    """A sampler with one slot for each of `params`."""
+    """A sampler with a slot for each of `params`."""
     sampler = Sampler(len(params), vocab_size, CPU)
     for slot, each in enumerate(params):
         sampler.admit(slot, each, PROMPT, eos_ids=(0,))
@@ -116,7 +116,7 @@ def restart(sampler: Sampler, seeds: Tensor) -> None:
 
 
 def exact_distribution(target: TableModel, params: SamplingParams, length: int) -> Tensor:
-    """[V ** L] probability of every answer, first token most significant, by `transformers`' own warpers."""
+    """The probability of every answer [V ** L], first token most significant, by `transformers`' own warpers."""
     logits = TemperatureLogitsWarper(params.temperature)(None, target.table)
     if params.top_k:
         logits = TopKLogitsWarper(params.top_k)(None, logits)

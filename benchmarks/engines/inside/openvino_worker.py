@@ -1,7 +1,7 @@
-"""OpenVINO GenAI in its own process: a JSON line with a prompt's tokens in, one with the answer and its times out.
+"""OpenVINO GenAI in its own process: reads JSON lines with a prompt's tokens, writes one with the answer and its times.
 
 python openvino_worker.py TARGET DRAFTER K [PROPERTY=VALUE ...], with K = 0 for plain decoding. Run by
-`benchmarks/openvino.py` and, to count, by `benchmarks/engines`.
+`benchmarks/openvino.py` for its times and by `benchmarks/engines` for its counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""vLLM without a server: a job from standard input, its answers as JSON into a file. Runs in vLLM's own environment.
+"""vLLM without a server: reads a job from stdin, writes its answers to a JSON file. Runs in vLLM's own environment.
 
 python vllm_offline.py OUTPUT < {"model", "dtype", "speculation", "tokens", "prompts"}
 """
@@ -8,7 +8,7 @@ import sys
 
 
 def main() -> None:
-    """One prompt after the other, so that the counters can be read off for each."""
+    """Answer one prompt after another, so that the counters can be read after each."""
     import vllm
 
     job = json.load(sys.stdin)
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def counters(llm):
-    """What was counted since the start; a counter is a number, or one a position."""
+    """Cumulative counters: a number each, or a number per position."""
     found = {metric.name.split(":")[1]: metric for metric in llm.get_metrics() if "spec_decode" in metric.name}
     return {name: metric.values if hasattr(metric, "values") else metric.value for name, metric in found.items()}
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server in a thread that streams what a test tells it to."""
+"""An OpenAI-compatible server in a thread that streams what a test's script returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def event(data: Any) -> bytes:
 
 
 def stream(words: Sequence[str], **last: Any) -> list[bytes]:
-    """A streamed chat: a role, the words, usage (two tokens a word) and whatever else, the end."""
+    """A streamed chat: a role, the words, usage (two tokens per word) with the fields of `last`, and the end."""
     chunks = [{"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}]
     chunks += [{"choices": [{"index": 0, "delta": {"content": word}}]} for word in words]
     usage = {"prompt_tokens": 5, "completion_tokens": 2 * len(words), **last.pop("usage", {})}

@@ -1,4 +1,4 @@
-"""anthropic: messages, streams, tools there and back, counting, errors."""
+"""anthropic: messages, streams, tool calls and results, counting, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""guidellm: benchmarks over chat completions and completions, whose requests all succeed and whose tokens add up."""
+"""guidellm: benchmarks over chat completions, completions and responses: all requests succeed, tokens add up."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from inspect_ai.tool import ToolInfo, ToolParams
 from inspect_ai.util import json_schema
 from weather import Weather
 
-os.environ.update(EYAS_API_KEY=KEY, EYAS_BASE_URL=f"{URL}/v1")  # where the provider looks, by the service's name
+os.environ.update(EYAS_API_KEY=KEY, EYAS_BASE_URL=f"{URL}/v1")  # the provider's settings, by the service's name
 NAMES = [f"openai-api/eyas/{MODEL}", f"openai/{MODEL}"]
 
 

@@ -19,7 +19,7 @@ ASKED: dict[str, Any] = {
 
 
 class Anything(BaseModel):
-    """Whatever object it is."""
+    """Any object."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -52,6 +52,6 @@ def test_async() -> None:
 
 
 def test_json_mode_holds_to_json_and_not_to_the_schema() -> None:
-    """In this mode the schema stands in the prompt alone, and the demo model doesn't follow prompts."""
+    """In this mode the schema is only in the prompt, and the demo model doesn't follow prompts."""
     client = instructor.from_openai(OpenAI(**OPTIONS), mode=instructor.Mode.JSON)
     assert isinstance(client.chat.completions.create(response_model=Anything, **ASKED), Anything)

@@ -1,4 +1,4 @@
-"""lm-eval: `local-completions` scores given continuations and generates, on a task of two files beside this one."""
+"""lm-eval: `local-completions` scores given continuations and generates, on two tasks written here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CHOICES = [
     ("def add(a, b):\n    return a", [" + b", " unicorn"]),
     ("Natalia sold 48/2 =", [" <<48/2=24>>24 clips", "????"]),
 ]
-"""A context and continuations of it: the first is the likelier by far."""
+"""A context and its continuations; the first is far more likely."""
 CONTEXT = "def add(a, b):\n"
 
 
 def write_task(folder: Path, name: str, rows: list[dict[str, Any]], **task: Any) -> None:
-    """A task over rows of a file; lm-eval reads YAML, of which JSON is a part."""
+    """Write a task over rows of a file; lm-eval reads YAML, a superset of JSON."""
     data = folder / f"{name}.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     shared = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
@@ -29,7 +29,7 @@ def write_task(folder: Path, name: str, rows: list[dict[str, Any]], **task: Any)
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Both tasks, run as users run them; the results and the samples of each task."""
+    """Both tasks run as users run them: the results, and the samples of each task."""
     folder = tmp_path_factory.mktemp("tasks")
     write_task(
         folder, "choose", [{"context": context, "choices": choices, "gold": 0} for context, choices in CHOICES],

@@ -1,4 +1,4 @@
-"""pydantic-ai: agents that answer in text, through a tool, or natively held to a schema; chats and responses."""
+"""pydantic-ai: agents that answer in text, through a tool, or under a native schema; chats and responses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the cases of every client share: where the server is, what is asked, and what it answers over bare HTTP.
+"""Shared by the cases of every client: the server's address, requests, and answers over plain HTTP.
 
-The cases run in a client's own environment, which has no eyas: only the standard library is imported here.
+The cases run in a client's own environment without eyas, so only the standard library is imported here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 URL = os.environ["EYAS_URL"]
 """The server, without `/v1`."""
 TOKENIZER = os.environ["EYAS_TOKENIZER"]
-"""The folder of the target, for clients that count tokens themselves."""
+"""The target's folder, for clients that count tokens themselves."""
 MODEL, KEY = "demo", "none"
 QUESTION = "How many legs have three spiders?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
@@ -39,7 +39,7 @@ def post(path: str, **body: Any) -> Any:
 
 
 def chat(tokens: int, **body: Any) -> str:
-    """The greedy answer to the question, of at most so many tokens."""
+    """The greedy answer to the question, of at most `tokens` tokens."""
     content: str = post("/v1/chat/completions", messages=MESSAGES, max_tokens=tokens, **body)["choices"][0]["message"][
         "content"
     ]
@@ -48,5 +48,5 @@ def chat(tokens: int, **body: Any) -> str:
 
 
 def fits(arguments: Any) -> bool:
-    """Whether these are arguments of the tool, as its schema says."""
+    """Whether these arguments match the tool's schema."""
     return set(arguments) == {"city", "days"} and arguments["city"] in CITIES and arguments["days"] in (1, 2, 3)

@@ -1,4 +1,4 @@
-"""What answers are parsed into, for clients that take a Pydantic model for a schema."""
+"""The model that answers are parsed into, for clients that take a Pydantic model as a schema."""
 
 from __future__ import annotations
 

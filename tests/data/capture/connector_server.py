@@ -1,4 +1,4 @@
-"""A server in this process that takes vLLM's arguments and writes the files that its hidden-states connector writes."""
+"""A server in this process that takes vLLM's arguments and writes files as vLLM's hidden-states connector does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERSION = "0.32.0"
 
 
 class ConnectorServer(ThreadingHTTPServer):
-    """Answers a completion with the path of a file that is written, and unlocked, a moment later."""
+    """Answers a completion with the path of a file that is written and unlocked a moment later."""
 
     request_queue_size = 64
 
@@ -40,7 +40,7 @@ class ConnectorServer(ThreadingHTTPServer):
         self.target, self.busy = target, threading.Lock()
         self.requests: list[dict[str, Any]] = []
         self.damage: Callable[[dict[str, Any]], Any] = lambda _: None
-        """Changes what is about to be written and said."""
+        """Modifies the file and response that are about to be sent."""
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self.thread.start()
 
@@ -54,7 +54,7 @@ class ConnectorServer(ThreadingHTTPServer):
         self.server_close()
 
     def answered(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Status, path, next token, and the tensors of a request."""
+        """The status, path, next token and tensors of a request."""
         prompt = torch.tensor([body["prompt"]])
         assert prompt.shape[1] < self.limit
         with self.busy:  # hooks catch the states of one pass at a time

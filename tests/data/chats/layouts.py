@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""The oracle: every layout written out by hand as pieces of text, each the prompt's or the assistant's."""
+"""Expected token masks: every layout written out by hand as pieces of text of the prompt or the assistant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 Turn = dict[str, Any]
 Piece = tuple[str, bool]
-"""Text, and whether the assistant has to write it."""
+"""Text, and whether the assistant writes it."""
 
 
 def qwen2(turns: list[Turn]) -> Iterator[Piece]:
@@ -149,7 +149,7 @@ _BYTE_OF = {chr(byte): byte for byte in _SHOWN} | {
 
 
 def bytes_of(tokenizer: Any, token: int) -> bytes:
-    """What a token of a byte-level tokenizer stands for."""
+    """The bytes of a token of a byte-level tokenizer."""
     piece = tokenizer.convert_ids_to_tokens(token)
     if piece in tokenizer.get_added_vocab():
         return str(piece).encode()
@@ -157,7 +157,7 @@ def bytes_of(tokenizer: Any, token: int) -> bytes:
 
 
 def oracle(tokenizer: Any, tokens: np.ndarray, pieces: list[Piece]) -> list[bool]:
-    """Token by token along the bytes: is every byte of it the assistant's?"""
+    """For each token, whether all of its bytes are the assistant's."""
     theirs = [assistant for text, assistant in pieces for _ in text.encode()]
     mask, at = [], 0
     for token in tokens.tolist():

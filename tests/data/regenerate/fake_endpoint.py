@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server in a thread, which answers, refuses and breaks as a test tells it to."""
+"""An OpenAI-compatible server in a thread that answers, refuses and fails as a test's script says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...http_server import Handler, Server, running
 
 
 class Said(NamedTuple):
-    """A response; a body that is not bytes is written as JSON."""
+    """A response; a body that isn't bytes is sent as JSON."""
 
     status: int = 200
     body: Any = None
@@ -20,7 +20,7 @@ class Said(NamedTuple):
 
 
 Script = Callable[[dict[str, Any], int], Said]
-"""(request body, how often this chat has been asked before) -> response."""
+"""(request body, number of earlier requests with this chat) -> response."""
 
 
 def completion(message: dict[str, Any], finish_reason: str = "stop", tokens: int = 3) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def completion(message: dict[str, Any], finish_reason: str = "stop", tokens: int
 
 
 def echo(body: dict[str, Any], _: int = 0) -> Said:
-    """Answers with what it was asked last, and the seed."""
+    """Answer with the last message and the seed."""
     return Said(body=completion({"content": f"<{body['messages'][-1]['content']}> {body['seed']}"}))
 
 
@@ -64,7 +64,7 @@ class _Handler(Handler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.path == "/v1/chat/completions"
         said = self.server.respond(body, dict(self.headers))
-        if said.status == 0:  # hang up without a word
+        if said.status == 0:  # hang up without a response
             self.close_connection = True
             return
         data = said.body if isinstance(said.body, bytes) else json.dumps(said.body).encode()

@@ -1,4 +1,4 @@
-"""A server that takes vLLM's arguments and answers with its model's name and what it was asked. A script of its own."""
+"""A standalone server script that takes vLLM's arguments and answers with its model's name, seed and the question."""
 
 import json
 import sys

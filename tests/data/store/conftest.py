@@ -1,4 +1,4 @@
-"""Rows of many lengths for the tiny target, and stores of them, captured once a session."""
+"""Rows of many lengths for the tiny target, and stores of them, captured once per session."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Made = Callable[..., FeatureStore]
 
 
 def token_row(length: int, seed: int) -> TokenRow:
-    """Random tokens; the answer is the second half, with a gap, as in a chat of two turns."""
+    """Random tokens; the second half is the answer, with a gap, as in a chat of two turns."""
     draw = np.random.default_rng(seed)
     mask = np.arange(length) >= length // 2
     mask[length * 3 // 4] = False
@@ -35,7 +35,7 @@ def rows(longest: int = 100) -> CaptureRows:
 
 
 def prepare(folder: Path, rank: int = 0, world: int = 1, longest: int = 100, **options: Any) -> Capture:
-    """A capture of `rows()` in five or so small shards."""
+    """A capture of `rows()` in about five small shards."""
     config = CaptureConfig(**{"taps": (1, 2, 4), "shard_bytes": 14_000, "batch_tokens": 60, **options})
     return Capture(tiny.target(), rows(longest), config, folder, name="tiny", chats="rows", rank=rank, world=world)
 
@@ -49,7 +49,7 @@ def captured(folder: Path, **options: Any) -> FeatureStore:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """`store(**options)`: made once for each."""
+    """`store(**options)`: a store with these options, captured once."""
     made: dict[str, FeatureStore] = {}
 
     def get(**options: Any) -> FeatureStore:

@@ -44,11 +44,11 @@ _PREFIX = {
     "nemotron": "mtp.layers.",
 }  # fmt: skip
 _BLOCKS = {"nemotron": {"0.": 1, "1.": 3}}
-"""Which of the target's layers those of a module are like; one like the last where nothing is said."""
+"""Layout -> prefix of each layer in a module -> the target's layer that it copies; by default the last."""
 
 
 def model(architecture: str) -> Any:
-    """A random model; GLM-4.5's is not among the shared ones."""
+    """A random model; GLM-4.5 isn't among the shared architectures."""
     if architecture != "glm4moe":
         return tiny.build_model(architecture)
     torch.manual_seed(0)
@@ -62,7 +62,7 @@ def model(architecture: str) -> Any:
 
 
 def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tensor]:
-    """A random module for a model, under the names of a layout."""
+    """A random MTP module for a model, under the names of a layout."""
     torch.manual_seed(5 + module)
     prefix = _PREFIX[layout].format(layer=LAYERS + module, module=module)
     held: dict[str, Tensor] = {}
@@ -90,7 +90,7 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
     for part in ("enorm", "hnorm", "norm"):
         held[names[part]] = 1 + 0.1 * torch.randn(HIDDEN)
     held[names["proj"]] = 0.3 * torch.randn(HIDDEN, 2 * HIDDEN)
-    if layout == "deepseek":  # published files repeat the target's own
+    if layout == "deepseek":  # published files repeat the target's tensors
         held[names["embedding"]] = target.get_input_embeddings().weight.clone()
         held[names["head"]] = target.get_output_embeddings().weight.clone()
     if layout == "qwen":
@@ -99,7 +99,7 @@ def module_tensors(target: Any, layout: str, module: int = 0) -> dict[str, Tenso
 
 
 def save(path: Path, architecture: str, layout: str | None, modules: int = 1) -> dict[str, Tensor]:
-    """Save a target with modules of a layout (None = without one); the modules' tensors as they are in the file."""
+    """Save a target with modules of a layout (None: without modules); returns the modules' tensors as in the file."""
     made = model(architecture)
     made.save_pretrained(path)
     if layout is None:

@@ -1,4 +1,4 @@
-"""Output with drafters of the target's own files beside that without."""
+"""Output with drafters from the target's own files compared with plain decoding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ... import tiny
 
 
 def equal_to_plain(target: Target, drafter: NetworkDrafter, temperature: float, tree: str) -> list[Any]:
-    """Assert that output is plain decoding's, twice: the second time with prefixes from the cache.
+    """Assert twice that output equals plain decoding's, the second time with cached prefixes.
 
-    Returns the accepted tokens of each answer, both times.
+    Returns the accepted-token histogram of each answer, both times.
     """
     batch = 1 if tree.startswith("chain") else 4
     requests = [

@@ -1,7 +1,7 @@
 """A restatement of Lookahead's algorithm (arXiv 2402.02057), greedy, one sequence at a time.
 
-It shares nothing with eyas: it knows no trees, no masks and no slots. Every guess's successor is computed from the text
-and the guess's own path, so it is slow and plain.
+It shares no code with eyas and has no trees, masks or slots. Every guess's successor is computed from the text and the
+guess's own path, which is slow but simple.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from eyas.targets.transformers_names import given
 def decode_by_paper(
     model: Any, text: Sequence[int], guesses: Sequence[int], sizes: tuple[int, int, int], tokens: int
 ) -> tuple[list[int], list[int]]:
-    """At least `tokens` tokens that follow `text`, greedily, and how many each step emitted.
+    """At least `tokens` greedy tokens after `text`, and the number of tokens that each step emitted.
 
-    `sizes` are W, N and G; `guesses` the W + N - 3 tokens that the window begins with.
+    `sizes` are W, N and G; `guesses` are the W + N - 3 tokens that the window begins with.
     """
     window, ngram, most = sizes
     known, lengths = list(text), list[int]()
@@ -43,7 +43,7 @@ def decode_by_paper(
             if right >= len(emitted):
                 emitted = after[: right + 1]
 
-        if filling:  # each row keeps its positions, so what stood where the next token comes is dropped
+        if filling:  # rows keep their positions: the entry at the next token's position is dropped
             rows = [row[1:] for row in rows] + [found[1:]]
         else:
             assert columns == len(found) == window
@@ -61,7 +61,7 @@ def decode_by_paper(
 
 @torch.inference_mode()
 def successors(model: Any, known: Sequence[int], paths: Sequence[list[int]]) -> list[list[int]]:
-    """For each path after the `known` text the most probable token after its root and after each of its own tokens."""
+    """For each path after the `known` text, the most probable token after its root and after each of its tokens."""
     cache = DynamicCache(config=model.config)
     if len(known) > 1:
         model(torch.tensor([known[:-1]], device=model.device), use_cache=True, **given(model, cache))

@@ -1,7 +1,7 @@
-"""A machine whose costs are known and a text whose acceptance is known, in exact simulated time.
+"""A machine with known costs and a text with known acceptance, in exact simulated time.
 
-Drafts are grown by the real `SharedTree`; only the networks are missing. A row has a difficulty: how concentrated its
-drafter's guesses are, and how often the target follows them.
+Drafts are grown by the real `SharedTree`; only the networks are simulated. A row has a difficulty: how concentrated its
+drafter's distribution is, and how often the target follows it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of everything. The default has the ratios of the project's bf16 CPU: 1 / 1.07 / 1.2 / 1.3 / 1.6 / 1.9."""
+    """Costs in seconds. The default has the ratios of the project's bf16 CPU: 1 / 1.07 / 1.2 / 1.3 / 1.6 / 1.9."""
 
     points: tuple[tuple[int, float], ...] = (
         (1, 1.0), (4, 1.07), (8, 1.2), (16, 1.3), (24, 1.6), (32, 1.9), (64, 3.3), (128, 6.2), (256, 12.0),
@@ -38,7 +38,7 @@ class Machine:
     """The additional time of a pass whose rows differ in length, and (`padding_unit`) of each padded position."""
     padding_unit: float = 0.0
     row: float = 0.0
-    """What each row beyond the fourth adds to a pass."""
+    """The additional time of a pass per row beyond the fourth."""
 
     def pass_seconds(self, tokens: float, rows: int, lengths: Sequence[int]) -> float:
         sizes, seconds = zip(*self.points, strict=True)
@@ -56,7 +56,7 @@ class Machine:
         return self.unit * (self.level + pairs * self.position)
 
     def table(self) -> CostTable:
-        """What a perfect calibration measures."""
+        """The costs that a perfect calibration measures."""
 
         def curve(seconds: Callable[[int], float]) -> Curve:
             return Curve(sizes=GRID, seconds=tuple(seconds(size) for size in GRID))
@@ -87,9 +87,9 @@ class Text:
     """Rows of known difficulty."""
 
     sharpness: Sequence[float]
-    """A row each: the spread of its drafter's logits."""
+    """Per row: the spread of its drafter's logits."""
     followed: Sequence[float]
-    """A row each: the target takes a child with this times the drafter's probability."""
+    """Per row: the target takes a child with this factor times the drafter's probability."""
     seed: int = 0
     _draw: np.random.Generator = field(init=False)
 
@@ -97,7 +97,7 @@ class Text:
         self._draw = np.random.default_rng(self.seed)
 
     def draft(self, spec: TreeSpec) -> tuple[DraftTree, int]:
-        """A tree and how many levels it took."""
+        """A tree and the number of levels that it took."""
         rows = len(self.sharpness)
         growth, width, levels = spec.start(rows, CPU), 1, 0
         spread = np.array(self.sharpness)[:, None, None]
@@ -137,14 +137,14 @@ PROMPT, ANSWER = 200, 150
 
 @dataclass
 class Simulation:
-    """Rounds one after another; `seconds` and `tokens` add up."""
+    """Consecutive rounds; `seconds` and `tokens` accumulate."""
 
     machine: Machine
     text: Text
     noise: Callable[[int], float] = lambda _: 1.0
-    """What the clock shows of each round's true seconds."""
+    """Round -> the factor by which the clock distorts its true seconds."""
     lengths: list[int] = field(default_factory=list)
-    """The committed tokens of each row, which grow from `PROMPT` on until another answer begins after `ANSWER`."""
+    """The committed tokens of each row; an answer begins at `PROMPT` and is replaced after `ANSWER` tokens."""
     seconds: float = 0.0
     tokens: int = 0
     rounds: int = 0
@@ -159,7 +159,7 @@ class Simulation:
         return self.lengths
 
     def advance(self, paths: list[list[int]]) -> None:
-        """Commit the paths; answers that are long enough are followed by others."""
+        """Commit the paths; answers that are long enough are replaced by new ones."""
         grown = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         self.lengths = [length if length < PROMPT + ANSWER else PROMPT for length in grown]
 
@@ -211,12 +211,12 @@ class Simulation:
 
 
 def controller(machine: Machine, **options: object) -> Controller:
-    """One that knows the machine and thinks in no time."""
+    """A controller that knows the machine and plans in no time."""
     return Controller(CostModel(machine.table()), **{"clock": lambda: 0.0, **options})  # type: ignore[arg-type]
 
 
 def mixed(rows: int, seed: int = 0) -> Text:
-    """Easy and hard rows, half and half; a single row is in between."""
+    """Easy and hard rows in equal parts; a single row is in between."""
     sharpness = [3.6 if row % 2 else 1.8 for row in range(rows)] if rows > 1 else [3.0]
     return Text(sharpness, [0.95 if sharp > 2.5 else 0.8 for sharp in sharpness], seed)
 
@@ -234,8 +234,9 @@ def fixed_shapes(rows: int) -> list[SharedTree]:
 def best_fixed(machine: Machine, rows: int, rounds: int) -> tuple[SharedTree, float]:
     """The fastest of `fixed_shapes` and its tokens per second over `rounds` rounds.
 
-    By halving: all run a fifth of them, the six fastest a half, the three fastest all. (Run to the end, the fastest is
-    among the first five after a fifth and the first two after a half, for every machine and number of rows here.)
+    Successive halving: all shapes run a fifth of the rounds, the six fastest half of them, the three fastest all. (The
+    overall fastest is among the first five after a fifth and the first two after a half, for every machine and number
+    of rows here.)
     """
     runs = [(Simulation(machine, mixed(rows, 1)), shape) for shape in fixed_shapes(rows)]
     for share, stay in ((0.2, 6), (0.5, 3), (1.0, 1)):
@@ -247,28 +248,28 @@ def best_fixed(machine: Machine, rows: int, rounds: int) -> tuple[SharedTree, fl
 
 
 def clock_noise(seed: int) -> Callable[[int], float]:
-    """4 % of noise, and one round in fifty takes half as long again."""
+    """Noise of 4%, and one round in fifty takes half as long again."""
     draw = np.random.default_rng(seed)
     return lambda _: float(np.exp(0.04 * draw.standard_normal()) * (1.5 if draw.random() < 0.02 else 1.0))
 
 
 class Contest(NamedTuple):
-    """Tokens per second of the same texts, of the controllers after 75 and after 300 rounds."""
+    """Tokens per second on the same texts; controllers are measured after 75 and after 300 rounds."""
 
     plain: float
-    """In 75 rounds."""
+    """Plain decoding, in 75 rounds."""
     best: SharedTree
     """The fastest of `fixed_shapes` on another text."""
     fixed: float
-    """Of `best` in 300 rounds: texts grow and take longer, so that a shorter run would look faster."""
+    """The rate of `best` in 300 rounds: longer texts take longer, so a shorter run would look faster."""
     trees: tuple[float, float]
     chains: tuple[float, float]
 
 
 def contest(rows: int) -> Contest:
-    """The controller on the heavy machine, with noise, against fixed shapes without."""
+    """The controller on the heavy machine with noise, against fixed shapes without noise."""
 
-    seeds = range(2, 3 + 4 // rows)  # a text of few rows has more luck
+    seeds = range(2, 3 + 4 // rows)  # results of few rows vary more
 
     def auto(**options: object) -> tuple[float, float]:
         runs = []

@@ -1,4 +1,4 @@
-"""What an engine would tell an observer, made by hand."""
+"""Hand-made values that an engine would pass to an observer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state(**changes: Any) -> EngineState:
 def outcome(
     accepted: list[int], offered: list[int], nodes: list[int], contexts: list[int] | None = None
 ) -> RoundOutput:
-    """A round of these rows; plain if no row got a node."""
+    """A round of these rows; plain if no row has a node."""
     rows = len(accepted)
     drafted = VerifiedDraft(DraftTree.empty(rows, torch.device("cpu")), [[0]] * rows) if any(nodes) else None
     tokens = [[1] * (count + 1) for count in accepted]

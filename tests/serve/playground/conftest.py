@@ -1,4 +1,4 @@
-"""A headless Chromium for all tests of the page, and a page that must not throw or be refused a script."""
+"""A headless Chromium for all tests of the page, and a page that must not throw or violate its CSP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def browser() -> Iterator[Any]:
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("no Chromium on the path")
-    api.expect.set_options(timeout=20_000)  # a busy machine is no failure
+    api.expect.set_options(timeout=20_000)  # a busy machine must not fail tests
     with api.sync_playwright() as playwright:
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield found
@@ -25,7 +25,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Any]:
-    """`open_page(url, **context)`: a fresh browser profile at `url`; what went wrong in it fails the test."""
+    """`open_page(url, **context)`: a fresh browser profile at `url`; errors on the page fail the test."""
     contexts, wrong = [], []
 
     def opened(url: str, **settings: Any) -> Any:

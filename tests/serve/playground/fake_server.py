@@ -1,4 +1,4 @@
-"""A server with canned answers behind the real page: what a message says decides what happens to it."""
+"""A server with canned answers behind the real page: the text of a message selects the response."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ HOSTILE = ["<img src=x", " onerror=\"document.body.id='taken'\">", "<script>", "
 
 
 class FakeServer:
-    """What it was asked, and whether a client went away."""
+    """A fake server that records its requests and whether a client disconnected."""
 
     def __init__(self, key: str = "", pause: float = 0.0, model: str = "fake-model") -> None:
         self.key, self.pause, self.model = key, pause, model
         self.written: list[str] = []
-        """What it answers to "write"."""
+        """The answer to "write"."""
         self.drafts = True
         self.bodies: list[dict[str, Any]] = []
         self.left = threading.Event()
@@ -92,7 +92,7 @@ class FakeServer:
                     return
                 await asyncio.sleep(0.05 if said == "endless" else self.pause * (1 + 3 * (rounds == 0)))
             if body["stream_options"]["include_usage"]:
-                # as the engine counts: the last draft was accepted further than the answer goes
+                # as the engine counts: the last draft was accepted beyond the answer's end
                 told = {"target_passes": passes, "accept_length": 1 + (accepted + bool(rounds)) / max(passes, 1)}
                 yield _event({}, usage={"completion_tokens": len(words), "eyas": told})
             yield "data: [DONE]\n\n"
@@ -102,7 +102,7 @@ class FakeServer:
 
 
 def engine_state(**changes: Any) -> EngineState:
-    """An engine with nothing to do but what `changes` say."""
+    """The state of an idle engine, apart from `changes`."""
     counts = dict.fromkeys(EngineState.__dataclass_fields__, 0) | {"cache_limit": None, "finished_total": {}}
     return EngineState(**(counts | changes))
 
@@ -114,7 +114,7 @@ def _choice(taken: list[str], accepted: int, drafted: bool, finish: str | None) 
         "pieces": taken,
     }
     if drafted:
-        # each accepted token with a rival, which goes on for one more
+        # each accepted token has a sibling, which has a child
         pieces, parents, logprob, path = list[str](), list[int](), list[float](), list[int]()
         last, total = -1, 0.0
         for place, word in enumerate([*taken[:accepted], " or"]):
@@ -141,7 +141,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 @contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """Its address while it runs on a thread of its own, on a free port."""
+    """Run an app in a thread on a free port during the block, which gets its address."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-// Passes of many stages whose pieces helpers take late, hold long or never begin, against the same sums of one thread.
+// Passes of many stages whose helpers start pieces late, hold them long or never start, against one thread's results.
 #include <pthread.h>
 
 #include <cstdio>
@@ -24,7 +24,7 @@ static int made_late(pthread_t* thread, const pthread_attr_t* attributes, void* 
 
 using namespace eyas;
 
-// Each stage reads what the one before left and writes in its place in another buffer, as a pass's do.
+// Each stage reads the previous stage's output and writes to another buffer, as the stages of a real pass do.
 static void pass(int64_t threads, int64_t stages, std::vector<uint64_t>& out) {
     constexpr int64_t SIZE = 97;
     std::vector<uint64_t> from(SIZE, 1), to(SIZE);
@@ -45,7 +45,7 @@ static void pass(int64_t threads, int64_t stages, std::vector<uint64_t>& out) {
     out = from;
 }
 
-// Whether helpers are tried again after a time in which they got less done, and kept once they get more done.
+// Whether helpers are tried again after a period in which they slowed passes down, and kept once they speed them up.
 static bool choice_follows() {
     Choice choice;
     int helped[3] = {};
@@ -58,7 +58,7 @@ static bool choice_follows() {
     return helped[0] == 300 && helped[1] > 0 && helped[1] < 90 && helped[2] > 240;
 }
 
-// Whether a long pass that begins alone gets helpers again on its way.
+// Whether a long pass that begins without helpers gets them back before it ends.
 static bool helpers_come_back() {
     std::atomic<int> helped{0};
     auto pass_of = [&](double seconds) {

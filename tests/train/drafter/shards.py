@@ -1,4 +1,4 @@
-"""One process of a group: shards a target and writes what it holds and computes: `shards.py TARGET FOLDER`."""
+"""One process of a group: shards a target and writes its shards' sizes and its results: `shards.py TARGET FOLDER`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eyas.train.loop.distributed import ProcessGroup
 
 TAPS = (1, 3, 4)
 CHUNK = 8
-"""Tokens of a pass over longer rows."""
+"""Tokens per pass over longer rows."""
 BATCHES = {0: [(2, 9)], 1: [(1, 30), (3, 5)]}
 """Rank -> the shapes [B, S] of its batches: two passes for one process, five for the other."""
 
@@ -41,7 +41,7 @@ def main() -> None:
     load = partial(load_target, sys.argv[1], dtype="float32", device="cpu", prepacked=False)
     sharded = RunTarget.sharded(load, processes)
     target, states = sharded.target, {}
-    for turn in range(2):  # weights are gathered anew
+    for turn in range(2):  # weights are gathered again
         with sharded.in_step():
             for shape in BATCHES[rank]:
                 traced = target.trace(*rows(shape), TAPS)

@@ -1,7 +1,7 @@
-"""Runs recipes in a process of its own: `process.py RECIPE...`, one after the other, as one process of a group.
+"""Runs recipes one after another in a separate process, as one process of a group: `process.py RECIPE...`.
 
-Or, as `process.py RECIPE --kill SECONDS...`: for every number in a fork that is killed with SIGKILL so long after it
-began to write records (in a step, a validation, or the writing of a state), and once to the end.
+`process.py RECIPE --kill SECONDS...` runs the recipe once for every number in a fork that is killed with SIGKILL that
+many seconds after its first record (in a step, a validation, or the writing of a state), and then once to the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run(recipe: str) -> None:
 
 
 def kill_at(recipe: str, seconds: float, folder: Path) -> bool:
-    """Let a fork train, and kill it `seconds` after its first record; false if it ended before."""
+    """Let a fork train and kill it `seconds` after its first record; false if it ended before that."""
     child = os.fork()
     if not child:
         run(recipe)
@@ -43,14 +43,14 @@ def kill_at(recipe: str, seconds: float, folder: Path) -> bool:
 
 def main() -> None:
     if "--kill" not in sys.argv:
-        # meeting in a file: ports may be taken, and one group is enough for all recipes
+        # rendezvous in a file: ports may be taken, and one group is enough for all recipes
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         dist.init_process_group("gloo", f"file://{os.environ['MEETING']}", rank=rank, world_size=world_size)
         for recipe in sys.argv[1:]:
             run(recipe)
         dist.barrier()
         sys.stderr.flush()
-        # not through the interpreter's end: gloo's threads may still be there, which aborts a finished process
+        # skip the interpreter's shutdown: gloo's threads may still run, which aborts a finished process
         os._exit(0)
     at = sys.argv.index("--kill")
     recipe = sys.argv[1]

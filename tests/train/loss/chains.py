@@ -1,4 +1,4 @@
-"""Tiny draft networks of every kind, and the chain of guesses written out with a growing cache."""
+"""Tiny draft networks of every kind, and a reference for their chains of draft tokens, with a growing cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def network(name: str, dtype: torch.dtype = torch.float64) -> DraftNetwork:
-    """A random network; norms are off their initial ones, which would hide a missing scale."""
+    """A random network; norm weights aren't left at their initial 1, which would hide a missing scale."""
     kind_name, settings = NETWORKS[name]
     kind = KINDS[kind_name]
     torch.manual_seed(0)
@@ -59,11 +59,11 @@ def network(name: str, dtype: torch.dtype = torch.float64) -> DraftNetwork:
 
 
 def chain(made: DraftNetwork, tokens: Tensor, taps: Tensor, row: int, steps: int) -> list[tuple[Tensor, Tensor]]:
-    """Decode one chat as the engine does: commit pairs 0..row, then feed guesses one by one to a growing cache.
+    """Decode one chat as the engine does: commit pairs 0..row, then feed draft tokens one by one to a growing cache.
 
-    P-EAGLE's masked slots come one by one as well: each sees those before it.
+    P-EAGLE's masked slots are fed one by one as well: each sees those before it.
 
-    tokens [1, S], taps [1, S, A, Ht]; a state fed back and one for the head, [H], for each step.
+    tokens [1, S], taps [1, S, A, Ht]; returns for each step the state fed back and the head's input, [H] each.
     """
     if isinstance(made, MedusaNetwork):
         states = [made.guess(made.fuse(taps)[0, row], step) for step in range(steps)]
