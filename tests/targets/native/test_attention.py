@@ -40,10 +40,11 @@ def test_weights_of_likelier_keys_are_not(apart: float) -> None:
     assert mixed([0.0, -apart], [0.0, 1.0]) == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [48, 64, 256, 288])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_over_many_keys_are_those_of_the_softmax(dtype: torch.dtype) -> None:
-    """More than one tile of them, and queries of which some see fewer."""
-    heads, keys, size = 6, 1100, 48
+def test_sums_over_many_keys_are_those_of_the_softmax(dtype: torch.dtype, size: int) -> None:
+    """More than one tile of keys, some of which one query doesn't see; in bf16 heads of 64 and 256 go in pairs."""
+    heads, keys = 6, 1100
     query, key, value = (torch.randn(1, n, s, size).to(dtype) for n, s in ((heads, 2), (2, keys), (2, keys)))
     seen = torch.ones(1, 1, 2, keys, dtype=torch.bool)
     seen[..., 1, 5::7] = False
@@ -55,12 +56,15 @@ def test_sums_over_many_keys_are_those_of_the_softmax(dtype: torch.dtype) -> Non
     torch.testing.assert_close(out.double(), expected.transpose(1, 2), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 16), (torch.bfloat16, 64)])
 @pytest.mark.parametrize("heads", [1, 8])
-def test_a_long_prompt_is_read_alike_in_passes_of_any_size(heads: int, tmp_path: Path) -> None:
+def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
+    heads: int, dtype: torch.dtype, size: int, tmp_path: Path
+) -> None:
     """Blocks of tokens and tiles of keys change no sum: 8 heads of a group are more than 32 queries in a block."""
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 2048}
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 1, "head_dim": size, "max_position_embeddings": 2048}
     tiny.build_model("llama", **sizes).save_pretrained(tmp_path)
-    target, tokens = load_target(tmp_path, dtype=torch.float32, device="cpu"), tiny.prompts(1090)[0]
+    target, tokens = load_target(tmp_path, dtype=dtype, device="cpu"), tiny.prompts(1090)[0]
     assert target.native is not None
     found = []
     for chunk in (1089, 512, 37, 4):

@@ -126,10 +126,50 @@ constexpr int64_t QUERIES = 32;  // queries that share one read of the keys
 // Accumulator vectors that N queries keep in registers at the same time; they are reduced eight at a time.
 constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
 
+// Store the scores of N queries for KEYS keys; `products` has those of one query after the other's.
+template <int N, int KEYS>
+void put_scores(const vec (&products)[N * KEYS], float scale, float* scores, int64_t stride) {
+    float found[N * KEYS];
+    for (int i = 0; i < N * KEYS; i += 8) _mm256_storeu_ps(found + i, _mm256_mul_ps(sums(products + i), _mm256_set1_ps(scale)));
+    for (int n = 0; n < N; n++) std::memcpy(scores + n * stride, found + n * KEYS, KEYS * sizeof(float));
+}
+
+#if defined(__AVX512BF16__)
+constexpr int64_t PAIRED = 32, MOST_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a query
+
+// `score_together` for a bf16 model, whose queries and keys bf16 can hold: two products at a time.
+template <int N>
+void score_paired(const Context<uint16_t>& context, const Query* query, int64_t first, int64_t stop, float* scores,
+                  int64_t stride) {
+    constexpr int SUMS = sums_of(N), KEYS = SUMS / N;
+    __m512bh states[N][MOST_PAIRED];
+    for (int n = 0; n < N; n++)
+        for (int64_t d = 0; d < context.size; d += PAIRED)
+            states[n][d / PAIRED] = _mm512_cvtne2ps_pbh(load(query[n].state + d + LANES), load(query[n].state + d));
+    for (int64_t j = first; j < stop; j += KEYS) {
+        const uint16_t* key[KEYS];
+        for (int i = 0; i < KEYS; i++) key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * context.size;
+        vec products[SUMS] = {};
+        for (int64_t d = 0; d < context.size; d += PAIRED)
+            for (int i = 0; i < KEYS; i++) {
+                const auto of_key = reinterpret_cast<__m512bh>(_mm512_loadu_si512(key[i] + d));
+                for (int n = 0; n < N; n++)
+                    products[n * KEYS + i] = _mm512_dpbf16_ps(products[n * KEYS + i], states[n][d / PAIRED], of_key);
+            }
+        put_scores<N, KEYS>(products, context.scale, scores + j, stride);
+    }
+}
+#endif
+
 // Score N queries together against keys [first, stop), reading each key once; `stride` from one query's scores to the next's.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                     int64_t stride) {
+#if defined(__AVX512BF16__)
+    if constexpr (!TAILS && std::is_same_v<T, uint16_t>)
+        if (context.bf16 && context.size % PAIRED == 0 && context.size <= PAIRED * MOST_PAIRED)
+            return score_paired<N>(context, query, first, stop, scores, stride);
+#endif
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are processed together
     for (int64_t j = first; j < stop; j += KEYS) {
         vec products[SUMS] = {};
@@ -146,10 +186,7 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
         };
         multiply(context.keys, context.size, 0);
         if constexpr (TAILS) multiply(context.tails, context.tail_size, context.size);
-        float found[SUMS];
-        for (int i = 0; i < SUMS; i += 8) _mm256_storeu_ps(found + i, _mm256_mul_ps(sums(products + i), _mm256_set1_ps(context.scale)));
-        for (int n = 0; n < N; n++)
-            for (int i = 0; i < KEYS; i++) scores[n * stride + j + i] = found[n * KEYS + i];
+        put_scores<N, KEYS>(products, context.scale, scores + j, stride);
     }
 }
 

@@ -103,13 +103,25 @@ inline float sum(vec a) {
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
 
-// The sums of eight vectors as one vector of eight floats.
+// The sums of eight vectors as one vector of eight floats. The lanes of each are added in the same order.
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 inline __m256 sums(const vec* a) {
-    __m256 s01 = _mm256_hadd_ps(folded(a[0]), folded(a[1])), s23 = _mm256_hadd_ps(folded(a[2]), folded(a[3]));
-    __m256 s45 = _mm256_hadd_ps(folded(a[4]), folded(a[5])), s67 = _mm256_hadd_ps(folded(a[6]), folded(a[7]));
+    auto halves = [](vec x, vec y) { return add(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee)); };
+    auto quarters = [](vec x, vec y) { return add(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd)); };
+    const vec s0123 = quarters(halves(a[0], a[1]), halves(a[2], a[3])), s4567 = quarters(halves(a[4], a[5]), halves(a[6], a[7]));
+    const vec two = add(_mm512_shuffle_ps(s0123, s4567, 0x44), _mm512_shuffle_ps(s0123, s4567, 0xee));
+    const vec one = add(two, _mm512_movehdup_ps(two));  // of every four lanes the first has a sum of 0 to 3, the third of 4 to 7
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+    return _mm512_castps512_ps256(_mm512_permutexvar_ps(order, one));
+}
+#else
+inline __m256 sums(const vec* a) {
+    __m256 s01 = _mm256_hadd_ps(a[0], a[1]), s23 = _mm256_hadd_ps(a[2], a[3]);
+    __m256 s45 = _mm256_hadd_ps(a[4], a[5]), s67 = _mm256_hadd_ps(a[6], a[7]);
     __m256 low = _mm256_hadd_ps(s01, s23), high = _mm256_hadd_ps(s45, s67);
     return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
+#endif
 
 // e to the power of anything less counts as 0. It vanishes next to the 1 that it is added to wherever it is used, and
 // products of smaller powers would be subnormal numbers, with which some processors compute a hundred times as slowly.
