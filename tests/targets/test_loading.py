@@ -61,7 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("RoFormerConfig", {}, "roformer is an encoder here"),
     ("RoFormerConfig", {"is_decoder": True}, "roformer takes no position ids, it counts its tokens itself"),
     ("BertConfig", {}, "bert is an encoder here"),
-    ("ViTConfig", {}, "no causal language model of type vit, nor a multimodal one"),
+    ("ViTConfig", {}, "neither a causal language model of type vit nor a multimodal one"),
     ("PaliGemmaConfig", {}, "paligemma reads its prompt in both directions"),
     ("BlipConfig", {}, "blip has no key-value cache"),
     ("GPTNeoConfig", {}, "gpt_neo masks its local attention layers itself"),

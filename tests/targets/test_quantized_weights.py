@@ -134,10 +134,14 @@ def test_what_the_kernels_cannot_hold_is_dequantised(
         ("gptq", {"qzeros": lambda _: None}, "a tensor is missing"),
         ("gptq", {"g_idx": lambda x: x * 0}, "64 inputs don't make 2 groups"),
         ("gptq", {"bias": lambda x: x + 1}, "holds a bias of .*o_proj, which has none"),
-        ("awq", {"scales": lambda x: x[:1]}, "aren't awq's: scales"),
+        ("awq", {"scales": lambda x: x[:1]}, "don't have awq's layout: scales"),
         ("awq", {"qweight": lambda _: None}, "which belongs to no quantized weight"),
         ("compressed-int4", {"weight_shape": lambda x: x * 2}, "for a weight"),
-        ("compressed-int8", {"weight_packed": lambda x: x[:32], "weight_shape": lambda x: x // 2}, "aren't compressed"),
+        (
+            "compressed-int8",
+            {"weight_packed": lambda x: x[:32], "weight_shape": lambda x: x // 2},
+            "don't have compressed",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path, name: str, changes: dict[str, Any], why: str) -> None:

@@ -95,7 +95,9 @@ def test_boundaries_without_one_state_for_a_token_are_refused_for_drafters_only(
     model = doubled()
     target = Target(model)
     target.check_taps((0, 4, 5))
-    with pytest.raises(UnsupportedModelError, match=r"at taps \[1, 4\]: .* shapes \[2, 1, 1, 32\] at 1, not that of"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"at taps \[1, 4\]: .* shapes \[2, 1, 1, 32\] at 1, not the shape of"
+    ):
         target.check_taps((1, 4))
     with pytest.raises(UnsupportedModelError, match="a drafter can't read this model's states"):
         Engine(target, speculation=Speculation(tiny.eagle3_drafter((1, 2, 4)), parse_tree("chain:2")))

@@ -117,7 +117,7 @@ def test_opening_says_why_not_and_what_training_took(tmp_path: Path) -> None:
         assert cache.nbytes() <= one.cache < cache.nbytes() + 100_000
         assert cache.nbytes() > 0
     assert [each.name for each in skipped] == ["wrong", "wide", "gone"]
-    assert "eagle3 drafter, not eagle1" in skipped[0].reason
+    assert "of the kind eagle3, not eagle1" in skipped[0].reason
     assert "200 children" in skipped[1].reason
     assert all("\n" not in each.reason for each in skipped)
 

@@ -191,9 +191,9 @@ def test_a_slot_remembers_nothing_of_the_sequence_before() -> None:
 
 def test_other_trees_are_refused_and_so_are_its_trees_for_others() -> None:
     drafter = LookaheadDrafter(torch.device("cpu"), tiny.VOCAB)
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="for the method lookahead"):
         tree_for(drafter, parse_tree("chain:4"))
-    with pytest.raises(UsageError, match="go together"):
+    with pytest.raises(UsageError, match="for the method lookahead"):
         tree_for(tiny.eagle3_drafter(), parse_tree("lookahead:5,3,4"))
     with pytest.raises(UsageError, match="lookahead has a window: write --tree auto"):
         make_controller(tiny.target(), drafter, "auto:chain", 1)

@@ -42,7 +42,7 @@ def test_the_servers_arguments() -> None:
         (UNKNOWN_CONNECTOR, "vLLM 0.17.1 has no ExampleHiddenStatesConnector"),
         (UNKNOWN_METHOD, "vLLM 0.11.0 has no ExampleHiddenStatesConnector"),
         ("RuntimeError: pin_memory=True requires a CUDA or other accelerator backend", "needs a GPU"),
-        ("RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_outputs", "not this one's"),
+        ("RuntimeError: Model does not support EAGLE3 interface but aux_hidden_state_outputs", "not of this one"),
     ],
 )
 def test_why_a_server_failed(log: str, words: str) -> None:

@@ -157,7 +157,7 @@ def test_what_is_read_already_is_not_exported(served_target: ServedTarget, tmp_p
 
 
 def test_the_method_must_be_the_drafters(served_target: ServedTarget, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="eagle3 drafter, not mla"):
+    with pytest.raises(UsageError, match="of the kind eagle3, not mla"):
         served_drafter(
             ENGINES["vllm"], request_for(drafter(tmp_path / "d", served_target), served_target, method="mla")
         )
