@@ -223,7 +223,7 @@ def test_a_cpu_is_measured_in_what_it_trains_in(
 def test_models_that_cannot_be_targets() -> None:
     with pytest.raises(UnsupportedModelError, match="recurrent"):
         model_size(tf.xLSTMConfig(num_hidden_layers=1))
-    with pytest.raises(UnsupportedModelError, match="neither a causal language model of type vit"):
+    with pytest.raises(UnsupportedModelError, match="neither a causal language model of type vit nor a multimodal one"):
         model_size(tf.ViTConfig())
 
 

@@ -118,7 +118,8 @@ def test_a_model_that_reads_text_otherwise_is_refused_by_name(tmp_path: Path, mo
 
     monkeypatch.setattr(Target, "verify", shifted)
     with pytest.raises(
-        UnsupportedModelError, match="LlavaForConditionalGeneration is multimodal and runs text in another way"
+        UnsupportedModelError,
+        match="LlavaForConditionalGeneration is multimodal and runs text in another way than its decoder",
     ):
         load_target(tmp_path, device="cpu")
 

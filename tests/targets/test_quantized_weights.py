@@ -140,7 +140,7 @@ def test_what_the_kernels_cannot_hold_is_dequantised(
         (
             "compressed-int8",
             {"weight_packed": lambda x: x[:32], "weight_shape": lambda x: x // 2},
-            "don't have compressed",
+            "don't have compressed-tensors's layout",
         ),
     ],
 )

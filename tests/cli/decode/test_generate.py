@@ -162,7 +162,7 @@ def test_a_bare_prompt_is_told_from_a_model(run: Run, pair: Pair) -> None:
     result = run("generate", pair.model, "How many?")
     assert result.exit_code == 2
     assert "extra argument" in result.stderr
-    assert "with --prompt, in quotes" in result.stderr
+    assert "give the text to answer with --prompt, in quotes" in result.stderr
 
 
 @pytest.fixture(scope="module")

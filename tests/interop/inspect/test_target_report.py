@@ -100,7 +100,7 @@ def test_weights_elsewhere_or_pickled(tmp_path: Path) -> None:
 
 def test_what_transformers_does_not_decode_with(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit", "num_hidden_layers": 2}), encoding="utf-8")
-    with pytest.raises(ModelError, match="neither a causal language model of type vit"):
+    with pytest.raises(ModelError, match="neither a causal language model of type vit nor a multimodal one"):
         report_target(tmp_path, None)
 
 

@@ -64,7 +64,10 @@ def test_fields(fields: dict[str, Any], expected: GrammarSpec | None) -> None:
         ({"json": "x"}, "json is not supported"),
         ({"guided_regex": 7}, "must be a string"),
         ({"guided_json": {"properties": {"a": {1, 2}}}}, "valid JSON"),
-        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "format, guided_regex: only one"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "response_format, guided_regex: only one of them may constrain the answer",
+        ),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], why: str) -> None:
