@@ -88,6 +88,7 @@ def test_the_layout_is_given_or_found_from_the_keys() -> None:
     turns = [{"from": "human", "value": "a"}]
     assert detect_layout(unused := {"conversations": None, "conversation": turns}) == "sharegpt"
     assert messages(unused) == [{"role": "user", "content": "a"}]
+    assert detect_layout({"conversations": []}) == "sharegpt"
 
 
 @pytest.mark.parametrize(

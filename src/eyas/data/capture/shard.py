@@ -150,7 +150,7 @@ class StateSource(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """The device of its states."""
+        """The device on which states are computed and returned."""
 
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
         """The states of right-padded `tokens` [B, S] of `lengths` [B]."""

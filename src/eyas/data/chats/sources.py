@@ -65,7 +65,7 @@ def detect_layout(row: Record) -> str:
     """The name of the layout that a row's keys belong to; RowError if they belong to none."""
     if row.get("messages") is not None:
         return "openai"
-    turns = row.get("conversations") or row.get("conversation")
+    turns = _first_given(row, "conversations", "conversation")
     if turns is not None:
         turns = _decoded(turns)
         first = turns[0] if isinstance(turns, list) and turns else None
@@ -77,7 +77,7 @@ def detect_layout(row: Record) -> str:
 
 
 def _openai(row: Record) -> ParsedChat:
-    turns = next((row[key] for key in ("messages", "conversations", "conversation") if row.get(key) is not None), None)
+    turns = _first_given(row, "messages", "conversations", "conversation")
     messages = [_openai_message(turn) for turn in _listed(turns, "messages")]
     return ParsedChat(messages, _tools(row))
 
@@ -102,7 +102,7 @@ def _openai_message(turn: Record) -> Message:
 
 
 def _sharegpt(row: Record) -> ParsedChat:
-    turns = row.get("conversations") or row.get("conversation")
+    turns = _first_given(row, "conversations", "conversation")
     messages = [_message(role="system", content=_text(row["system"]))] if row.get("system") else []
     number, answered = 0, 0
     names: list[str] = []
@@ -193,6 +193,11 @@ def _tools(row: Record) -> tuple[Record, ...] | None:
         raise RowError(BAD_TOOLS, error.detail) from error
     tools = [schema if "function" in schema else {"type": "function", "function": schema} for schema in schemas]
     return tuple(tools) or None
+
+
+def _first_given(row: Record, *keys: str) -> Any:
+    """The value of the first of the keys that isn't null; None if there is none."""
+    return next((row[key] for key in keys if row.get(key) is not None), None)
 
 
 def _decoded(value: Any) -> Any:
