@@ -455,7 +455,7 @@ _HELD = 16
 
 
 class _Piece(NamedTuple):
-    """Consecutive pairs of a slot."""
+    """Consecutive pairs of a slot: tokens, and the target states that each of them follows."""
 
     tokens: Tensor  # [n]
     taps: Tensor  # [n, A, Ht]

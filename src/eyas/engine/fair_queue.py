@@ -184,7 +184,7 @@ class _Client(Generic[T]):
 
     @property
     def head(self) -> T:
-        """The client's next item."""
+        """The item to run next: the first one of the user whose turn starts earliest."""
         if self._head is None:
             queues = self._queues.values()
             self._head = min((queue[0] for queue in queues), key=lambda one: (self.turns.start(one.key), one.index))

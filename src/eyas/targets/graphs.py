@@ -120,7 +120,7 @@ class PassGraphs:
         """The reason why nothing is recorded any more; None = passes are recorded."""
 
     def __len__(self) -> int:
-        """Number of recorded passes."""
+        """How many shapes of a pass are recorded at present."""
         return sum(isinstance(found, _Recorded) for found in self._found.values())
 
     def takes(self, tokens: int) -> bool:

@@ -103,7 +103,7 @@ def parse_tree(text: str) -> TreeSpec:
 
 
 class TreeName(NamedTuple):
-    """A parsed tree name."""
+    """The parts of a tree name such as `dynamic:5,4,15`."""
 
     kind: str
     sizes: tuple[int, ...]

@@ -379,7 +379,7 @@ def gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def _gumbel(seeds: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-    """`gumbel` in PyTorch."""
+    """`gumbel` where there are no native kernels, with PyTorch's operations."""
     keys = _mix_(_mix_(seeds.clone()).unsqueeze(1) + positions)  # [B, P]
     bits = _mix_(keys.unsqueeze(2) + (token_ids + 1) * _GOLDEN)
     bits = _shift_right(bits, 64 - _UNIFORM_BITS)

@@ -286,7 +286,7 @@ class IndependentDraws(Coupling):
     """
 
     def __init__(self, sampler: Sampler, rows: range) -> None:
-        """Draw for the slots `rows`."""
+        """Draw for the slots `rows`, by the settings that `sampler` has of them."""
         own = sampler.coupling(rows, True)
         super().__init__(own.state, own.needs, rows, True, own.legal)
         self._probs: list[Tensor] = []

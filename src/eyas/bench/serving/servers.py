@@ -289,12 +289,12 @@ def _settle(servers: Collection[ServerProcess]) -> None:
 
     vLLM polls for a second after its last answer, which would take a core from the server that is measured next.
     """
-    until = time.monotonic() + _SETTLING
-    while servers and time.monotonic() < until:
-        before = sum(server.cpu_seconds() for server in servers)
+    until, busy = time.monotonic() + _SETTLING, bool(servers)
+    used = sum(server.cpu_seconds() for server in servers)
+    while busy and time.monotonic() < until:
         time.sleep(_LOOK)
-        if sum(server.cpu_seconds() for server in servers) - before < 0.1 * _LOOK + 0.001:
-            return
+        before, used = used, sum(server.cpu_seconds() for server in servers)
+        busy = used - before > 0.1 * _LOOK + 0.001  # a clock tick counts as rest
 
 
 def _free_port() -> int:

@@ -249,7 +249,7 @@ class SuffixIndex:
         return best
 
     def _reserve(self, room: int) -> None:
-        """Make room for `room` tokens."""
+        """Move the text to buffers that hold `room` tokens."""
         margin, kept = self._margin, self._text[: self._size] if self._size else np.empty(0, np.int32)
         self._room = room
         self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
