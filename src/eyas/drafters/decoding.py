@@ -26,7 +26,7 @@ from eyas.errors import UsageError
 from eyas.runtime import inference, mapped_copy, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
-from eyas.targets.native.decoder import NativeLevels, Staged
+from eyas.targets.native.decoder import NativeDecoder, NativeLevels, Staged
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
@@ -34,6 +34,8 @@ from eyas.verify import Coupling, Warp
 
 _CHUNK = 512
 """The most deferred pairs that one pass reads, over all rows."""
+_FEW = 16
+"""Pairs up to which one pass over all takes less time than one over all but each row's last, and one over these."""
 
 
 class SavedNetworkPairs(NamedTuple):
@@ -182,6 +184,13 @@ class Proposer:
 
     def read(self, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         """Read the first `counts[r]` pairs of each row, at least one in all: next_tokens [R, Q], taps [R, Q, A, Ht]."""
+        early = [max(0, count - 1) for count in counts]
+        if self.decoder is not None and sum(early) > _FEW:  # only a row's last pair is drafted from
+            self._stage(self.decoder, pairs, rows, next_tokens, taps, early)
+            last = to_device(early, taps.device)
+            row = torch.arange(len(rows), device=taps.device)
+            next_tokens, taps = next_tokens[row, last].unsqueeze(1), taps[row, last].unsqueeze(1)
+            counts = [min(count, 1) for count in counts]
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
         fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
         pairs.cache.commit(rows, [range(count) for count in counts])
@@ -191,6 +200,19 @@ class Proposer:
         slots: Any
         slots, last = known[0] if len(known) == 1 else to_device(known, taps.device).unbind(1)
         pairs.fed[slots], pairs.normed[slots] = fed[last], normed[last]
+
+    def _stage(
+        self, decoder: NativeDecoder, pairs: NetworkPairs, rows: range, next_tokens: Tensor, taps: Tensor,
+        counts: Sequence[int],
+    ) -> None:  # fmt: skip
+        """Commit the keys and values of the first `counts[r]` pairs of each row, without states to draft from."""
+        cache = pairs.cache
+        width, layout, (next_tokens, taps) = arranged(cache, rows, counts, next_tokens, taps)
+        cache.reserve(cache.start(rows) + width)
+        cells = None if layout is None else layout.cell_index
+        staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
+        decoder.stage(cache, staged, next_tokens, self.network.fuse(taps).flatten(0, 1))
+        cache.commit(rows, [range(count) for count in counts])
 
     def run_pairs(
         self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,

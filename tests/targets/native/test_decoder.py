@@ -71,8 +71,8 @@ def native_target(folders: Path, name: str, dtype: torch.dtype) -> Target:
     return target
 
 
-def native_drafter(kind: str, dtype: torch.dtype) -> NetworkDrafter:
-    network: DraftNetwork = tiny.network(kind, **({} if kind == "mlp" else SIZES)).to(dtype)
+def native_drafter(kind: str, dtype: torch.dtype, **more: int) -> NetworkDrafter:
+    network: DraftNetwork = tiny.network(kind, **({} if kind == "mlp" else SIZES), **more).to(dtype)
     prepack_linears(network, NativeLinear)
     drafter = drafter_of(network, network.config.taps or network.config.default_taps(tiny.LAYERS))
     assert drafter.proposer.decoder is not None
@@ -211,6 +211,32 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
         done = Engine(target, None, Speculation(drafter, parse_tree("chain:3")), batch_size=3).generate(requests)
         nodes.append([one.stats.accepted_histogram for one in done])
     assert nodes[0] == nodes[1]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_many_pairs_at_once_are_read_as_one_by_one(
+    kind: str, layers: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many pairs, all but each row's last only leave their keys and values in the cache."""
+    counts, draw = [40, 1, 27], torch.Generator().manual_seed(0)
+    drafters = [native_drafter(kind, dtype, num_hidden_layers=layers) for _ in range(2)]
+    taps = torch.randn(3, max(counts), len(drafters[0].taps), tiny.HIDDEN, generator=draw).to(dtype)
+    tokens = torch.randint(tiny.VOCAB, (3, max(counts)), generator=draw)
+    for drafter in drafters:
+        drafter.pairs.resize(3)
+    drafters[0].observe(range(3), tokens, taps, counts)
+    monkeypatch.setattr(NativeDecoder, "stage", None)
+    for i in range(max(counts)):
+        drafters[1].observe(range(3), tokens[:, i : i + 1], taps[:, i : i + 1], [int(i < count) for count in counts])
+    once, singly = (drafter.pairs for drafter in drafters)
+    assert torch.equal(once.fed, singly.fed)
+    assert torch.equal(once.normed, singly.normed)
+    for slot, count in enumerate(counts):
+        assert once.length(slot) == singly.length(slot) == count
+        for kept, other in zip(once.copy_out(slot, 0, count), singly.copy_out(slot, 0, count), strict=True):
+            assert torch.equal(kept, other)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])

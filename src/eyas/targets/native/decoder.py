@@ -412,6 +412,11 @@ class NativeDecoder:
         """Stage the keys and values that each layer computes from states [T, H], without a norm before."""
         self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
 
+    @inference
+    def stage(self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor) -> None:
+        """Stage the keys and values of a drafter's `tokens` [T] and `states` [T, H], as `run` does, and no more."""
+        self._call(cache, staged, states.to(torch.float32, copy=True).contiguous(), Mode.STAGING, tokens.contiguous())
+
     def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
         """Grow a draft's candidates in `staged` columns; return the number of levels. IndexError as in `run`."""
         lengths = cache.lengths[rows.start : rows.stop]

@@ -124,6 +124,8 @@ class Mode(IntEnum):
     """A token sees the committed columns and all columns that the pass stages in its row."""
     CONTEXT = 2
     """Each layer only makes keys and values of the given states."""
+    STAGING = 3
+    """Like PATHS, but the last layer only makes keys and values: nothing else is wanted of these tokens."""
 
 
 @described("RowStates")

@@ -30,7 +30,8 @@ enum Activation : int64_t { SILU, GELU, CLIPPED, EXACT_GELU, SQUARED_RELU };
 
 // PATHS: a token sees the committed columns and its own path. BLOCKS: it sees the committed columns and all that the pass
 // stages in its row, before and after it. CONTEXT: no tokens; each layer only computes keys and values from the states `x`.
-enum Mode : int64_t { PATHS, BLOCKS, CONTEXT };
+// STAGING: like PATHS, but the last layer only computes keys and values, and nothing else is returned.
+enum Mode : int64_t { PATHS, BLOCKS, CONTEXT, STAGING };
 
 struct Linear {
     const char* weight;   // the first panel; null = there is no such linear

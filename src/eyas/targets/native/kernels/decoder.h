@@ -105,12 +105,12 @@ class DecoderRun {
         read_inputs();
         for (int64_t index = 0; index < d_.count; index++) {
             const Layer& layer = d_.layers[index];
+            stages_ = context_ || (pass_.mode == STAGING && index + 1 == d_.count);
             norm_inputs(layer, index);
             mix(layer, index);
-            if (context_) continue;
-            mlp(layer);
+            if (!stages_) mlp(layer);
         }
-        finish();
+        if (!stages_) finish();
     }
 
   private:
@@ -205,13 +205,13 @@ class DecoderRun {
             else
                 stage_heads(layer, t, keys, values);
         });
-        if (context_) return;
+        if (stages_) return;
         if (layer.latent.query.weight) product(layer.latent.query, v_, v_size_, q_, q_size_, q_size_);
         attend(layer, keys, values);
         if (d_.gates) gate();
     }
 
-    // Queries, keys and values.
+    // Queries, unless the layer only stages, keys and values.
     void project(const Layer& layer) {
         const float* input = context_ ? pass_.x : normed_;
         const int64_t width = context_ ? hidden_ : wide_;
@@ -221,7 +221,7 @@ class DecoderRun {
             const int64_t turns = d_.gates ? 2 : 3;
             put(parts[o / d_.size % turns] + t * q_size_ + o / d_.size / turns * d_.size, o % d_.size, d_.size, sum);
         };
-        const int64_t of_q = context_ ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
+        const int64_t of_q = stages_ && !d_.heads_in_turn ? 0 : panels(layer.q), of_k = panels(layer.k), of_v = panels(layer.v);
         region_.share(of_q + of_k + of_v, piece_of(layer.q, tokens_), [&](int64_t first, int64_t stop) {
             auto part = [&](const Linear& linear, int64_t before, float* to, int64_t size) {
                 int64_t a = std::max<int64_t>(first - before, 0), b = std::min(stop - before, panels(linear));
@@ -231,7 +231,7 @@ class DecoderRun {
             };
             if (d_.heads_in_turn || (d_.gates && first < of_q))
                 multiply(layer.q, narrowed_.of(layer.q, input, width, tokens_), first, std::min(stop, of_q), bf16_, sort_out);
-            else if (!context_)
+            else if (!stages_)
                 part(layer.q, 0, layer.latent.query.weight ? v_ : q_, layer.q.out);
             part(layer.k, of_q, k_, kv_size_);
             part(layer.v, of_q + of_k, v_, kv_size_);
@@ -246,7 +246,7 @@ class DecoderRun {
         turn(d_, latent + d_.rank, pass_.cosines + entry, pass_.sines + entry);
         keep_entry(keys, t, 1, 0, d_.rank, latent);
         keep_entry(values, t, 1, 0, d_.rotated, latent + d_.rank);
-        if (layer.latent.query.weight) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
+        if (layer.latent.query.weight && !stages_) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
     }
 
     // Norm and rotate a token's queries and keys; put its keys and values into the cache.
@@ -255,7 +255,7 @@ class DecoderRun {
         auto turn = [&](float* head) {
             if (layer.rope >= 0) rotate(head, pass_.cosines + entry, pass_.sines + entry, d_.rotated, bf16_);
         };
-        if (!context_) {
+        if (!stages_) {
             norm_heads(d_, q_ + t * q_size_, layer.q_norm, d_.heads);
             for (int64_t h = 0; h < d_.heads; h++) turn(q_ + t * q_size_ + h * d_.size);
         }
@@ -366,7 +366,7 @@ class DecoderRun {
                         attends ? residual_ : normed_later, attends ? hidden_ : wide_);
         }
         if (attends) attention(layer, index);
-        if (context_) return;
+        if (stages_) return;
         if (attends && d_.in_parallel)
             add_product(layer.o, mixed_, layer.attention_scale, nullptr, before, residual_, hidden_);
         else if (attends)
@@ -408,7 +408,7 @@ class DecoderRun {
 
     // The final norm and the head.
     void finish() {
-        region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
+        region_.share(tokens_, 1, [&](int64_t t, int64_t) {
             float* out = normed_ + t * wide_;
             tap(d_.count, t, pass_.x + t * hidden_);
             norm_or_copy(pass_.x + t * hidden_, d_.norm, out);
@@ -423,6 +423,7 @@ class DecoderRun {
     const Pass& pass_;
     const int64_t tokens_, hidden_, wide_, q_size_, kv_size_, v_size_, out_size_;
     const bool bf16_, context_;
+    bool stages_ = false;    // whether the current layer only puts keys and values into the cache
     float* const normed_;    // [T, wide]
     float* const residual_;  // [T, H] what a layer adds to, if that isn't its input; or attention's output, until the MLP has
                              // read the same state
