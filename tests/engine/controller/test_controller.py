@@ -25,7 +25,7 @@ def plain_rate(text: Text, machine: Machine = MACHINE) -> float:
 
 def decided(made: Controller, rows: int) -> SharedTree | None:
     """The shape in use, a probe or none aside."""
-    spec = made._spec(made._choice, rows, (0,) * rows) if made._choice is not None else None
+    spec = made._spec(made._choice, (0,) * rows) if made._choice is not None else None
     return spec
 
 

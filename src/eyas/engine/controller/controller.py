@@ -10,20 +10,19 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, Work
 from eyas.engine.controller.explore import Audience, Explorer, LookupTrials, Pace, Probe, Recordings
-from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
+from eyas.engine.controller.gain import GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
+from eyas.engine.controller.trees import PlannedTrees
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
-from eyas.tree.shared import PlannedTree, SharedTree
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
@@ -49,12 +48,8 @@ _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
-_LEAST_PER_ROW = 4
-_MOST_PER_ROW = 64
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
-_FOUND = 64
-"""The most looked-up nodes in a round of one row; rounds of several rows may have a few more."""
 
 
 def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | None) -> bool:
@@ -152,10 +147,7 @@ class Controller:
         self._recording = 0.0
         """Seconds that it takes to record the wanted shape."""
         self._prospects: Prospects | None = None
-        self._least_rate = 0.0
-        """The lowest rate, in tokens per second, at which prices turn time into tokens."""
-        self._specs: dict[Hashable, TreeSpec] = {}
-        """The trees made since the last plan: making one takes several percent of a small target's pass."""
+        self._trees = PlannedTrees(widths, counts_freely)
         self._situation: tuple[int, ...] = ()
         self._choice: Prospect | None = None
         self._best: Prospect | None = None
@@ -236,12 +228,12 @@ class Controller:
             else:
                 self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
         if self._probe is None and self._choice is None and self._looks_up and self._lookups.looking:
-            return None if self._lookups.plain_due else self._spec(None, rows, groups)
+            return None if self._lookups.plain_due else self._spec(None, groups)
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
-        self._planned = None if prospect is None else self._spec(prospect, rows, groups)
+        self._planned = None if prospect is None else self._spec(prospect, groups)
         if self._probe is None and self._wanted is None:
             left = math.inf if self._max_length is None else self._max_length - max(lengths)
             self._ahead = self._explorer.ahead(self._planned, left)
@@ -393,8 +385,7 @@ class Controller:
         self._prospects = prospects
         # forecasts don't include what is looked up, so rounds that look up may be faster
         measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
-        self._least_rate = max(prospects.plain_rate, measured)
-        self._specs.clear()
+        self._trees.renew(prospects, self.gain.values, max(prospects.plain_rate, measured))
         if settles:
             self._planning.done(self._clock() - began)
 
@@ -409,61 +400,14 @@ class Controller:
         rate = self._best.rate_if(drift * self.gain.hope(rows), rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect | None, rows: int, groups: tuple[int, ...]) -> TreeSpec:
+    def _spec(self, prospect: Prospect | None, groups: tuple[int, ...]) -> TreeSpec:
         """The tree of a shape, the same until the next plan; with None, a tree of what is looked up alone."""
-        chooses = self._probe is None or self._probe.chooses
-        keeps = self._probe is not None or self._analysing.due()
-        looks_up = self._looks_up and self._lookups.looking
-        key = (None if prospect is None else prospect.shape, groups, chooses, keeps, looks_up)
-        if key not in self._specs and prospect is not None and not (self._counts_freely or keeps):
-            self._specs[key] = prospect.recurring_tree(self._widths[prospect.shape.width], rows)
-        elif key not in self._specs:
-            made = self._found_tree(rows) if prospect is None else self._tree(prospect, rows, chooses, looks_up)
-            self._specs[key] = replace(
-                made,
-                values=self.gain.values,
-                groups=groups if any(groups) else None,
-                keeps_candidates=keeps,
-                looks_up=looks_up,
-            )
-        return self._specs[key]
-
-    def _tree(self, prospect: Prospect, rows: int, chooses: bool, looks_up: bool) -> PlannedTree:
-        shape = prospect.shape
-        nodes = max(1, round(prospect.nodes))
-        # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
-        most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
-        prices = padding_prices = None
-        if looks_up and self._counts_freely:
-            most, nodes = _MOST_PER_ROW, nodes + _FOUND  # a copied passage may be as long as its price allows
-        if self._counts_freely and self._prospects is not None and chooses:
-            # prices select the nodes, except in probes that learn about prices; the budget only ends their list
-            nodes = 3 * nodes + 4 * rows + 8
-            rate = max(prospect.rate, self._least_rate)
-            prices = self._prospects.prices(rate, nodes)
-            padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
-        return PlannedTree(
-            SharedTree(
-                depth=shape.depth + 1,
-                width=self._widths[shape.width],
-                budget=nodes,
-                per_row=min(_MOST_PER_ROW, most),
-                threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
-            ),
-            prices=prices,
-            padding_prices=padding_prices,
-        )
-
-    def _found_tree(self, rows: int) -> PlannedTree:
-        """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
-        assert self._prospects is not None
-        nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
-        rate = self._least_rate
-        return PlannedTree(
-            SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
-            prices=self._prospects.prices(rate, nodes),
-            padding_prices=self._prospects.padding_prices(rate, rows * _MOST_PER_ROW),
-            found_only=True,
+        return self._trees.of(
+            prospect,
+            groups,
+            chooses=self._probe is None or self._probe.chooses,
+            keeps=self._probe is not None or self._analysing.due(),
+            looks_up=self._looks_up and self._lookups.looking,
         )
 
     def _count_probe(self, record: RoundRecord, seconds: float) -> None:
