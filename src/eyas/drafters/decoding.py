@@ -211,7 +211,7 @@ class Proposer:
         cache.reserve(cache.start(rows) + width)
         cells = None if layout is None else layout.cell_index
         staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
-        decoder.stage(cache, staged, next_tokens, self.network.fuse(taps).flatten(0, 1))
+        decoder.stage(cache, staged, self.network.fuse(taps).flatten(0, 1), next_tokens)
         cache.commit(rows, [range(count) for count in counts])
 
     def run_pairs(

@@ -115,7 +115,7 @@ class BlockProposer(Proposer):
         if self.decoder is not None:
             cells = None if layout is None else layout.cell_index
             staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
-            self.decoder.read(cache, staged, context.flatten(0, 1))
+            self.decoder.stage(cache, staged, context.flatten(0, 1))
         else:
             self._run_read(cache, rows, width, context, layout)
         cache.commit(rows, [range(count) for count in counts])

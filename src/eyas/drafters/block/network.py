@@ -114,7 +114,7 @@ class BlockNetwork(DraftNetwork):
         return [layer.kv_shape for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def decoder(self) -> NativeDecoder | None:
-        """The layers as a native pass that computes `states`; its own `read` replaces `read` here."""
+        """The layers as a native pass that computes `states`; its own `stage` replaces `read` here."""
         if self.config.sliding_window is not None or any(type(layer) is not DecoderLayer for layer in self.layers):
             return None
         return native_decoder(self, self.config, self.norm, self.rotary)

@@ -408,14 +408,16 @@ class NativeDecoder:
         return Outcome(x, normed, scores, tapped)
 
     @inference
-    def read(self, cache: SlotCache, staged: Staged, context: Tensor) -> None:
-        """Stage the keys and values that each layer computes from states [T, H], without a norm before."""
-        self._call(cache, staged, context.float().contiguous(), Mode.CONTEXT)
+    def stage(self, cache: SlotCache, staged: Staged, states: Tensor, tokens: Tensor | None = None) -> None:
+        """Stage keys and values alone: those that `run` would of a drafter's `tokens` [T] and `states` [T, H].
 
-    @inference
-    def stage(self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor) -> None:
-        """Stage the keys and values of a drafter's `tokens` [T] and `states` [T, H], as `run` does, and no more."""
-        self._call(cache, staged, states.to(torch.float32, copy=True).contiguous(), Mode.STAGING, tokens.contiguous())
+        Without tokens, each layer computes them from the states themselves, without a norm before.
+        """
+        if tokens is None:
+            self._call(cache, staged, states.float().contiguous(), Mode.CONTEXT)
+        else:
+            x = states.to(torch.float32, copy=True).contiguous()
+            self._call(cache, staged, x, Mode.STAGING, tokens.contiguous())
 
     def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
         """Grow a draft's candidates in `staged` columns; return the number of levels. IndexError as in `run`."""
