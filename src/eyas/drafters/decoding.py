@@ -187,9 +187,8 @@ class Proposer:
         early = [max(0, count - 1) for count in counts]
         if self.decoder is not None and sum(early) > _FEW:  # only a row's last pair is drafted from
             self._stage(self.decoder, pairs, rows, next_tokens, taps, early)
-            last = to_device(early, taps.device)
-            row = torch.arange(len(rows), device=taps.device)
-            next_tokens, taps = next_tokens[row, last].unsqueeze(1), taps[row, last].unsqueeze(1)
+            ends = torch.arange(len(rows), device=taps.device), to_device(early, taps.device)
+            next_tokens, taps = next_tokens[ends].unsqueeze(1), taps[ends].unsqueeze(1)
             counts = [min(count, 1) for count in counts]
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
         fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
