@@ -187,8 +187,8 @@ class Proposer:
         early = [max(0, count - 1) for count in counts]
         if self.decoder is not None and sum(early) > _FEW:  # only a row's last pair is drafted from
             self._stage(self.decoder, pairs, rows, next_tokens, taps, early)
-            ends = torch.arange(len(rows), device=taps.device), to_device(early, taps.device)
-            next_tokens, taps = next_tokens[ends].unsqueeze(1), taps[ends].unsqueeze(1)
+            final = torch.arange(len(rows), device=taps.device), to_device(early, taps.device)
+            next_tokens, taps = next_tokens[final].unsqueeze(1), taps[final].unsqueeze(1)
             counts = [min(count, 1) for count in counts]
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
         fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
