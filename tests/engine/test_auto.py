@@ -13,7 +13,7 @@ from eyas.engine.controller import Controller, CostModel, CostTable, Curve, expl
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
-from eyas.tree import TreeSpec
+from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Completion, Request, SamplingParams
 
 from .. import pairs, recording, tiny
@@ -133,6 +133,29 @@ def test_a_first_token_does_not_wait_for_a_draft() -> None:
     assert len(chunks[0].token_ids) == 1
     assert nodes[0] == 0
     assert max(nodes) > 1
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_a_prompt_is_read_early_only_while_others_draft(others: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the last text drafted says nothing about a new one, so the controller decides when its prompt is read."""
+    engine = Engine(
+        tiny.target("llama"), None, Speculation(tiny.eagle3_drafter(), None), batch_size=2, controller=Restless(0.001)
+    )
+    first, second = requests(False)[:2]
+    engine.submit(first)
+    while not engine.idle and (not others or not engine._core.scheduler.running.decoding):
+        engine.step()
+    runner = engine._core.runner
+    runner.tree = parse_tree("chain:2")
+    assert runner.drafter is not None
+    read: list[list[bool]] = []
+    monkeypatch.setattr(type(runner), "_catch_up", lambda _self, _decoding, wanted: read.append(list(wanted)) or 0.0)
+    monkeypatch.setattr(Restless, "plan", lambda *_: runner.tree)
+    monkeypatch.setattr(Restless, "learn", lambda *_: None)
+    engine.submit(second)
+    for _ in range(4):
+        engine.step()
+    assert read == ([[False, True]] if others else [])
 
 
 def test_chains_stay_chains() -> None:

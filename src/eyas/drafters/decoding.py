@@ -207,9 +207,7 @@ class Proposer:
         """Commit the keys and values of the first `counts[r]` pairs of each row, without states to draft from."""
         cache = pairs.cache
         width, layout, (next_tokens, taps) = arranged(cache, rows, counts, next_tokens, taps)
-        cache.reserve(cache.start(rows) + width)
-        cells = None if layout is None else layout.cell_index
-        staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
+        staged = staged_pairs(cache, rows, width, layout)
         decoder.stage(cache, staged, self.network.fuse(taps).flatten(0, 1), next_tokens)
         cache.commit(rows, [range(count) for count in counts])
 
@@ -226,10 +224,9 @@ class Proposer:
             compute = self.pairs_pass(cache, width, layout)
             fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)
-        cache.reserve(cache.start(rows) + width)
-        cells = None if layout is None else layout.cell_index
-        staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
-        done = self.decoder.run(cache, staged, tokens, hidden.flatten(0, 1), final=True)
+        done = self.decoder.run(
+            cache, staged_pairs(cache, rows, width, layout), tokens, hidden.flatten(0, 1), final=True
+        )
         assert done.final is not None
         return done.states, done.final
 
@@ -412,6 +409,13 @@ def arranged(
         return width, None, list(pairs)
     layout = RaggedLayout.of_counts(counts, pairs[0].device)
     return width, layout, [layout.gather(each) for each in pairs]
+
+
+def staged_pairs(cache: SlotCache, rows: range, width: int, layout: RaggedLayout | None) -> Staged:
+    """Room for a native pass over up to `width` pairs after each row's own, as `arranged` lays them out."""
+    cache.reserve(cache.start(rows) + width)
+    cells = None if layout is None else layout.cell_index
+    return Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
 
 
 def best_children(

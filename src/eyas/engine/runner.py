@@ -255,15 +255,16 @@ class ModelRunner:
     def plan(self, decoding: Sequence[SequenceState]) -> tuple[TreeSpec | None, list[bool], float]:
         """The next round's tree shape (None = a plain round), the rows it drafts for, and the seconds spent on reading.
 
-        While trees are being drafted for others, the drafter reads the prompts whose first tokens were handed out just
-        now. If rows are far behind, it reads a few of them at a time, and the others continue without drafts.
+        While trees are being drafted, the drafter reads the prompts whose first tokens were handed out just now; if
+        those are all rows, a controller decides. If rows are far behind, the drafter reads a few of them at a time, and
+        the others continue without drafts.
         """
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
             return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
-        if self._drafts and any(begun) and not all(begun):
+        if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
             reading = self._catch_up(decoding, self._within_a_step(rows, begun))
         sampled = [sequence.request.params.temperature > 0.0 for sequence in decoding]
         unread = [0 if self.drafter is None else self.drafter.pairs.unread(row) for row in rows]

@@ -226,7 +226,11 @@ def test_many_pairs_at_once_are_read_as_one_by_one(
     tokens = torch.randint(tiny.VOCAB, (3, max(counts)), generator=draw)
     for drafter in drafters:
         drafter.pairs.resize(3)
-    drafters[0].observe(range(3), tokens, taps, counts)
+    staged, stage = [], NativeDecoder.stage
+    with monkeypatch.context() as patched:
+        patched.setattr(NativeDecoder, "stage", lambda *given: (staged.append(len(given[3])), stage(*given)))
+        drafters[0].observe(range(3), tokens, taps, counts)
+    assert staged == [sum(counts) - len(counts)]
     monkeypatch.setattr(NativeDecoder, "stage", None)
     for i in range(max(counts)):
         drafters[1].observe(range(3), tokens[:, i : i + 1], taps[:, i : i + 1], [int(i < count) for count in counts])

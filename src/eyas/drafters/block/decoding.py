@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.drafters.block.network import Block, BlockNetwork
-from eyas.drafters.decoding import NetworkPairs, Proposer, arranged
+from eyas.drafters.decoding import NetworkPairs, Proposer, arranged, staged_pairs
 from eyas.drafters.levels import Levels
 from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.runtime import inference, to_device
@@ -111,12 +111,10 @@ class BlockProposer(Proposer):
         cache = pairs.cache
         width, layout, (given,) = arranged(cache, rows, counts, taps)
         context = self.network.fuse(given)
-        cache.reserve(cache.start(rows) + width)
         if self.decoder is not None:
-            cells = None if layout is None else layout.cell_index
-            staged = Staged(rows, width, cells, cache.lengths[rows.start : rows.stop], None)
-            self.decoder.stage(cache, staged, context.flatten(0, 1))
+            self.decoder.stage(cache, staged_pairs(cache, rows, width, layout), context.flatten(0, 1))
         else:
+            cache.reserve(cache.start(rows) + width)
             self._run_read(cache, rows, width, context, layout)
         cache.commit(rows, [range(count) for count in counts])
         begins = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts[:-1])]

@@ -246,7 +246,8 @@ class DecoderRun {
         turn(d_, latent + d_.rank, pass_.cosines + entry, pass_.sines + entry);
         keep_entry(keys, t, 1, 0, d_.rank, latent);
         keep_entry(values, t, 1, 0, d_.rotated, latent + d_.rank);
-        if (layer.latent.query.weight && !stages_) rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
+        if (layer.latent.query.weight && !stages_)
+            rms_norm(d_, of_query, layer.latent.query_norm, v_size_, of_query, d_.latent_eps);
     }
 
     // Norm and rotate a token's queries and keys; put its keys and values into the cache.
