@@ -124,12 +124,13 @@ def run_round(
         if spec is not None:
             speculation.drafter.verified(rows, tree, verified.logits, drafting)
         counts = [accepted + 1 for accepted in output.accepted]
-        next_tokens = walk.tokens  # [R, K]
-        if tree.size:
-            next_tokens = next_tokens[:, : max(counts)].clamp(min=0)
-            states = verified.taps_at(walk.path[:, : max(counts)])  # [R, K, A, Ht]
+        most = max(counts)
+        if walk.on_host is None:
+            next_tokens = walk.tokens[:, :most].clamp(min=0)  # [R, K]
+            states = verified.taps_at(walk.path[:, :most])  # [R, K, A, Ht]
         else:
-            states = verified.taps.unsqueeze(1)
+            next_tokens = torch.tensor([[max(token, 0) for token in row[3 : 3 + most]] for row in walk.on_host])
+            states = verified.taps_along(paths)
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(
         draft=None if spec is None else VerifiedDraft(tree, paths),
@@ -200,8 +201,11 @@ def _walk(
     """
     sampler = slots.sampler
     walk = slots.rule(logits if legal is None else legal.restrict(logits), tree, sampler, rows)
-    walk = walk.to(logits.rows.device)
-    sampler.commit(rows, walk.tokens, walk.accepted + 1)
+    if walk.on_host is None:
+        sampler.commit(rows, walk.tokens, walk.accepted + 1)
+    else:
+        steps = tree.max_depth + 1
+        sampler.commit(rows, [row[3 : 3 + steps] for row in walk.on_host], [row[0] + 1 for row in walk.on_host])
     wanted = sampler.logprobs(rows)
     scores = EmittedLogprobs.of(logits, walk, wanted) if wanted else None
 
@@ -209,7 +213,7 @@ def _walk(
     if table is None:  # the host sync, unless the walk was made on the host
         fetched = torch.cat((walk.table.flatten(), *(() if flat is None else (flat,)))).cpu()
         table, flat = fetched[: walk.table.numel()].view(walk.table.shape).tolist(), fetched[walk.table.numel() :]
-    width = walk.tokens.shape[1]
+    width = (len(table[0]) - 3) // 2
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
     logprobs = {} if scores is None or flat is None else scores.read(flat.cpu(), tokens)

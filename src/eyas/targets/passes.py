@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from eyas.errors import UnsupportedModelError
 from eyas.runtime import attention_of_any_shape, inference, to_device
@@ -37,6 +36,7 @@ from eyas.targets.states import RecurrentStates, SlotStates
 from eyas.targets.taps import caught_taps, check_boundaries, odd_taps, stacked
 from eyas.targets.transformers_names import cached
 from eyas.tree import DraftTree, NodeLogits
+from eyas.tree.draft_tree import cells
 
 
 class VerifyOutput(NamedTuple):
@@ -53,6 +53,20 @@ class VerifyOutput(NamedTuple):
     def taps_at(self, nodes: Tensor) -> Tensor:
         """[R, P, A, Ht] the taps at P nodes of each row, by node index `nodes` [R, P]."""
         return self.taps[self.logits.index.gather(1, nodes)]
+
+    def taps_along(self, paths: Sequence[Sequence[int]]) -> Tensor:
+        """[R, P, A, Ht] the taps on a path of each row, by node index, if the host has them; shorter ones are padded."""
+        most, index = max(map(len, paths)), self.logits.index.tolist()
+        at = [
+            of_row[node]
+            for of_row, path in zip(index, paths, strict=True)
+            for node in (*path, *[0] * (most - len(path)))
+        ]
+        found = self.taps
+        if at != list(range(self.tokens)):
+            begins = at == list(range(len(at)))  # a chain's first nodes
+            found = found[: len(at)] if begins else found.index_select(0, torch.tensor(at))
+        return found.view(len(paths), most, *found.shape[1:])
 
 
 _DENSE_PASS = 64
@@ -275,9 +289,13 @@ class Passes(EmbeddingAndHead):
         layout = RaggedLayout.of_counts(counts, self.device) if self.ragged and sum(counts) < tokens.numel() else None
         if cache.states is not None:
             cache.states.begin(rows, counts, layout, cache.lengths[rows.start : rows.stop])
-        final, caught = self._forward(cache, rows, tokens, None, taps, layout)
+        read = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
-        return (final, caught) if layout is None else (layout.pad(final), layout.pad(caught))
+        if layout is None:
+            final, caught = (part.unflatten(0, tokens.shape) for part in read)
+        else:
+            final, caught = (layout.pad(part.unsqueeze(0)) for part in read)
+        return final, caught
 
     @inference
     def verify(
@@ -293,8 +311,8 @@ class Passes(EmbeddingAndHead):
         if cache.states is not None:
             cache.states.begin(rows, tree, layout, cache.lengths[rows.start : rows.stop])
         logits, caught = self._forward(cache, rows, tokens, tree, taps, layout)
-        of_nodes = NodeLogits.of(logits) if layout is None else NodeLogits(logits[0], layout.token_index)
-        return VerifyOutput(of_nodes, caught.flatten(0, 1))
+        index = cells(len(rows), tokens.shape[1], self.device) if layout is None else layout.token_index
+        return VerifyOutput(NodeLogits(logits, index), caught)
 
     def _forward(
         self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
@@ -302,18 +320,19 @@ class Passes(EmbeddingAndHead):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
 
-        Returns logits for a tree or final states for a sequence, [R, Q, ...], and taps [R, Q, A, Ht]. With a `layout`,
-        only the real tokens are run, and the results are ragged: [1, T, ...].
+        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]. With a `layout`, only the
+        real tokens are run.
         """
         if self.native is not None:
             return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
-        return self.run_staged(cache, rows, tokens, tree, taps, layout)
+        out, caught = self.run_staged(cache, rows, tokens, tree, taps, layout)
+        return out.flatten(0, 1), caught.flatten(0, 1)
 
     def run_staged(
         self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`_forward` through the model's modules, even if other passes are native."""
+        """`_forward` through the model's modules, even if other passes are native: [R, Q, ...], or ragged [1, T, ...]."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
@@ -328,7 +347,10 @@ class Passes(EmbeddingAndHead):
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]
     ) -> tuple[Tensor, Tensor] | None:
-        """`_forward` of a tree's columns [R, Q] as a recorded pass of a recurring shape; None = it isn't recorded."""
+        """Logits and taps [R, Q, ...] of a tree's columns [R, Q], by a recorded pass of a recurring shape.
+
+        None = it isn't recorded.
+        """
         count, columns = tokens.shape
         width = recurring(columns)
         cache.reserve(cache.start(rows) + columns)
@@ -377,16 +399,16 @@ class Passes(EmbeddingAndHead):
         """`_forward` in the native decoder."""
         columns = tokens.shape[1]
         cache.reserve(cache.start(rows) + columns)
-        cells = None
+        places = None
         if layout is not None:
-            tokens, cells = layout.gather(tokens), layout.cell_index
+            tokens, places = layout.gather(tokens), layout.cell_index
         lengths = cache.lengths[rows.start : rows.stop]
-        # the columns that they follow; with only two columns, each follows the one before it
-        parents = None if tree is None or tree.size < 2 else F.pad(tree.parents + 1, (1, 0), value=-1)
-        staged = Staged(rows, columns, cells, lengths, parents)
+        # with only two columns, each follows the one before it
+        parents = None if tree is None or tree.size < 2 else tree.parents
+        staged = Staged(rows, columns, places, lengths, parents, rooted=True)
         done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
-        return out.view(*tokens.shape, -1), done.taps.view(*tokens.shape, *done.taps.shape[1:])
+        return out, done.taps
 
     def masks(
         self, lengths: Tensor, start: int, ancestors: Tensor, positions: Tensor, staged: Any = None,

@@ -346,6 +346,12 @@ class Frontier(NamedTuple):
     parents: Tensor  # [B, W] index into the previous frontier
 
 
+@lru_cache(maxsize=256)
+def cells(batch: int, nodes: int, device: torch.device) -> Tensor:
+    """[batch, nodes] the cells of a table, counted row by row."""
+    return torch.arange(batch * nodes, device=device).view(batch, nodes)
+
+
 @dataclass(frozen=True)
 class NodeLogits:
     """The target's logits for a batch of trees, stored once for every token that was actually run.
@@ -359,9 +365,7 @@ class NodeLogits:
     @staticmethod
     def of(padded: Tensor) -> NodeLogits:
         """A view of the logits [B, 1 + N, V] of every node."""
-        batch, nodes = padded.shape[:2]
-        index = torch.arange(batch * nodes, device=padded.device).view(batch, nodes)
-        return NodeLogits(padded.flatten(0, 1), index)
+        return NodeLogits(padded.flatten(0, 1), cells(*padded.shape[:2], padded.device))
 
     @property
     def vocab_size(self) -> int:

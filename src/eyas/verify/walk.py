@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.errors import UsageError
+from eyas.runtime import to_device
 from eyas.targets.native.linears import best_token, drawn_token, native_rows
 from eyas.tree import DraftTree, Draws, NodeLogits
 from eyas.types import TypicalAcceptance
@@ -28,14 +30,25 @@ from eyas.verify.path import gumbel, keep_min_p, keep_top_k, keep_top_p
 from eyas.verify.sampler import Coupling, Sampler
 
 
+def _is_host(device: torch.device) -> bool:
+    """Whether reading a tensor on `device` waits for nothing."""
+    return device.type == "cpu"
+
+
 @dataclass(frozen=True)
 class Walk:
     """The path walked through each row's tree, the `accepted + 1` tokens it emits, and the size of the tree."""
 
-    table: Tensor  # [B, 3 + 2 * (D + 1)] int64: the attributes below, side by side
-    """On the device of the logits, or on the host if the walk was made there."""
+    device: torch.device
     fetched: list[list[int]] | None = None
-    """The table's values, if the host knows them already."""
+    """The `table`, if the walk was made on the host."""
+    computed: Tensor | None = None
+    """The `table`, if it was made on the device."""
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[B, 3 + 2 * (D + 1)] int64 on the device: the attributes below, side by side."""
+        return to_device(self.fetched, self.device) if self.computed is None else self.computed
 
     @staticmethod
     def of(path: Tensor, tokens: Tensor, tree: DraftTree) -> Walk:
@@ -43,7 +56,13 @@ class Walk:
         inside = path <= tree.size
         deepest = (tree.depth * F.pad(tree.acceptable, (1, 0), value=True)).amax(1)
         counts = torch.stack((inside.sum(1) - 1, deepest, tree.acceptable.sum(1)), dim=1)
-        return Walk(torch.cat((counts, tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0)), dim=1))
+        table = torch.cat((counts, tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0)), dim=1)
+        return Walk(table.device, computed=table)
+
+    @property
+    def on_host(self) -> list[list[int]] | None:
+        """The table if the host is the device: there, operations on tensors of this size take longer than on lists."""
+        return self.fetched if _is_host(self.device) else None
 
     @property
     def accepted(self) -> Tensor:
@@ -80,11 +99,7 @@ class Walk:
         """A walk through the same trees with the given parts replaced, for rules that build on another rule's walk."""
         counts = self.accepted if accepted is None else accepted
         parts = (self.tokens if tokens is None else tokens, self.path if path is None else path)
-        return Walk(torch.cat((counts.unsqueeze(1), self.table[:, 1:3], *parts), dim=1))
-
-    def to(self, device: torch.device) -> Walk:
-        """The same walk with its table on `device`, copied without waiting for it."""
-        return self if self.table.device == device else replace(self, table=self.table.to(device, non_blocking=True))
+        return Walk(self.device, computed=torch.cat((counts.unsqueeze(1), self.table[:, 1:3], *parts), dim=1))
 
 
 class WalkRule(Protocol):
@@ -114,7 +129,7 @@ class SeededWalk:
     def __call__(self, logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
         if sampler.needs(rows).plain:
             return _greedy_walk(logits, tree)
-        if logits.rows.device.type == "cpu":
+        if _is_host(logits.rows.device):
             return _host_walk(logits, tree, sampler, rows)
         return _device_walk(logits, tree, sampler, rows)
 
@@ -140,15 +155,15 @@ def _device_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: ra
 def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: range) -> Walk:
     """Walk sampled rows on a CPU; ends when no row can go on."""
     state = sampler.path(rows, tree.max_depth + 1)
-    draws, table = state.draws() if native_rows(logits.rows) else None, _table(tree, logits)
+    draws = state.draws() if native_rows(logits.rows) else None
     if draws is not None:
-        index, ahead = [row[3 * tree.size :] for row in table], itertools.count()
+        index, ahead = logits.index.tolist(), itertools.count()
 
         def draw(nodes: list[int]) -> list[int]:
             step, each = next(ahead), zip(draws, index, nodes, strict=True)
             return [0 if node == _ENDED else drawn_token(logits.rows, at[node], how, step) for how, at, node in each]
 
-        return _walk_lists(table, tree, draw)
+        return _walk_lists(_table(tree), tree, draw)
     sampled: list[Tensor] = []
 
     def choose(nodes: list[int]) -> list[int]:
@@ -158,18 +173,17 @@ def _host_walk(logits: NodeLogits, tree: DraftTree, sampler: Sampler, rows: rang
         chosen: list[int] = sampled[-1].tolist()
         return chosen
 
-    return _walk_lists(table, tree, choose)
+    return _walk_lists(_table(tree), tree, choose)
 
 
 _ENDED = -1
 """Stands for a node: the row's walk has ended."""
 
 
-def _table(tree: DraftTree, logits: NodeLogits) -> list[list[int]]:
-    """[B] each row's node tokens, parents, acceptable flags and logits index, side by side; the tree is on the host."""
-    columns = (tree.tokens, tree.parents, tree.acceptable, logits.index)
-    table: list[list[int]] = (torch.cat(columns, dim=1) if tree.size else logits.index).tolist()
-    return table
+def _table(tree: DraftTree) -> list[list[list[int]]]:
+    """[B] each row's node tokens, parents and acceptable flags; the tree is on the host."""
+    columns = (tree.tokens.tolist(), tree.parents.tolist(), tree.acceptable.tolist())
+    return list(map(list, zip(*columns, strict=True)))
 
 
 def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
@@ -178,38 +192,40 @@ def _greedy_walk(logits: NodeLogits, tree: DraftTree) -> Walk:
     It runs on the host: none of its steps is worth a kernel. A device computes the tokens of all nodes in one go, a CPU
     only those on the path.
     """
-    if logits.rows.device.type == "cpu":
-        table = _table(tree, logits)
-        index = [row[3 * tree.size :] for row in table]
+    if _is_host(logits.rows.device):
+        index = logits.index.tolist()
 
         def choose(at: list[int]) -> list[int]:
             each = zip(index, at, strict=True)
             return [0 if node == _ENDED else best_token(logits.rows, of_node[node]) for of_node, node in each]
 
-        return _walk_lists(table, tree, choose)
+        return _walk_lists(_table(tree), tree, choose)
     nodes = (tree.tokens, tree.parents, tree.acceptable, logits.best())
-    fetched = torch.cat(nodes, dim=1).cpu().tolist()  # the host sync
-    chosen = [row[3 * tree.size :] for row in fetched]
-    return _walk_lists(fetched, tree, lambda at: [row[node] for row, node in zip(chosen, at, strict=True)])
+    fetched, size = torch.cat(nodes, dim=1).cpu().tolist(), tree.size  # the host sync
+    table = [[row[:size], row[size : 2 * size], row[2 * size : 3 * size]] for row in fetched]
+
+    def fetched_token(at: list[int]) -> list[int]:
+        return [row[3 * size + node] for row, node in zip(fetched, at, strict=True)]
+
+    return _walk_lists(table, tree, fetched_token)
 
 
-def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
-    """Walk trees whose rows' tokens, parents and acceptable flags are side by side in `table`.
+def _walk_lists(table: list[list[list[int]]], tree: DraftTree, choose: Callable[[list[int]], list[int]]) -> Walk:
+    """Walk a `tree` whose rows' node tokens, parents and acceptable flags are in `table`.
 
     `choose` returns the tokens sampled at one node of each row, starting with the roots; its result for a row at
     `_ENDED` is ignored.
     """
-    size, steps = tree.size, tree.max_depth + 1
     below: list[dict[tuple[int, int], int]] = []
     counts = []
     for row in table:
-        children, depth, nodes = dict[tuple[int, int], int](), [0] * (size + 1), row[2 * size : 3 * size]
-        for node, (token, parent, valid) in enumerate(zip(row[:size], row[size : 2 * size], nodes, strict=True), 1):
+        children, depth = dict[tuple[int, int], int](), [0] * (len(row[0]) + 1)
+        for node, (token, parent, valid) in enumerate(zip(*row, strict=True), 1):
             if valid:  # a node's parent comes before it
                 depth[node] = depth[parent + 1] + 1
                 children.setdefault((parent + 1, token), node)
         below.append(children)
-        counts.append((max(depth), sum(nodes)))
+        counts.append((max(depth), sum(row[2])))
     paths = [[0] for _ in table]
     tokens = [[token] for token in choose([0] * len(table))]
     going = list(range(len(table)))
@@ -221,11 +237,11 @@ def _walk_lists(table: list[list[int]], tree: DraftTree, choose: Callable[[list[
         chosen = choose(reached)
         for at in going:
             tokens[at].append(chosen[at])
-    rows = []
+    rows, steps = [], tree.max_depth + 1
     for path, emitted, (deepest, offered) in zip(paths, tokens, counts, strict=True):
         missing = steps - len(path)
         rows.append([len(path) - 1, deepest, offered, *emitted, *[-1] * missing, *path, *[0] * missing])
-    return Walk(torch.tensor(rows), rows)
+    return Walk(tree.tokens.device, rows)
 
 
 class TypicalWalk:

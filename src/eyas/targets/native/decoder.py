@@ -160,6 +160,8 @@ class Staged(NamedTuple):
     parents: Tensor | None  # [R or 1, S] the staged column that each follows, -1 = none; None = the one before it
     before: int = 0
     """Number of columns of each row that earlier passes staged."""
+    rooted: bool = False
+    """Whether `parents` are those of a tree's nodes: column 0 is the root, which they leave out and count from -1."""
 
 
 class Above(NamedTuple):
@@ -452,7 +454,7 @@ class NativeDecoder:
             byref(self._struct),
             NativePass(
                 mode, len(x), staged.columns, address(staged.cells), address(tokens), addressof(lengths),
-                address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1],
+                address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1], staged.rooted,
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
                 cache.capacity, cache.in_codes, x.data_ptr(), *above, addressof(boundaries), len(taps),

@@ -163,7 +163,7 @@ struct Pass {
     const int64_t* ids;                  // [T]
     const int64_t* lengths;              // [R] committed columns
     const int64_t* parents;              // [R, parents_row] see `Tree`
-    int64_t parents_row;                 // stride between rows of `parents`; 0 = all rows share them
+    int64_t parents_row, roots;          // stride between rows of `parents`, 0 = all rows share them; see `Tree`
     int64_t before, most;                // columns of each row staged before this pass; an upper bound of those a token sees
     int64_t slot;                        // of row 0
     const float *cosines, *sines;        // [ropes, positions, rotated]

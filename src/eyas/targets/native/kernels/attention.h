@@ -29,12 +29,16 @@ inline int64_t visible(const uint8_t* seen, int64_t most, int64_t* columns) {
 // Staged columns. Each follows another staged column, or the committed columns.
 struct Tree {
     const int64_t* parents;  // the staged column that each one follows, -1 = none; null = always the one before it
+    int64_t roots;           // 1: column 0 is a root that `parents` leaves out, counting the nodes after it from 0
 
-    int64_t parent(int64_t column) const { return parents ? parents[column] : column - 1; }
+    int64_t parent(int64_t column) const {
+        if (!parents) return column - 1;
+        return column < roots ? -1 : parents[column - roots] + roots;
+    }
     int64_t depth(int64_t column) const {  // columns on its path
         if (!parents) return column + 1;
         int64_t depth = 0;
-        for (; column >= 0; column = parents[column]) depth++;
+        for (; column >= 0; column = parent(column)) depth++;
         return depth;
     }
 };

@@ -22,7 +22,7 @@
 namespace eyas {
 
 inline Tree tree_of_row(const Pass& pass, int64_t row) {
-    return {pass.parents ? pass.parents + row * pass.parents_row : nullptr};
+    return {pass.parents ? pass.parents + row * pass.parents_row : nullptr, pass.roots};
 }
 
 constexpr int64_t BLOCK = 16;  // the most tokens of a unit of attention
