@@ -55,7 +55,7 @@ class VerifyOutput(NamedTuple):
         return self.taps[self.logits.index.gather(1, nodes)]
 
     def taps_along(self, paths: Sequence[Sequence[int]]) -> Tensor:
-        """[R, P, A, Ht] the taps on a path of each row, by node index, if the host has them; shorter ones are padded."""
+        """[R, P, A, Ht] the taps on a path of each row, by node index, of a host's pass; shorter ones are padded."""
         most, index = max(map(len, paths)), self.logits.index.tolist()
         at = [
             of_row[node]
@@ -292,7 +292,7 @@ class Passes(EmbeddingAndHead):
         read = self._forward(cache, rows, tokens, None, taps, layout)
         cache.commit(rows, [range(count) for count in counts])
         if layout is None:
-            final, caught = (part.unflatten(0, tokens.shape) for part in read)
+            final, caught = (part.view(*tokens.shape, *part.shape[1:]) for part in read)
         else:
             final, caught = (layout.pad(part.unsqueeze(0)) for part in read)
         return final, caught
@@ -320,8 +320,8 @@ class Passes(EmbeddingAndHead):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Stage `tokens` [R, Q]: a tree's columns, or a sequence.
 
-        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]. With a `layout`, only the
-        real tokens are run.
+        Returns logits for a tree or final states for a sequence, [T, ...], and taps [T, A, Ht]. With a `layout`, only
+        the real tokens are run.
         """
         if self.native is not None:
             return self._run_native(self.native, cache, rows, tokens, tree, taps, layout)
@@ -332,7 +332,7 @@ class Passes(EmbeddingAndHead):
         self, cache: SlotCache, rows: range, tokens: Tensor, tree: DraftTree | None, taps: Sequence[int],
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`_forward` through the model's modules, even if other passes are native: [R, Q, ...], or ragged [1, T, ...]."""
+        """`_forward` through the modules, even if other passes are native: [R, Q, ...], with a `layout` [1, T, ...]."""
         steps = torch.arange(tokens.shape[1], device=self.device)
         causal = (steps.unsqueeze(1) >= steps).unsqueeze(0), steps.unsqueeze(0)
         ancestors, depth = causal if tree is None else (tree.ancestors, tree.depth)
@@ -399,13 +399,13 @@ class Passes(EmbeddingAndHead):
         """`_forward` in the native decoder."""
         columns = tokens.shape[1]
         cache.reserve(cache.start(rows) + columns)
-        places = None
+        cell_index = None
         if layout is not None:
-            tokens, places = layout.gather(tokens), layout.cell_index
+            tokens, cell_index = layout.gather(tokens), layout.cell_index
         lengths = cache.lengths[rows.start : rows.stop]
         # with only two columns, each follows the one before it
         parents = None if tree is None or tree.size < 2 else tree.parents
-        staged = Staged(rows, columns, places, lengths, parents, rooted=True)
+        staged = Staged(rows, columns, cell_index, lengths, parents, rooted=True)
         done = native.run(cache, staged, tokens, taps=taps, final=tree is None, logits=tree is not None)
         out: Any = done.final if tree is None else self.finish(done.logits)
         return out, done.taps
