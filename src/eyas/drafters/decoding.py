@@ -291,13 +291,13 @@ class NetworkDrafter(Drafter):
         replayed = self._replayed(rows, spec, coupling)
         if replayed is not None:
             return replayed.only(grown)
-        growth = spec.start(len(rows), self._ids.device, None if all(grown) else grown)
         levels = self.proposer.levels(self.pairs, rows, self._depth(spec))
+        among = None if all(grown) else grown
         if isinstance(levels, NativeLevels) and levels.can_search:
-            search, warp = growth.search, coupling.warp()
-            if search is not None and warp is not None:
+            search = spec.search(len(rows), among)
+            if search is not None and (warp := coupling.warp()) is not None:
                 return search.finish(levels.search(search, self._ids, warp))
-        return self._grow(levels, growth, self._depth(spec), coupling)
+        return self._grow(levels, spec.start(len(rows), self._ids.device, among), self._depth(spec), coupling)
 
     def _depth(self, spec: TreeSpec) -> int:
         """The number of levels to draft: with copied passages, a tree may be deeper than the network can guess."""
@@ -305,8 +305,10 @@ class NetworkDrafter(Drafter):
 
     def _replayed(self, rows: range, spec: TreeSpec, coupling: Coupling) -> DraftTree | None:
         """The trees of all rows, from one recorded computation of passes and growth; None if it can't be recorded."""
-        cache, warp = self.pairs.cache, coupling.warp()
-        if cache.drafts is None or warp is None or not spec.recurs or self.proposer.decoder is not None:
+        cache = self.pairs.cache
+        if cache.drafts is None or not spec.recurs or self.proposer.decoder is not None:
+            return None
+        if (warp := coupling.warp()) is None:
             return None
         tokens = max(spec.columns, self.network.config.guesses or 0) + 1
         cache.reserve(cache.start(rows) + tokens)

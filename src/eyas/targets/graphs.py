@@ -80,6 +80,7 @@ class CacheColumns(Protocol):
     """The parts of a slot cache that recorded passes need."""
 
     lengths: list[int]
+    device: torch.device
 
     @property
     def slots(self) -> int: ...
@@ -145,7 +146,7 @@ class PassGraphs:
         shape = recurring_rows(cache, rows, staged) if taken else None
         if shape is None:
             return None
-        lengths = to_device(cache.lengths[shape.rows.start : shape.rows.stop], inputs[0].device)
+        lengths = to_device(cache.lengths[shape.rows.start : shape.rows.stop], cache.device)
         given = [lengths, *(filled_up(tensor, len(shape.rows)) for tensor in inputs)]
         key = (kind, shape, *(tensor.shape for tensor in given))
         found = self._found.get(key, 0)

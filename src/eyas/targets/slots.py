@@ -110,7 +110,7 @@ class SlotCache:
         """The passes recorded over this cache; None = record none."""
         self.drafts: PassGraphs | None = None
         """The whole drafts recorded over this cache; recording them may fail where recording passes doesn't."""
-        self._dtype, self._device = dtype, device
+        self._dtype, self.device = dtype, device
         self._dense = dense_columns(device)
         self.capacity = capacity
         """C, the number of columns allocated for every slot."""
@@ -190,7 +190,7 @@ class SlotCache:
         if end is None or lengths is None:
             if all(length + before == first for length in known):
                 return Staging(rows, first, first + width, None)
-            lengths, end = to_device(known, self._device), first + width
+            lengths, end = to_device(known, self.device), first + width
         columns = lengths.unsqueeze(1) + torch.arange(before, before + width, device=lengths.device)  # [R, Q]
         return Staging(rows, end - width, end, columns[:, None, :, None])
 
@@ -233,9 +233,9 @@ class SlotCache:
             self.lengths[slot] = length + len(path)
         if not slots:
             return
-        at = to_device([slots, sources, targets], self._device)
+        at = to_device([slots, sources, targets], self.device)
         for shape, group in self._groups.items():
-            heads = torch.arange(shape.heads, device=self._device)
+            heads = torch.arange(shape.heads, device=self.device)
             first = (at[0].unsqueeze(1) * shape.heads + heads) * self.capacity  # [n, Hkv] column 0 of slot and head
             flat = group.view(len(group), -1, group.shape[-1])  # [G, slots * Hkv * C, D'], to copy whole vectors
             # all are read before any is written, so overlaps are harmless
@@ -293,7 +293,7 @@ class SlotCache:
         # zeros, not empty: a stale NaN behind a masked column would survive the multiplication by zero
         dense = self._dense is None or capacity <= self._dense
         with out_of_memory_as(lambda: CacheMemoryError(why)):
-            return mapped_zeros(size, dtype, self._device, huge=dense)
+            return mapped_zeros(size, dtype, self.device, huge=dense)
 
 
 class Reshaping:

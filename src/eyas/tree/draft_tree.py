@@ -251,6 +251,10 @@ class TreeSpec(ABC):
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         """Begin a batch of trees that are only a root. Rows that aren't `drafting` get no nodes; None = all are."""
 
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch | None:  # noqa: ARG002
+        """The complete growth that `start` begins, on the host; None if it isn't a beam search."""
+        return None
+
     def valued(self, values: ValueTable, groups: tuple[int, ...]) -> TreeSpec:  # noqa: ARG002
         """This shape with one round's `values` and `groups`; unchanged if it doesn't choose nodes by learned values."""
         return self
@@ -327,10 +331,6 @@ class Growth(Protocol):
 
         If so, a drafter may weight log-probabilities by its own confidence: the values account for that.
         """
-
-    @property
-    def search(self) -> BeamSearch | None:
-        """The complete growth, to run instead of `expand` and `tree`; None unless it is a beam search on the host."""
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         """Take the K best children [B, W, K] of each frontier node, best first; None when the trees are fully grown."""

@@ -166,6 +166,10 @@ class DynamicTree(TreeSpec):
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)
 
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
+        growth = self.start(batch, torch.device("cpu"), drafting)
+        return BeamSearch.by_probability(self.depth, self.top_k, batch, growth.finished)
+
 
 class DynamicGrowth(BeamGrowth):
     """Grows dynamic trees.
@@ -178,13 +182,8 @@ class DynamicGrowth(BeamGrowth):
         super().__init__(spec.depth, spec.top_k, batch, device)
         self._spec, self._drafting = spec, drafting
 
-    @property
-    def search(self) -> BeamSearch | None:
-        if self._beam_score.device.type != "cpu":
-            return None
-        return BeamSearch.by_probability(self._depth, self._fanout, len(self._beam_score), self._finished)
-
-    def _finished(self, found: BeamLevels) -> DraftTree:
+    def finished(self, found: BeamLevels) -> DraftTree:
+        """The trees from the candidates of a complete search."""
         self._tokens, self._parents = [torch.from_numpy(found.tokens)], [torch.from_numpy(found.parents)]
         self._scores = [torch.from_numpy(found.scores)]
         return self.tree()

@@ -19,7 +19,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import TypeVar
 
@@ -85,6 +85,9 @@ class SharedTree(TreeSpec):
 
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> Growth:
         return PlannedTree(self).start(batch, device, drafting)
+
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
+        return PlannedTree(self).search(batch, drafting)
 
     def takes_all(self, counts: Sequence[int]) -> bool:
         return self.threshold == 0.0 and sum(counts) <= self.budget and max(counts) <= self.max_nodes
@@ -158,6 +161,35 @@ class PlannedTree(TreeSpec):
         if device.type == "cpu":
             return HostGrowth(self, batch, drafting)
         return SharedGrowth(self, batch, device, drafting)
+
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
+        threshold, alone = self.shape.threshold, batch == 1 and (drafting is None or drafting[0])
+        return BeamSearch(
+            self.depth,
+            self.max_fanout,
+            None if self.values is None else self.values.logs,
+            np.array((0,) * batch if self.groups is None else self.groups),
+            np.array((True,) * batch if drafting is None else drafting),
+            math.log(threshold) if threshold > 0.0 else -math.inf,
+            self.node_prices[: self.shape.per_row] if alone and self.prices is not None else None,
+            partial(self._searched, batch, drafting),
+        )
+
+    def _searched(self, batch: int, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
+        if found.chosen is None:
+            return HostGrowth(self, batch, drafting).finished(found)
+        chosen, parents = found.chosen
+        size = len(chosen)
+        return DraftTree(
+            tokens=torch.from_numpy(found.tokens[:, chosen]),
+            parents=torch.from_numpy(parents[None]),
+            logprob=torch.from_numpy(found.logprobs[:, chosen]),
+            valid=torch.from_numpy(np.ones((1, size), np.bool_)),
+            max_depth=_level_of(int(chosen[-1]), found.sizes) if size else 0,
+            counted=size,
+            candidates=_candidates(found.scores, found.sizes, found.beams) if self.keeps_candidates else None,
+            levels=len(found.sizes),
+        )
 
     def takes_all(self, counts: Sequence[int]) -> bool:
         return self.prices is None and self.shape.takes_all(counts)
@@ -251,22 +283,11 @@ class HostGrowth:
     def calibrates(self) -> bool:
         return self._plan.values is not None
 
-    @property
-    def search(self) -> BeamSearch:
-        plan, threshold = self._plan, self._plan.shape.threshold
-        worth = None if plan.values is None else plan.values.logs
-        least = math.log(threshold) if threshold > 0.0 else -math.inf
-        alone = self._batch == len(self._drafting) == 1
-        prices = plan.node_prices[: plan.shape.per_row] if alone and plan.prices is not None else None
-        return BeamSearch(plan.depth, plan.max_fanout, worth, self._groups, self._mask(), least, prices, self._finished)
-
-    def _finished(self, found: BeamLevels) -> DraftTree:
+    def finished(self, found: BeamLevels) -> DraftTree:
+        """The trees from the candidates of a complete search."""
         self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)
         self._beams = found.beams
-        if found.chosen is None:
-            return self.tree()
-        chosen, parents = found.chosen[:, None]
-        return self._tree_of(chosen, parents, np.ones(chosen.shape, np.bool_))
+        return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         fanout = tokens.shape[2]
@@ -314,19 +335,17 @@ class HostGrowth:
         above = _side_by_side(self._parents)[self._rows, chosen]
         column = kept.cumsum(axis=1) - 1  # of each candidate
         # an invalid column copies a candidate whose parent may be gone: make it a child of the root
-        return self._tree_of(chosen, np.where(valid & (above >= 0), column[self._rows, above], -1), valid)
-
-    def _tree_of(self, chosen: Indices, parents: Indices, valid: npt.NDArray[np.bool_]) -> DraftTree:
-        """Trees of the `chosen` candidates [B, N]; `parents` [B, N] are columns, `valid` [B, N] marks the nodes."""
+        parents = np.where(valid & (above >= 0), column[self._rows, above], -1)
+        scores, sizes = _side_by_side(self._scores), self._sizes
         return DraftTree(
             tokens=torch.from_numpy(_side_by_side(self._tokens)[self._rows, chosen]),
             parents=torch.from_numpy(parents),
             logprob=torch.from_numpy(_side_by_side(self._logprobs)[self._rows, chosen]),
             valid=torch.from_numpy(valid),
-            max_depth=bisect_right(list(accumulate(self._sizes)), int(chosen[valid].max())) + 1 if valid.any() else 0,
+            max_depth=_level_of(int(chosen[valid].max()), sizes) if valid.any() else 0,
             counted=int(valid.sum()),
-            candidates=self._candidates() if self._plan.keeps_candidates else None,
-            levels=len(self._sizes),
+            candidates=_candidates(scores, sizes, self._beams) if self._plan.keeps_candidates else None,
+            levels=len(sizes),
         )
 
     def _add(
@@ -367,9 +386,14 @@ class HostGrowth:
         mask[self._drafting] = True
         return mask
 
-    def _candidates(self) -> BeamCandidates:
-        levels = torch.split(torch.from_numpy(_side_by_side(self._scores)), self._sizes, dim=1)
-        return BeamCandidates(levels, tuple(map(torch.from_numpy, self._beams)))
+
+def _candidates(scores: Floats, sizes: list[int], beams: Sequence[Indices]) -> BeamCandidates:
+    return BeamCandidates(torch.split(torch.from_numpy(scores), sizes, dim=1), tuple(map(torch.from_numpy, beams)))
+
+
+def _level_of(candidate: int, sizes: Sequence[int]) -> int:
+    """The level of a candidate, from 1 on, given all levels' `sizes`."""
+    return bisect_right(list(accumulate(sizes)), candidate) + 1
 
 
 def _side_by_side(levels: Sequence[npt.NDArray[Number]]) -> npt.NDArray[Number]:

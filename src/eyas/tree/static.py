@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -89,6 +89,17 @@ class StaticTree(TreeSpec):
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> StaticGrowth:
         return StaticGrowth(_tables(self, device), batch, drafting)
 
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch | None:
+        if len(self.nodes) > self.depth:
+            return None
+        return BeamSearch.by_probability(self.depth, 1, batch, partial(self._chains, drafting))
+
+    def _chains(self, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
+        tokens, logprob = torch.from_numpy(found.tokens), torch.from_numpy(found.logprobs)
+        parents, valid, ancestors = _of_chains(self, len(tokens))
+        tree = DraftTree(tokens, parents, logprob, valid, self.depth, ancestors, counted=tokens.numel())
+        return tree.only(drafting)
+
 
 @dataclass(frozen=True)
 class _Level:
@@ -122,6 +133,14 @@ def _tables(spec: StaticTree, device: torch.device) -> _Tables:
     return _Tables(levels, parents, ancestor_mask(parents.unsqueeze(0), spec.depth)[0])
 
 
+@lru_cache(maxsize=64)
+def _of_chains(spec: StaticTree, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Parents [B, N], valid nodes [B, N] and shared ancestors of a batch of chains on the host."""
+    tables = _tables(spec, torch.device("cpu"))
+    parents = tables.parents.repeat(batch, 1)
+    return parents, torch.ones_like(parents, dtype=torch.bool), tables.ancestors
+
+
 class StaticGrowth:
     """Fills a batch of static trees with tokens, level by level."""
 
@@ -140,19 +159,6 @@ class StaticGrowth:
     @property
     def calibrates(self) -> bool:
         return False
-
-    @property
-    def search(self) -> BeamSearch | None:
-        """For a chain on the host, a beam of one node; None for other static trees, which aren't beams."""
-        depth, (batch, _) = len(self._tables.levels), self._frontier.shape
-        if self._frontier.device.type != "cpu" or len(self._tables.parents) > depth:
-            return None
-        return BeamSearch.by_probability(depth, 1, batch, self._finished)
-
-    def _finished(self, found: BeamLevels) -> DraftTree:
-        self._tokens, self._logprob = [torch.from_numpy(found.tokens)], [torch.from_numpy(found.logprobs)]
-        self._level = len(found.sizes)
-        return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:
         level = self._tables.levels[self._level]

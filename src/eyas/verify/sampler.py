@@ -166,8 +166,8 @@ class Warp(NamedTuple):
 
     divisors: Tensor | None
     scales: Tensor | None
-    seeds: Tensor  # [B] int64, of the noise
-    positions: Tensor  # [B] int64, of the tokens after the root
+    seeds: Tensor | None  # [B] int64, of the noise
+    positions: Tensor | None  # [B] int64, of the tokens after the root
 
     def divided(self, logits: Tensor) -> Tensor:
         """`logits` [B, W, Vd] in float32, with the temperature applied."""
@@ -176,7 +176,7 @@ class Warp(NamedTuple):
 
     def ranked(self, logits: Tensor, steps_ahead: int, ids: Tensor) -> Tensor:
         """Log-probabilities of divided `logits` [B, W, Vd], with noise; `ids` [Vd] are the target's token ids."""
-        if self.scales is not None:
+        if self.scales is not None and self.seeds is not None and self.positions is not None:
             noise = gumbel(self.seeds, self.positions.unsqueeze(1) + steps_ahead, ids)  # [B, 1, Vd]
             logits = torch.addcmul(logits, noise, self.scales[:, None, None])
         return logits.log_softmax(dim=-1)
@@ -214,8 +214,8 @@ class Coupling:
     def _warp(self) -> Warp:
         state, here = self.state, self.rows
         divisors = state.divisor[here] if self.needs.temperature else None
-        scales = state.noise_scale[here] if self._noisy else None
-        return Warp(divisors, scales, state.seed[here], state.position[here])
+        noise = (state.noise_scale[here], state.seed[here], state.position[here]) if self._noisy else (None,) * 3
+        return Warp(divisors, *noise)
 
     def rank(self, logits: Tensor, steps_ahead: int, target_ids: Tensor | None) -> Tensor:
         """[B, W, Vd] float32 log-probabilities of drafter `logits` [B, W, Vd], with temperature and noise applied.

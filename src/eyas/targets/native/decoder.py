@@ -52,8 +52,8 @@ RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
 
 
-Warp = tuple[Tensor | None, Tensor | None, Tensor, Tensor]
-"""[R] each: divisors of the logits, scales of the noise added to them, its seeds, and the next positions."""
+Warp = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""[R] each, or None: divisors of the logits, scales of the noise added to them, its seeds, and the next positions."""
 
 
 class LayerFactors(NamedTuple):

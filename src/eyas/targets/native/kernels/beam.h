@@ -84,7 +84,7 @@ inline void choose(const Beam& beam, int64_t candidates) {
 }
 
 // Search below the committed pairs. `base` says where they are, and has the RoPE tables. Returns the number of levels
-// searched.
+// searched, or 0 if a token has no embedding.
 template <class T>
 int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
     const int64_t rows = beam.rows, width = beam.width, hidden = d.hidden, size = d.head.out;
@@ -134,7 +134,8 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
                 const int64_t best = order[i], node = row * width + i;
                 beam.beams[row * (beam.depth - 1) * width + level * width + i] = best;
                 score[node] = scores[best], logprob[node] = logprobs[best], index[node] = begun + best;
-                frontier[row * next + i] = found[row * offered + best];
+                const int64_t token = frontier[row * next + i] = found[row * offered + best];
+                if (token < 0 || token >= d.embeddings) return 0;
                 parents[row * columns + staged + i] = best / width + (level ? staged - nodes : -1);
             }
             goes_on |= beam.drafting[row] && score[row * width] > beam.least;

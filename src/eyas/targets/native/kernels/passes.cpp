@@ -44,8 +44,6 @@ int64_t eyas_decoder(const Decoder* decoder, const Pass* pass) {
 
 // Grow a draft's candidates. Returns the number of levels, or 0 without running if a token has no embedding.
 int64_t eyas_beam(const Decoder* decoder, const Pass* pass, const Beam* beam) {
-    for (int64_t i = 0; i < decoder->head.out; i++)
-        if (beam->ids[i] < 0 || beam->ids[i] >= decoder->embeddings) return 0;
     return decoder->bf16 ? search<uint16_t>(*decoder, *pass, *beam) : search<float>(*decoder, *pass, *beam);
 }
 }
