@@ -26,7 +26,7 @@ from eyas.errors import UsageError
 from eyas.runtime import inference, mapped_copy, to_device
 from eyas.targets.attention import RaggedLayout
 from eyas.targets.graphs import Compute, PassGraphs, Record, filled_up, recurring
-from eyas.targets.native.decoder import NativeDecoder, NativeLevels, Staged
+from eyas.targets.native.decoder import NativeDecoder, NativeLevels, Staged, TargetStates
 from eyas.targets.native.linears import native_guesses
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, Frontier, Growth, TreeSpec
@@ -191,7 +191,7 @@ class Proposer:
             next_tokens, taps = next_tokens[final].unsqueeze(1), taps[final].unsqueeze(1)
             counts = [min(count, 1) for count in counts]
         width, layout, (next_tokens, taps) = arranged(pairs.cache, rows, counts, next_tokens, taps)
-        fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
+        fed, normed = self.run_pairs(pairs, rows, next_tokens, self._states(taps), width, layout)
         pairs.cache.commit(rows, [range(count) for count in counts])
         before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
         lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
@@ -208,11 +208,15 @@ class Proposer:
         cache = pairs.cache
         width, layout, (next_tokens, taps) = arranged(cache, rows, counts, next_tokens, taps)
         staged = staged_pairs(cache, rows, width, layout)
-        decoder.stage(cache, staged, self.network.fuse(taps).flatten(0, 1), next_tokens)
+        decoder.stage(cache, staged, self._states(taps), next_tokens)
         cache.commit(rows, [range(count) for count in counts])
 
+    def _states(self, taps: Tensor) -> Tensor | TargetStates:
+        """The states [R, Q, H] of pairs with `taps` [R, Q, A, Ht], or what the decoder makes them of."""
+        return TargetStates(taps) if self.decoder is not None and self.decoder.fuses else self.network.fuse(taps)
+
     def run_pairs(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor | TargetStates, width: int,
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Run up to `width` pairs after each row's own, in staging columns; returns what `DraftNetwork.step` does.
@@ -221,12 +225,11 @@ class Proposer:
         """
         cache = pairs.cache
         if self.decoder is None:
+            assert isinstance(hidden, Tensor)
             compute = self.pairs_pass(cache, width, layout)
             fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)
-        done = self.decoder.run(
-            cache, staged_pairs(cache, rows, width, layout), tokens, hidden.flatten(0, 1), final=True
-        )
+        done = self.decoder.run(cache, staged_pairs(cache, rows, width, layout), tokens, hidden, final=True)
         assert done.final is not None
         return done.states, done.final
 

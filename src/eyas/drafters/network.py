@@ -206,11 +206,11 @@ def decoder_blocks(network: nn.Module) -> list[DecoderBlock]:
 
 def native_decoder(
     network: DraftNetwork, config: GroupedConfig, norm: nn.Module | None, rotary: Any, mix: nn.Module | None = None,
-    returns_normed: bool = False,
+    returns_normed: bool = False, fuse: nn.Module | None = None,
 ) -> NativeDecoder | None:  # fmt: skip
     """Layers with grouped-query attention as a native pass; None if native passes don't support them.
 
-    See `DecoderForm` for `mix` and `returns_normed`.
+    See `DecoderForm` for `mix`, `returns_normed` and `fuse`, which the caller does itself if it doesn't fit.
     """
     layers = [block.parts() for block in decoder_blocks(network)]
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.head_dim**-0.5)
@@ -221,7 +221,7 @@ def native_decoder(
     try:
         return NativeDecoder(
             layers, norm, head if isinstance(head, NativeLinear) else None, heads, [partial(rotary, probe)], embedding,
-            network.dtype, DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act)),
+            network.dtype, DecoderForm(mix, returns_normed, activation=activation_of(layers[0].mlp.act), fuse=fuse),
         )  # fmt: skip
     except UnsupportedModelError as error:
         _LOG.debug("no native passes of the drafter: %s", error)

@@ -20,7 +20,7 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
-from eyas.targets.native.decoder import NativeDecoder, NativeLevels
+from eyas.targets.native.decoder import NativeDecoder, NativeLevels, Staged, TargetStates
 from eyas.targets.native.library import Way, kernels
 from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, PackedEmbedding, loaded_kernels
 from eyas.tree import DraftTree, TreeSpec, parse_tree
@@ -213,6 +213,29 @@ def test_a_drafter_drafts_what_its_modules_would(folders: Path, kind: str, dtype
     assert nodes[0] == nodes[1]
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_drafter_s_states_are_made_in_its_pass(dtype: torch.dtype) -> None:
+    """Bit for bit those that its module makes of the target's, where no norm comes before."""
+    drafter = native_drafter("eagle3", dtype)
+    decoder = drafter.proposer.decoder
+    assert decoder is not None
+    assert decoder.fuses
+    taps = torch.randn(2, 3, len(drafter.taps), tiny.HIDDEN, generator=torch.Generator().manual_seed(0)).to(dtype)
+    tokens = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    drafter.pairs.resize(2)
+    drafter.pairs.cache.reserve(3)
+    staged = Staged(range(2), 3, None, [0, 0], None)
+    own = decoder.run(drafter.pairs.cache, staged, tokens, TargetStates(taps), final=True)
+    of_module = decoder.run(drafter.pairs.cache, staged, tokens, drafter.network.fuse(taps), final=True)
+    assert torch.equal(own.states, of_module.states)
+    assert own.final is not None
+    assert of_module.final is not None
+    assert torch.equal(own.final, of_module.final)
+    normed = native_drafter("eagle3", dtype, fc_norm=True).proposer.decoder
+    assert normed is not None
+    assert not normed.fuses
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -228,7 +251,7 @@ def test_many_pairs_at_once_are_read_as_one_by_one(
         drafter.pairs.resize(3)
     staged, stage = [], NativeDecoder.stage
     with monkeypatch.context() as patched:
-        patched.setattr(NativeDecoder, "stage", lambda *given: (staged.append(len(given[3])), stage(*given)))
+        patched.setattr(NativeDecoder, "stage", lambda *given: (staged.append(given[4].numel()), stage(*given)))
         drafters[0].observe(range(3), tokens, taps, counts)
     assert staged == [sum(counts) - len(counts)]
     monkeypatch.setattr(NativeDecoder, "stage", None)

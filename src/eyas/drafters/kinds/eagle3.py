@@ -30,6 +30,8 @@ from eyas.drafters.network import (
     native_decoder,
 )
 from eyas.targets.native.decoder import LayerParts, NativeDecoder
+from eyas.targets.native.library import PANEL
+from eyas.targets.native.linears import NativeLinear
 
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
 """The architecture whose attention normalizes queries and keys."""
@@ -125,6 +127,13 @@ class FusedTapsNetwork(DraftNetwork):
         out: Tensor = self.fc(wide)
         return out
 
+    @property
+    def fc_alone(self) -> nn.Module | None:
+        """`fc`, if it is all that `fuse` does, in a form that native passes take."""
+        normed = self.config.fc_norm or self.config.norm_before_fc
+        fits = isinstance(self.fc, NativeLinear) and self.fc.in_features % PANEL == 0
+        return self.fc if fits and not normed else None
+
     def step(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """See `DraftNetwork.step`; with `norm_output` both returned states are the normed one, the same tensor."""
         rope = self.rotary(hidden, positions)
@@ -145,7 +154,9 @@ class Eagle3Network(FusedTapsNetwork):
         return Attention(self.config, width, qk_norm=self.config.qk_norm)
 
     def decoder(self) -> NativeDecoder | None:
-        return native_decoder(self, self.config, self.norm, self.rotary, returns_normed=self.config.norm_output)
+        return native_decoder(
+            self, self.config, self.norm, self.rotary, returns_normed=self.config.norm_output, fuse=self.fc_alone
+        )
 
 
 PAIRED_INPUTS = tuple(f"layers.0.self_attn.{part}.weight" for part in ("q_proj", "k_proj", "v_proj"))

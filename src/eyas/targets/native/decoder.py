@@ -146,6 +146,8 @@ class DecoderForm(NamedTuple):
     """[limit, H] row-major embeddings of positions, which are added to token embeddings."""
     in_parallel: bool = False
     """Whether attention and MLP both read a layer's input, and their sum is added to it."""
+    fuse: nn.Module | None = None
+    """Makes a drafter's states from `TargetStates`."""
 
 
 class Staged(NamedTuple):
@@ -172,6 +174,12 @@ class Above(NamedTuple):
     """The staged column of the first state; -1 if they are states of committed tokens."""
 
 
+class TargetStates(NamedTuple):
+    """The target's states from which a decoder that `fuses` makes a drafter's."""
+
+    taps: Tensor  # [..., A, Ht] of T tokens
+
+
 class Outcome(NamedTuple):
     """The results of a pass, in the model's dtype."""
 
@@ -179,6 +187,18 @@ class Outcome(NamedTuple):
     final: Tensor | None  # [T, H] after the final norm
     logits: Tensor | None  # [T, V]
     taps: Tensor  # [T, A, H]
+
+
+class _Given(NamedTuple):
+    """What a pass makes its states of: those of the level above, or the target's."""
+
+    above: Tensor | None = None
+    width: int = 0
+    first: int = 0
+    sources: Tensor | None = None
+
+
+_NOTHING = _Given()
 
 
 class Table(NamedTuple):
@@ -260,10 +280,12 @@ class NativeDecoder:
             form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
             table.address, table.rows, table.kind, address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
+            Linear() if form.fuse is None else self._linear(form.fuse, self.hidden, _fused(form.fuse)),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
             *heads.latent[:-1],
         )  # fmt: skip
+        self.fuses = form.fuse is not None
         self._layer_weights = max(layer.weights for layer in self._layers)
         self._scratch = self._kernels.token_scratch(byref(self._struct))
         self.row_size = self._kernels.row_size(byref(self._struct))
@@ -384,42 +406,50 @@ class NativeDecoder:
 
     @inference
     def run(
-        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | None = None,
+        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | Above | TargetStates | None = None,
         taps: Sequence[int] = (), final: bool = False, logits: bool = False, blocks: bool = False,
     ) -> Outcome:  # fmt: skip
         """Run `tokens` [T]; nothing is committed. IndexError for a token without embedding.
 
-        `states` are a drafter's states of the tokens [T, H], or of the level above. `taps` are boundaries; `final` and
-        `logits` request these outputs. With `blocks`, a token sees all columns of its row that the pass stages.
+        `states` are a drafter's states of the tokens [..., H] or of the level above, or the target's. `taps` are
+        boundaries; `final` and `logits` request these outputs. With `blocks`, a token sees all columns of its row that
+        the pass stages.
         """
         count = tokens.numel()
-        above: tuple[int | None, int, int] = (None, 0, 0)
-        if isinstance(states, Tensor):
-            x = states.to(torch.float32, copy=True).contiguous()
-        else:
-            x = torch.empty(count, self.hidden)
-            if states is not None:
-                above = (states.states.data_ptr(), states.states.shape[1], states.first)
+        x, given = self._states(count, states)
         tapped = torch.empty(count, len(taps), self.hidden, dtype=self._dtype)
         normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
         scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
         self._call(
-            cache, staged, x, Mode.BLOCKS if blocks else Mode.PATHS, tokens.contiguous(), above, taps,
+            cache, staged, x, Mode.BLOCKS if blocks else Mode.PATHS, tokens.contiguous(), given, taps,
             (tapped, normed, scores),
         )  # fmt: skip
         return Outcome(x, normed, scores, tapped)
 
     @inference
-    def stage(self, cache: SlotCache, staged: Staged, states: Tensor, tokens: Tensor | None = None) -> None:
-        """Stage keys and values alone: those that `run` would of a drafter's `tokens` [T] and `states` [T, H].
+    def stage(
+        self, cache: SlotCache, staged: Staged, states: Tensor | TargetStates, tokens: Tensor | None = None
+    ) -> None:
+        """Stage keys and values alone: those that `run` would of a drafter's `tokens` [T] and `states`.
 
         Without tokens, each layer computes them from the states themselves, without a norm before.
         """
         if tokens is None:
+            assert isinstance(states, Tensor)
             self._call(cache, staged, states.float().contiguous(), Mode.CONTEXT)
         else:
-            x = states.to(torch.float32, copy=True).contiguous()
-            self._call(cache, staged, x, Mode.STAGING, tokens.contiguous())
+            x, given = self._states(tokens.numel(), states)
+            self._call(cache, staged, x, Mode.STAGING, tokens.contiguous(), given)
+
+    def _states(self, count: int, states: Tensor | Above | TargetStates | None) -> tuple[Tensor, _Given]:
+        """The buffer [T, H] for the states of `count` tokens, filled if they are known, and what they are made of."""
+        if isinstance(states, Tensor):
+            return states.to(torch.float32, copy=True).reshape(count, self.hidden), _Given()
+        x = torch.empty(count, self.hidden)
+        if isinstance(states, Above):
+            return x, _Given(states.states, states.states.shape[1], states.first)
+        taps = None if states is None else states.taps.to(self._dtype).contiguous()
+        return x, _Given(sources=taps)
 
     def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
         """Grow a draft's candidates in `staged` columns; return the number of levels. IndexError as in `run`."""
@@ -439,7 +469,7 @@ class NativeDecoder:
 
     def _call(
         self, cache: SlotCache, staged: Staged, x: Tensor, mode: Mode, tokens: Tensor | None = None,
-        above: tuple[int | None, int, int] = (None, 0, 0), taps: Sequence[int] = (),
+        given: _Given = _NOTHING, taps: Sequence[int] = (),
         made: tuple[Tensor | None, ...] = (None,) * 3,
     ) -> None:  # fmt: skip
         """Call the kernel for states x [T, H]; it writes taps, final states and logits to `made`."""
@@ -449,7 +479,7 @@ class NativeDecoder:
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
-        given = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
+        kept = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
@@ -457,12 +487,21 @@ class NativeDecoder:
                 address(parents), 0 if parents is None or len(parents) == 1 else parents.shape[1], staged.rooted,
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
-                cache.capacity, cache.in_codes, x.data_ptr(), *above, addressof(boundaries), len(taps),
-                *map(address, made), scratch.data_ptr(), given.states, threads_for(len(x) * self._layer_weights),
+                cache.capacity, cache.in_codes, x.data_ptr(), address(given.above), given.width, given.first,
+                address(given.sources), addressof(boundaries), len(taps),
+                *map(address, made), scratch.data_ptr(), kept.states, threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
+
+
+def _fused(fuse: nn.Module) -> int:
+    """The number of inputs of `fuse`. Raises UnsupportedModelError if they don't fill the vectors."""
+    inputs: int = getattr(fuse, "in_features", 0)
+    if inputs % PANEL:
+        raise UnsupportedModelError(f"the {inputs} features of the target's states don't fit the vectors")
+    return inputs
 
 
 def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: DecoderForm, dtype: torch.dtype) -> None:

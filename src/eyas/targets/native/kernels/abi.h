@@ -127,6 +127,7 @@ struct Decoder {
     int64_t embeddings, embedding_kind;
     const void* position_embedding;      // [limit, H] row-major, in the embeddings' dtype (packed: the model's); or null
     Linear mix;                          // reads embedding and state, concatenated, before the first layer; or none
+    Linear fuse;                         // makes a drafter's states from the target's; or none
     const float* norm;                   // [H] or null
     int64_t returns_normed;              // whether the states returned are those after the norm
     Linear head;                         // or none
@@ -175,6 +176,7 @@ struct Pass {
     float* x;                            // [T, H] in: a drafter's states; out: what leaves the last layer
     const float* above;                  // [R, above_count, H] the states of guesses' parents; or null
     int64_t above_count, above_first;    // cells per row of `above`; the staged column of the first
+    const char* sources;                 // [T, inputs of `fuse`] the target's states, in the model's dtype; or null
     const int64_t* taps;                 // layer boundaries, in the order of `tapped`
     int64_t tap_count;
     char* tapped;                        // [T, taps, H] in the model's dtype

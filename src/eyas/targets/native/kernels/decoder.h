@@ -56,7 +56,7 @@ inline int64_t widest_mixed(const Decoder& d) {
 // Floats of scratch per token.
 inline int64_t token_scratch(const Decoder& d) {
     return widest_input(d) + d.hidden + d.heads * d.size * (1 + d.gates) + widest_mixed(d) + keys_size(d) +
-           values_size(d) + d.intermediate;
+           values_size(d) + d.intermediate + d.fuse.in;
 }
 
 // Call `work(t, count, columns, counts)` for tokens [first, stop), in runs of one row in which each token sees all that the
@@ -93,8 +93,8 @@ class DecoderRun {
           context_(pass.mode == CONTEXT), normed_(pass.scratch), residual_(normed_ + tokens_ * wide_),
           q_(residual_ + tokens_ * hidden_), k_(q_ + tokens_ * q_size_), v_(k_ + tokens_ * kv_size_),
           gates_(v_ + tokens_ * v_size_), mixed_(gates_ + tokens_ * q_size_ * d.gates),
-          gated_(mixed_ + tokens_ * widest_mixed(d)), mixture_(d.layers, d.count, tokens_), region_(pass.threads),
-          narrowed_(region_, bf16_), recurrence_(d, pass.states, tokens_) {
+          gated_(mixed_ + tokens_ * widest_mixed(d)), sources_(gated_ + tokens_ * d.intermediate),
+          mixture_(d.layers, d.count, tokens_), region_(pass.threads), narrowed_(region_, bf16_), recurrence_(d, pass.states, tokens_) {
         if (!pass.states.rows) return;
         std::vector<int64_t> at(pass.states.rows * pass.columns, -1);
         for (int64_t t = 0; t < tokens_; t++) at[cell_of(t)] = t;
@@ -168,6 +168,11 @@ class DecoderRun {
     // The tokens' input states: their embeddings, their parents' states, or both.
     void read_inputs() {
         const bool of_drafter = d_.mix.weight || d_.layers[0].embedding_norm;
+        if (pass_.sources) {
+            const T* from = reinterpret_cast<const T*>(pass_.sources);
+            for (int64_t i = 0; i < tokens_ * d_.fuse.in; i += LANES) store(sources_ + i, load(from + i));
+            product(d_.fuse, sources_, d_.fuse.in, pass_.x, hidden_, hidden_);
+        }
         region_.share(context_ ? 0 : tokens_, 1, [&](int64_t t, int64_t) {
             float* state = pass_.x + t * hidden_;
             if (pass_.above) {
@@ -434,6 +439,7 @@ class DecoderRun {
     float* const gates_;     // [T, heads, D] attention's gates, if there are any
     float* const mixed_;     // [T, heads, D or V]
     float* const gated_;     // [T, intermediate]
+    float* const sources_;   // [T, inputs of `fuse`]
     Mixture mixture_;
     Region region_;
     Narrowed narrowed_;
