@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from eyas.drafters.decoding import DeferredPairs
+from eyas.drafters.deferred import DeferredPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:

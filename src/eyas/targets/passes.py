@@ -25,11 +25,13 @@ from eyas.targets.architecture import (
     refuse_encoder,
     refuse_unsupported,
     refused_where_it_fails,
+    unchanged,
 )
 from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
 from eyas.targets.native.decoder import NativeDecoder, Staged
 from eyas.targets.native.linears import NativeLinear, PackedLinear, multiplies_by_vectors
+from eyas.targets.native.states import NativeStates
 from eyas.targets.recurrent import ShapeProbe, run_by_levels
 from eyas.targets.slots import COLUMNS, SlotCache, StagedCache
 from eyas.targets.states import RecurrentStates, SlotStates
@@ -151,7 +153,7 @@ class EmbeddingAndHead:
     @property
     def head_is_linear(self) -> bool:
         """Whether logits are the head's output, without a scale or cap."""
-        return self.head_is_exact and isinstance(self.finish, nn.Identity)
+        return self.head_is_exact and self.finish is unchanged
 
     def head_rows(self, ids: Tensor) -> nn.Module:
         """A copy of the head for the tokens `ids` [Vd] only."""
@@ -222,7 +224,7 @@ class Passes(EmbeddingAndHead):
         """
         states: SlotStates | None = None
         if self.states and self.native is not None and not of_modules:
-            states = self.native.allocate_states(slots)
+            states = NativeStates.of(self.native, slots)
         elif self.states:
             states = RecurrentStates(self.states, slots, self.device)
         cache = SlotCache(self.kv_shapes, slots, self.dtype, self.device, columns, states, self.kv_in_codes)

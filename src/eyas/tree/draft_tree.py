@@ -283,8 +283,8 @@ class BeamSearch(NamedTuple):
     width: int
     worth: npt.NDArray[np.float32] | None
     """[G, 2, K] logarithms of step values (`ValueTable`); None = their probabilities."""
-    groups: npt.NDArray[np.int64]  # [B] each row's group in `worth`
-    drafting: npt.NDArray[np.bool_]  # [B]
+    groups: npt.NDArray[np.int64] | None  # [B] each row's group in `worth`; None = group 0
+    drafting: npt.NDArray[np.bool_] | None  # [B] None = all are
     least: float
     prices: npt.NDArray[np.float64] | None
     """What 1, 2, ... nodes of a single row must gain in total, up to its limit; None = the search chooses no nodes."""
@@ -292,11 +292,9 @@ class BeamSearch(NamedTuple):
     """Makes the finished trees from the result."""
 
     @classmethod
-    def by_probability(
-        cls, depth: int, width: int, batch: int, finish: Callable[[BeamLevels], DraftTree]
-    ) -> BeamSearch:
+    def by_probability(cls, depth: int, width: int, finish: Callable[[BeamLevels], DraftTree]) -> BeamSearch:
         """A search to the full depth that values paths by their probability."""
-        return cls(depth, width, None, np.zeros(batch, np.int64), np.ones(batch, np.bool_), -math.inf, None, finish)
+        return cls(depth, width, None, None, None, -math.inf, None, finish)
 
 
 class BeamLevels(NamedTuple):

@@ -168,7 +168,7 @@ class DynamicTree(TreeSpec):
 
     def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
         growth = self.start(batch, torch.device("cpu"), drafting)
-        return BeamSearch.by_probability(self.depth, self.top_k, batch, growth.finished)
+        return BeamSearch.by_probability(self.depth, self.top_k, growth.finished)
 
 
 class DynamicGrowth(BeamGrowth):

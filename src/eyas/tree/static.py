@@ -89,10 +89,10 @@ class StaticTree(TreeSpec):
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> StaticGrowth:
         return StaticGrowth(_tables(self, device), batch, drafting)
 
-    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch | None:
+    def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch | None:  # noqa: ARG002
         if len(self.nodes) > self.depth:
             return None
-        return BeamSearch.by_probability(self.depth, 1, batch, partial(self._chains, drafting))
+        return BeamSearch.by_probability(self.depth, 1, partial(self._chains, drafting))
 
     def _chains(self, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
         tokens, logprob = torch.from_numpy(found.tokens), torch.from_numpy(found.logprobs)

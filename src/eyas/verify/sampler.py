@@ -99,8 +99,10 @@ class Sampler:
         for column in (self.state.position, self.state.generated):
             if isinstance(counts, Tensor):
                 column[here].add_(counts)
-            else:  # after a pass, which leaves nothing in the caches, NumPy takes a tenth of PyTorch's time
-                column.numpy()[here] += counts
+                continue
+            values = column.numpy()  # after a pass, which leaves nothing in the caches, operations on arrays are slow
+            for slot, count in zip(rows, counts, strict=True):
+                values[slot] += count
         if not (needs.history or needs.bad_words):
             return
         tokens, counts = torch.as_tensor(tokens), torch.as_tensor(counts)

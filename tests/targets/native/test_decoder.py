@@ -20,7 +20,8 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import prepack_linears
 from eyas.targets.native import linears
-from eyas.targets.native.decoder import NativeDecoder, NativeLevels, Staged, TargetStates
+from eyas.targets.native.decoder import NativeDecoder, Staged, TargetStates
+from eyas.targets.native.levels import NativeLevels
 from eyas.targets.native.library import Way, kernels
 from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, PackedEmbedding, loaded_kernels
 from eyas.tree import DraftTree, TreeSpec, parse_tree
@@ -249,12 +250,13 @@ def test_many_pairs_at_once_are_read_as_one_by_one(
     tokens = torch.randint(tiny.VOCAB, (3, max(counts)), generator=draw)
     for drafter in drafters:
         drafter.pairs.resize(3)
-    staged, stage = [], NativeDecoder.stage
+    passes, read = [], NativeDecoder.read
     with monkeypatch.context() as patched:
-        patched.setattr(NativeDecoder, "stage", lambda *given: (staged.append(given[4].numel()), stage(*given)))
+        patched.setattr(
+            NativeDecoder, "read", lambda *given: (passes.append((given[3].numel(), given[5] is None)), read(*given))
+        )
         drafters[0].observe(range(3), tokens, taps, counts)
-    assert staged == [sum(counts) - len(counts)]
-    monkeypatch.setattr(NativeDecoder, "stage", None)
+    assert passes == [(sum(counts) - len(counts), True), (len(counts), False)]
     for i in range(max(counts)):
         drafters[1].observe(range(3), tokens[:, i : i + 1], taps[:, i : i + 1], [int(i < count) for count in counts])
     once, singly = (drafter.pairs for drafter in drafters)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,8 +44,6 @@ from eyas.targets.native.linears import NativeLinear, PackedLinear, address, thr
 from eyas.targets.native.recurrent import RecurrentParts
 from eyas.targets.native.states import GivenStates, NativeStates
 from eyas.targets.slots import SlotCache
-from eyas.tree import Frontier
-from eyas.tree.draft_tree import BeamLevels, BeamSearch
 
 RopeTables = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Positions [1, S] -> cosines and sines [1, S, rotated], as the model's own rotary embedding gives them."""
@@ -180,6 +177,15 @@ class TargetStates(NamedTuple):
     taps: Tensor  # [..., A, Ht] of T tokens
 
 
+class Kept(NamedTuple):
+    """Where the states are kept that drafts begin with."""
+
+    fed: Tensor  # [slots, H] float32, as they are fed back
+    normed: Tensor  # [slots, H] in the model's dtype, after the final norm
+    lasts: Sequence[tuple[int, int]]
+    """Slots, and the token of the pass whose states each keeps."""
+
+
 class Outcome(NamedTuple):
     """The results of a pass, in the model's dtype."""
 
@@ -199,6 +205,19 @@ class _Given(NamedTuple):
 
 
 _NOTHING = _Given()
+
+
+class _Made(NamedTuple):
+    """Where a pass writes its results."""
+
+    tapped: Tensor | None = None
+    final: Tensor | None = None
+    logits: Tensor | None = None
+    kept: tuple[int | None, int | None, int | None] = (None, None, None)
+    """Addresses of the slots that keep the tokens' last states [T], and of where they keep them; see `Kept`."""
+
+
+_NO_OUTPUTS = _Made()
 
 
 class Table(NamedTuple):
@@ -229,7 +248,8 @@ class NativeDecoder:
     """Number of recurrent layers."""
     row_size: int
     """Number of floats that each recurrent layer stages per token of a pass."""
-    _state_size = 0  # floats of a slot's states
+    state_size = 0
+    """Number of floats of a slot's recurrent states."""
 
     def __init__(
         self, layers: Sequence[LayerParts], norm: nn.Module | None, head: nn.Module | None, heads: Heads,
@@ -337,17 +357,13 @@ class NativeDecoder:
         inputs = [self._linear(part, part.out_features, self.hidden) for part in parts.inputs]
         out = self._linear(parts.out, self.hidden, parts.mixed)
         self._kept.append((Linear * len(inputs))(*inputs))
-        made = parts.struct(self._kept[-1], out, self._state_size, kept)
-        self.recurrent, self._state_size = self.recurrent + 1, self._state_size + parts.state_size
+        made = parts.struct(self._kept[-1], out, self.state_size, kept)
+        self.recurrent, self.state_size = self.recurrent + 1, self.state_size + parts.state_size
         return made
-
-    def allocate_states(self, slots: int) -> NativeStates | None:
-        """Allocate the recurrent states of empty slots; None if no layer is recurrent."""
-        return NativeStates(self, self._state_size, slots) if self._state_size else None
 
     def fold(self, fold: Fold) -> None:
         """Repeat the steps of accepted guesses on the staged states."""
-        fold.threads = threads_for(fold.tokens * 3 * self._state_size)
+        fold.threads = threads_for(fold.tokens * 3 * self.state_size)
         self._kernels.fold(byref(self._struct), fold)
 
     def _mlp(self, mlp: Any) -> list[Linear]:
@@ -416,40 +432,38 @@ class NativeDecoder:
         the pass stages.
         """
         count = tokens.numel()
-        x, given = self._states(count, states)
+        x, given = _inputs(count, self.hidden, self._dtype, states)
         tapped = torch.empty(count, len(taps), self.hidden, dtype=self._dtype)
         normed = torch.empty(count, self.hidden, dtype=self._dtype) if final else None
         scores = torch.empty(count, self.outputs, dtype=self._dtype) if logits else None
         self._call(
             cache, staged, x, Mode.BLOCKS if blocks else Mode.PATHS, tokens.contiguous(), given, taps,
-            (tapped, normed, scores),
+            _Made(tapped, normed, scores),
         )  # fmt: skip
         return Outcome(x, normed, scores, tapped)
 
     @inference
-    def stage(
-        self, cache: SlotCache, staged: Staged, states: Tensor | TargetStates, tokens: Tensor | None = None
+    def read(
+        self, cache: SlotCache, staged: Staged, tokens: Tensor, states: Tensor | TargetStates, kept: Kept | None
     ) -> None:
-        """Stage keys and values alone: those that `run` would of a drafter's `tokens` [T] and `states`.
+        """Run a drafter's `tokens` [T] with their `states`; keep those that their rows' drafts begin with.
 
-        Without tokens, each layer computes them from the states themselves, without a norm before.
+        None = nobody drafts from them: only their keys and values are staged.
         """
-        if tokens is None:
-            assert isinstance(states, Tensor)
-            self._call(cache, staged, states.float().contiguous(), Mode.CONTEXT)
-        else:
-            x, given = self._states(tokens.numel(), states)
+        x, given = _inputs(tokens.numel(), self.hidden, self._dtype, states)
+        if kept is None:
             self._call(cache, staged, x, Mode.STAGING, tokens.contiguous(), given)
+            return
+        slots = _integers([-1] * len(x))
+        for slot, token in kept.lasts:
+            slots[token] = slot
+        made = _Made(kept=(addressof(slots), kept.fed.data_ptr(), kept.normed.data_ptr()))
+        self._call(cache, staged, x, Mode.PATHS, tokens.contiguous(), given, made=made)
 
-    def _states(self, count: int, states: Tensor | Above | TargetStates | None) -> tuple[Tensor, _Given]:
-        """The buffer [T, H] for the states of `count` tokens, filled if they are known, and what they are made of."""
-        if isinstance(states, Tensor):
-            return states.to(torch.float32, copy=True).reshape(count, self.hidden), _Given()
-        x = torch.empty(count, self.hidden)
-        if isinstance(states, Above):
-            return x, _Given(states.states, states.states.shape[1], states.first)
-        taps = None if states is None else states.taps.to(self._dtype).contiguous()
-        return x, _Given(sources=taps)
+    @inference
+    def stage(self, cache: SlotCache, staged: Staged, states: Tensor) -> None:
+        """Stage the keys and values that each layer computes from `states` [T, H] themselves, without a norm before."""
+        self._call(cache, staged, states.float().contiguous(), Mode.CONTEXT)
 
     def search(self, cache: SlotCache, rows: range, staged: int, beam: Beam) -> int:
         """Grow a draft's candidates in `staged` columns; return the number of levels. IndexError as in `run`."""
@@ -470,9 +484,9 @@ class NativeDecoder:
     def _call(
         self, cache: SlotCache, staged: Staged, x: Tensor, mode: Mode, tokens: Tensor | None = None,
         given: _Given = _NOTHING, taps: Sequence[int] = (),
-        made: tuple[Tensor | None, ...] = (None,) * 3,
+        made: _Made = _NO_OUTPUTS,
     ) -> None:  # fmt: skip
-        """Call the kernel for states x [T, H]; it writes taps, final states and logits to `made`."""
+        """Call the kernel for states x [T, H]."""
         parents = None if staged.parents is None else staged.parents.contiguous()
         most = max(staged.lengths) + staged.before + staged.columns
         self._grow(most + 1)
@@ -488,12 +502,26 @@ class NativeDecoder:
                 staged.before, most, staged.rows.start, self._tables[0].data_ptr(),
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
                 cache.capacity, cache.in_codes, x.data_ptr(), address(given.above), given.width, given.first,
-                address(given.sources), addressof(boundaries), len(taps),
-                *map(address, made), scratch.data_ptr(), kept.states, threads_for(len(x) * self._layer_weights),
+                address(given.sources), addressof(boundaries), len(taps), address(made.tapped), address(made.final),
+                *made.kept, address(made.logits), scratch.data_ptr(), kept.states,
+                threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
         if failed:
             raise IndexError(f"a token has no embedding: ids must be from 0 to {self._struct.embeddings - 1}")
+
+
+def _inputs(
+    count: int, hidden: int, dtype: torch.dtype, states: Tensor | Above | TargetStates | None
+) -> tuple[Tensor, _Given]:
+    """The buffer [T, H] for the states of `count` tokens, filled if they are known, and what they are made of."""
+    if isinstance(states, Tensor):
+        return states.to(torch.float32, copy=True).reshape(count, hidden), _Given()
+    x = torch.empty(count, hidden)
+    if isinstance(states, Above):
+        return x, _Given(states.states, states.states.shape[1], states.first)
+    taps = None if states is None else states.taps.to(dtype).contiguous()
+    return x, _Given(sources=taps)
 
 
 def _fused(fuse: nn.Module) -> int:
@@ -517,79 +545,3 @@ def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: Decod
 def _integers(values: Sequence[int]) -> Array[c_int64]:
     """Numbers as the kernels take them."""
     return (c_int64 * len(values))(*values)
-
-
-class NativeLevels:
-    """The levels of one draft that follows the pairs in a slot cache, each run by one call of the decoder."""
-
-    sure: Tensor | None = None
-
-    def __init__(
-        self, decoder: NativeDecoder, cache: SlotCache, rows: range, last: tuple[Tensor, Tensor],
-        head: Callable[[Tensor], Tensor],
-    ) -> None:  # fmt: skip
-        """Draft from the `last` states: as they are fed back [R, 1, H], and as the `head` reads them [R, H]."""
-        self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
-        fed, self._normed = last
-        self._lengths = cache.lengths[rows.start : rows.stop]
-        self._staged = 0
-        self._above = Above(fed, -1)
-        self._parents: Tensor | None = None  # [R, S] as in `Staged`
-
-    def first(self) -> Tensor:
-        """The logits [R, 1, V] of the tokens that follow the roots."""
-        return self._head(self._normed.unsqueeze(1))
-
-    def add(self, frontier: Frontier) -> Tensor:
-        """Run the next level's W nodes; return the logits [R, W, V] of the tokens that follow them."""
-        width, staged = frontier.tokens.shape[1], self._staged
-        if self._parents is not None or width > 1:
-            parents = self._parents
-            if parents is None:  # a chain so far
-                parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
-            self._parents = torch.cat((parents, frontier.parents + self._above.first), dim=1)
-        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
-        self._cache.reserve(max(self._lengths) + staged + width, staged)
-        heads = bool(self._decoder.outputs)
-        done = self._decoder.run(self._cache, where, frontier.tokens, self._above, final=not heads, logits=heads)
-        shape = (*frontier.tokens.shape, -1)
-        self._above = Above(done.states.view(shape), staged)
-        self._staged += width
-        if done.logits is not None:
-            return done.logits.view(shape)
-        assert done.final is not None
-        return self._head(done.final.view(shape))
-
-    @property
-    def can_search(self) -> bool:
-        """Whether the decoder has a head, which a beam search needs."""
-        return bool(self._decoder.outputs)
-
-    @inference
-    def search(self, search: BeamSearch, ids: Tensor, warp: Warp) -> BeamLevels:
-        """Run all levels of a beam search in one call, instead of `first`, `add` and the growth of the tree.
-
-        `ids` [V] are the target's tokens. IndexError for a token without embedding.
-        """
-        rows, depth, width = len(self._rows), search.depth, search.width
-        children, staged = width + (depth - 1) * width * width, (depth - 1) * width
-        tokens, parents = np.empty((2, rows, children), np.int64)
-        scores, logprobs = np.empty((2, rows, children), np.float32)
-        most = 0 if search.prices is None else len(search.prices)
-        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * most, np.int64)
-        given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
-        self._cache.reserve(max(self._lengths) + staged)
-        beam = Beam(
-            rows, depth, width, *map(address, (self._normed, self._above.states, ids, *warp)),
-            *(array if array is None else array.ctypes.data for array in given), search.least,
-            *(array.ctypes.data for array in made),
-            None if search.prices is None else search.prices.ctypes.data, most, chosen.ctypes.data,
-        )  # fmt: skip
-        levels = self._decoder.search(self._cache, self._rows, staged, beam)
-        sizes = [width, *[width * width] * (levels - 1)]
-        found = slice(None), slice(sum(sizes))
-        return BeamLevels(
-            sizes, tokens[found], parents[found], scores[found], logprobs[found],
-            [beams[:, level * width : (level + 1) * width] for level in range(levels - 1)],
-            None if search.prices is None else chosen[1 : 1 + 2 * chosen[0]].reshape(2, -1),
-        )  # fmt: skip

@@ -31,6 +31,7 @@ from eyas.targets.native.experts import NativeExperts, NativeRouter
 from eyas.targets.native.library import Decoder, Layer, Linear, Way
 from eyas.targets.native.linears import NativeLinear, PackedLinear
 from eyas.targets.native.packed import WeightFormat
+from eyas.targets.native.states import NativeStates
 from eyas.targets.passes import Passes
 from eyas.targets.roundings import RoundingTrial
 from eyas.targets.slots import KVShape, SlotCache
@@ -157,7 +158,7 @@ def _one_slot(
     native: NativeDecoder, shapes: Sequence[tuple[KVShape, KVShape] | None], dtype: torch.dtype, count: int
 ) -> SlotCache:
     """A cache with one empty slot, ready for a pass of `count` tokens."""
-    states = native.allocate_states(1)
+    states = NativeStates.of(native, 1)
     if states is not None:
         states.begin(range(1), [count], None, [0])
     return SlotCache(shapes, 1, dtype, torch.device("cpu"), count, states)

@@ -44,6 +44,8 @@ class Folds(Protocol):
     """Number of floats that each layer stages per token."""
     recurrent: int
     """Number of recurrent layers."""
+    state_size: int
+    """Number of floats of a slot's states."""
 
     def fold(self, fold: Fold) -> None:
         """Advance staged states by accepted tokens."""
@@ -59,6 +61,11 @@ class NativeStates(SlotStates):
         self._held, self._staged = self._zeros(slots), self._zeros(slots)  # [size] each
         self._inputs = torch.empty(0, 0, 0)  # [layers, T, row size] staged by guesses; else scratch for one layer
         self._guesses = False
+
+    @classmethod
+    def of(cls, decoder: Folds, slots: int) -> NativeStates | None:
+        """The states of empty slots; None if no layer of the decoder is recurrent."""
+        return cls(decoder, decoder.state_size, slots) if decoder.state_size else None
 
     def nbytes(self) -> int:
         return 4 * self._size * len(self._held)

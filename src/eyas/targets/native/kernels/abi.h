@@ -181,6 +181,9 @@ struct Pass {
     int64_t tap_count;
     char* tapped;                        // [T, taps, H] in the model's dtype
     char* final;                         // [T, H] after the final norm, or null
+    const int64_t* kept;                 // [T] the slot that keeps a token's last states, -1 = none; or null
+    float* kept_states;                  // [slots, H] where it keeps what leaves the last layer,
+    char* kept_final;                    // and this after the final norm
     char* logits;                        // [T, V], or null
     float* scratch;                      // [T, eyas_token_scratch]
     RowStates states;
@@ -195,8 +198,8 @@ struct Beam {                            // a beam search, see beam.h
     const float *divisors, *scales;      // [R] what logits are divided by; what multiplies the noise added; null = none
     const int64_t *seeds, *positions;    // [R] of the noise
     const float* worth;                  // [groups, 2, BINS] of best children, and of others; null = their log-probability
-    const int64_t* groups;               // [R] indices into `worth`
-    const char* drafting;                // [R] whether a row counts for going on with the search
+    const int64_t* groups;               // [R] indices into `worth`; null = all 0
+    const char* drafting;                // [R] whether a row counts for going on with the search; null = all do
     double least;                        // it goes on while the best score of such a row exceeds this; -inf = always
     int64_t *tokens, *parents;           // [R, M] candidates of all levels; parents index the row's, -1 = the root
     float *scores, *logprobs;            // [R, M]

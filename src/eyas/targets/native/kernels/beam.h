@@ -58,7 +58,7 @@ inline float worth_of(const Beam& beam, int64_t row, float step, bool later) {
     if (!beam.worth) return step;
     const float place = std::sqrt(-step) * FINENESS;
     const int64_t bin = place < BINS - 1 ? static_cast<int64_t>(place) : BINS - 1;  // the last one for NaN too
-    return beam.worth[(2 * beam.groups[row] + later) * BINS + bin] + TIE_BREAK * step;
+    return beam.worth[(2 * (beam.groups ? beam.groups[row] : 0) + later) * BINS + bin] + TIE_BREAK * step;
 }
 
 // Choose the candidates of a row whose total value exceeds their price by the most, as eyas/tree/values.py does.
@@ -138,7 +138,7 @@ int64_t search(const Decoder& d, const Pass& base, const Beam& beam) {
                 if (token < 0 || token >= d.embeddings) return 0;
                 parents[row * columns + staged + i] = best / width + (level ? staged - nodes : -1);
             }
-            goes_on |= beam.drafting[row] && score[row * width] > beam.least;
+            goes_on |= (!beam.drafting || beam.drafting[row]) && score[row * width] > beam.least;
         }
         begun += offered;
         if (level + 1 == beam.depth || !goes_on) {

@@ -421,6 +421,9 @@ class DecoderRun {
             tap(d_.count + 1, t, out);
             if (d_.returns_normed) std::memcpy(pass_.x + t * hidden_, out, hidden_ * sizeof(float));
             if (pass_.final) write(reinterpret_cast<T*>(pass_.final) + t * hidden_, out, hidden_);
+            if (!pass_.kept || pass_.kept[t] < 0) return;
+            write(pass_.kept_states + pass_.kept[t] * hidden_, pass_.x + t * hidden_, hidden_);
+            write(reinterpret_cast<T*>(pass_.kept_final) + pass_.kept[t] * hidden_, out, hidden_);
         });
         if (pass_.logits) product(d_.head, normed_, wide_, reinterpret_cast<T*>(pass_.logits), d_.head.out, d_.head.out);
     }

@@ -1,0 +1,102 @@
+"""The levels of one draft, each by one call of a native decoder, or all of a beam search by one.
+
+Shapes: R rows, W nodes of a level, S columns staged so far, V outputs of the head, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eyas.runtime import inference
+from eyas.targets.native.decoder import Above, NativeDecoder, Staged, Warp
+from eyas.targets.native.library import Beam
+from eyas.targets.native.linears import address
+from eyas.targets.slots import SlotCache
+from eyas.tree import Frontier
+from eyas.tree.draft_tree import BeamLevels, BeamSearch
+
+
+class NativeLevels:
+    """The levels of one draft that follows the pairs in a slot cache, each run by one call of the decoder."""
+
+    sure: Tensor | None = None
+
+    def __init__(
+        self, decoder: NativeDecoder, cache: SlotCache, rows: range, last: tuple[Tensor, Tensor],
+        head: Callable[[Tensor], Tensor],
+    ) -> None:  # fmt: skip
+        """Draft from the `last` states [slots, H]: as they are fed back, and as the `head` reads them."""
+        self._decoder, self._cache, self._rows, self._head = decoder, cache, rows, head
+        self._last = last
+        self._lengths = cache.lengths[rows.start : rows.stop]
+        self._staged = 0
+        self._above: Above | None = None
+        self._parents: Tensor | None = None  # [R, S] as in `Staged`
+
+    def first(self) -> Tensor:
+        """The logits [R, 1, V] of the tokens that follow the roots."""
+        return self._head(self._last[1][self._rows.start : self._rows.stop].unsqueeze(1))
+
+    def add(self, frontier: Frontier) -> Tensor:
+        """Run the next level's W nodes; return the logits [R, W, V] of the tokens that follow them."""
+        width, staged = frontier.tokens.shape[1], self._staged
+        above = self._above or Above(self._last[0][self._rows.start : self._rows.stop].unsqueeze(1), -1)
+        if self._parents is not None or width > 1:
+            parents = self._parents
+            if parents is None:  # a chain so far
+                parents = torch.arange(-1, staged - 1).expand(len(self._rows), -1)
+            self._parents = torch.cat((parents, frontier.parents + above.first), dim=1)
+        where = Staged(self._rows, width, None, self._lengths, self._parents, staged)
+        self._cache.reserve(max(self._lengths) + staged + width, staged)
+        heads = bool(self._decoder.outputs)
+        done = self._decoder.run(self._cache, where, frontier.tokens, above, final=not heads, logits=heads)
+        shape = (*frontier.tokens.shape, -1)
+        self._above = Above(done.states.view(shape), staged)
+        self._staged += width
+        if done.logits is not None:
+            return done.logits.view(shape)
+        assert done.final is not None
+        return self._head(done.final.view(shape))
+
+    def _first(self, states: Tensor) -> int:
+        """The address of the first row's `states`."""
+        return states.data_ptr() + self._rows.start * states.shape[1] * states.element_size()
+
+    @property
+    def can_search(self) -> bool:
+        """Whether the decoder has a head, which a beam search needs."""
+        return bool(self._decoder.outputs)
+
+    @inference
+    def search(self, search: BeamSearch, ids: Tensor, warp: Warp) -> BeamLevels:
+        """Run all levels of a beam search in one call, instead of `first`, `add` and the growth of the tree.
+
+        `ids` [V] are the target's tokens. IndexError for a token without embedding.
+        """
+        rows, depth, width = len(self._rows), search.depth, search.width
+        children, staged = width + (depth - 1) * width * width, (depth - 1) * width
+        tokens, parents = np.empty((2, rows, children), np.int64)
+        scores, logprobs = np.empty((2, rows, children), np.float32)
+        most = 0 if search.prices is None else len(search.prices)
+        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * most, np.int64)
+        given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
+        self._cache.reserve(max(self._lengths) + staged)
+        fed, normed = self._last
+        beam = Beam(
+            rows, depth, width, self._first(normed), self._first(fed), *map(address, (ids, *warp)),
+            *(array if array is None else array.ctypes.data for array in given), search.least,
+            *(array.ctypes.data for array in made),
+            None if search.prices is None else search.prices.ctypes.data, most, chosen.ctypes.data,
+        )  # fmt: skip
+        levels = self._decoder.search(self._cache, self._rows, staged, beam)
+        sizes = [width, *[width * width] * (levels - 1)]
+        found = slice(None), slice(sum(sizes))
+        return BeamLevels(
+            sizes, tokens[found], parents[found], scores[found], logprobs[found],
+            [beams[:, level * width : (level + 1) * width] for level in range(levels - 1)],
+            None if search.prices is None else chosen[1 : 1 + 2 * chosen[0]].reshape(2, -1),
+        )  # fmt: skip
