@@ -138,13 +138,30 @@ void put_scores(const vec (&products)[N * KEYS], float scale, float* scores, int
     for (int n = 0; n < N; n++) std::memcpy(scores + n * stride, found + n * KEYS, KEYS * sizeof(float));
 }
 
+constexpr int64_t KEYS_AHEAD = 48;
+
+// Prefetch what is read after the scores of keys [first, stop): their values, and the keys that many further on, up to `last`.
+// The weights that a pass has read since may have taken their place in the caches. (Inlined, since GCC drops a function that
+// does nothing else.)
+template <class T>
+__attribute__((always_inline)) inline void fetch(const Context<T>& context, int64_t first, int64_t stop, int64_t last) {
+    const int64_t of_key = entry_size<T>(context.size) * sizeof(T), of_value = entry_size<T>(context.value_size) * sizeof(T);
+    for (int64_t j = first; j < stop; j++) {
+        const char* value = reinterpret_cast<const char*>(context.values) + context.columns[j] * of_value;
+        for (int64_t line = 0; line < of_value; line += 64) _mm_prefetch(value + line, _MM_HINT_T0);
+        if (j + KEYS_AHEAD >= last) continue;
+        const char* key = reinterpret_cast<const char*>(context.keys) + context.columns[j + KEYS_AHEAD] * of_key;
+        for (int64_t line = 0; line < of_key; line += 64) _mm_prefetch(key + line, _MM_HINT_T0);
+    }
+}
+
 #if defined(__AVX512BF16__)
 constexpr int64_t PAIRED = 32, MOST_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a query
 
 // `score_together` for a bf16 model, whose queries and keys bf16 can hold: two products at a time.
 template <int N>
 void score_paired(const Context<uint16_t>& context, const Query* query, int64_t first, int64_t stop, float* scores,
-                  int64_t stride) {
+                  int64_t stride, bool fetches) {
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;
     __m512bh states[N][MOST_PAIRED];
     for (int n = 0; n < N; n++)
@@ -153,6 +170,7 @@ void score_paired(const Context<uint16_t>& context, const Query* query, int64_t 
     for (int64_t j = first; j < stop; j += KEYS) {
         const uint16_t* key[KEYS];
         for (int i = 0; i < KEYS; i++) key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * context.size;
+        if (fetches) fetch(context, j, std::min<int64_t>(j + KEYS, stop), stop);
         vec products[SUMS] = {};
         for (int64_t d = 0; d < context.size; d += PAIRED)
             for (int i = 0; i < KEYS; i++) {
@@ -166,16 +184,18 @@ void score_paired(const Context<uint16_t>& context, const Query* query, int64_t 
 #endif
 
 // Score N queries together against keys [first, stop), reading each key once; `stride` from one query's scores to the next's.
+// `fetches`: these are the first queries that read the keys.
 template <int N, bool TAILS, class T>
 void score_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, float* scores,
-                    int64_t stride) {
+                    int64_t stride, bool fetches) {
 #if defined(__AVX512BF16__)
     if constexpr (!TAILS && std::is_same_v<T, uint16_t>)
         if (context.bf16 && context.size % PAIRED == 0 && context.size <= PAIRED * MOST_PAIRED)
-            return score_paired<N>(context, query, first, stop, scores, stride);
+            return score_paired<N>(context, query, first, stop, scores, stride, fetches);
 #endif
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are processed together
     for (int64_t j = first; j < stop; j += KEYS) {
+        if (fetches) fetch(context, j, std::min<int64_t>(j + KEYS, stop), stop);
         vec products[SUMS] = {};
         auto multiply = [&](const T* keys, int64_t size, int64_t at) __attribute__((always_inline)) {
             Entry<T> key[KEYS];
@@ -265,7 +285,8 @@ class Queries {
                 constexpr int N = decltype(size)::value;
                 const auto score = context_.tails ? score_together<N, true, T> : score_together<N, false, T>;
                 if (first < longest)
-                    score(context_, waiting_ + at, first, std::min(longest, first + TILE), scores_ + at * stride, stride);
+                    score(context_, waiting_ + at, first, std::min(longest, first + TILE), scores_ + at * stride, stride,
+                          at == 0);
             });
         float inverse[QUERIES];
         groups([&](auto size, int64_t at, int64_t longest) {
