@@ -297,6 +297,15 @@ class BeamSearch(NamedTuple):
         return cls(depth, width, None, None, None, -math.inf, None, finish)
 
 
+class ChosenNodes(NamedTuple):
+    """Candidates of a single row that became nodes, in order."""
+
+    candidates: npt.NDArray[np.int64]  # [N]
+    parents: npt.NDArray[np.int64]  # [N] among the chosen ones, -1 = the root
+    tokens: npt.NDArray[np.int64]  # [N]
+    logprobs: npt.NDArray[np.float32]  # [N]
+
+
 class BeamLevels(NamedTuple):
     """The candidates of a beam search, of all levels side by side."""
 
@@ -306,10 +315,9 @@ class BeamLevels(NamedTuple):
     parents: npt.NDArray[np.int64]  # [B, M] candidates, -1 = the root
     scores: npt.NDArray[np.float32]  # [B, M] logarithms of path values
     logprobs: npt.NDArray[np.float32]  # [B, M] of the paths
-    beams: list[npt.NDArray[np.int64]]
-    """For each level but the last [B, W'] its candidates that are the next frontier, best first."""
-    chosen: npt.NDArray[np.int64] | None
-    """[2, N] the candidates worth their price, and the index of each one's parent among them (-1 = the root)."""
+    beams: npt.NDArray[np.int64]  # [B, levels - 1, W'] the level's candidates that are the next frontier, best first
+    chosen: ChosenNodes | None
+    """The candidates worth their price, if there are prices."""
 
 
 class Growth(Protocol):
@@ -342,6 +350,12 @@ class Frontier(NamedTuple):
 
     tokens: Tensor  # [B, W]
     parents: Tensor  # [B, W] index into the previous frontier
+
+
+@lru_cache(maxsize=256)
+def all_valid(batch: int, nodes: int) -> Tensor:
+    """[batch, nodes] the mask of trees on the host in which every node is valid."""
+    return torch.ones(batch, nodes, dtype=torch.bool)
 
 
 @lru_cache(maxsize=256)

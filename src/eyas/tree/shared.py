@@ -31,7 +31,16 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import BeamCandidates, BeamLevels, BeamSearch, DraftTree, Frontier, Growth, TreeSpec
+from eyas.tree.draft_tree import (
+    BeamCandidates,
+    BeamLevels,
+    BeamSearch,
+    DraftTree,
+    Frontier,
+    Growth,
+    TreeSpec,
+    all_valid,
+)
 from eyas.tree.dynamic import BeamGrowth, path_sums
 from eyas.tree.values import ValueTable, greatest, most_profitable
 
@@ -178,16 +187,16 @@ class PlannedTree(TreeSpec):
     def _searched(self, batch: int, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
         if found.chosen is None:
             return HostGrowth(self, batch, drafting).finished(found)
-        chosen, parents = found.chosen
-        size = len(chosen)
+        candidates, parents, tokens, logprobs = found.chosen
+        size, beams = len(candidates), list(found.beams.swapaxes(0, 1))
         return DraftTree(
-            tokens=torch.from_numpy(found.tokens[:, chosen]),
+            tokens=torch.from_numpy(tokens[None]),
             parents=torch.from_numpy(parents[None]),
-            logprob=torch.from_numpy(found.logprobs[:, chosen]),
-            valid=torch.from_numpy(np.ones((1, size), np.bool_)),
-            max_depth=_level_of(int(chosen[-1]), found.sizes) if size else 0,
+            logprob=torch.from_numpy(logprobs[None]),
+            valid=all_valid(1, size),
+            max_depth=_level_of(int(candidates[-1]), found.sizes) if size else 0,
             counted=size,
-            candidates=_candidates(found.scores, found.sizes, found.beams) if self.keeps_candidates else None,
+            candidates=_candidates(found.scores, found.sizes, beams) if self.keeps_candidates else None,
             levels=len(found.sizes),
         )
 
@@ -286,7 +295,7 @@ class HostGrowth:
     def finished(self, found: BeamLevels) -> DraftTree:
         """The trees from the candidates of a complete search."""
         self._add(found.tokens, found.scores, found.logprobs, found.parents, found.sizes)
-        self._beams = found.beams
+        self._beams = list(found.beams.swapaxes(0, 1))
         return self.tree()
 
     def expand(self, logprob: Tensor, tokens: Tensor) -> Frontier | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from eyas.errors import UsageError
 from eyas.runtime import to_device
 from eyas.tree.bounds import check_sizes
-from eyas.tree.draft_tree import BeamLevels, BeamSearch, DraftTree, Frontier, TreeSpec, ancestor_mask
+from eyas.tree.draft_tree import BeamLevels, BeamSearch, DraftTree, Frontier, TreeSpec, all_valid, ancestor_mask
 
 Path = tuple[int, ...]
 """A path of child ranks: (0, 2) = the third-best child of the best child of the root."""
@@ -96,7 +96,8 @@ class StaticTree(TreeSpec):
 
     def _chains(self, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
         tokens, logprob = torch.from_numpy(found.tokens), torch.from_numpy(found.logprobs)
-        parents, valid, ancestors = _of_chains(self, len(tokens))
+        parents, ancestors = _of_chains(self, len(tokens))
+        valid = all_valid(*tokens.shape)
         tree = DraftTree(tokens, parents, logprob, valid, self.depth, ancestors, counted=tokens.numel())
         return tree.only(drafting)
 
@@ -134,11 +135,10 @@ def _tables(spec: StaticTree, device: torch.device) -> _Tables:
 
 
 @lru_cache(maxsize=64)
-def _of_chains(spec: StaticTree, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Parents [B, N], valid nodes [B, N] and shared ancestors of a batch of chains on the host."""
+def _of_chains(spec: StaticTree, batch: int) -> tuple[Tensor, Tensor]:
+    """Parents [B, N] and shared ancestors of a batch of chains on the host."""
     tables = _tables(spec, torch.device("cpu"))
-    parents = tables.parents.repeat(batch, 1)
-    return parents, torch.ones_like(parents, dtype=torch.bool), tables.ancestors
+    return tables.parents.repeat(batch, 1), tables.ancestors
 
 
 class StaticGrowth:

@@ -75,11 +75,19 @@ def test_a_pace_never_stops() -> None:
 def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
     explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
     for _ in range(8):
-        assert explorer.ahead(planned, math.inf) == 0
+        assert explorer.ahead(planned, math.inf, 1.5) == 0
         explorer.earn(1.0, 1.5)
-    assert explorer.ahead(planned, math.inf) > 0
+    assert explorer.ahead(planned, math.inf, 1.5) > 0
     explorer.renew()
-    assert explorer.ahead(planned, math.inf) == 0
+    assert explorer.ahead(planned, math.inf, 1.5) == 0
+
+
+def test_the_more_drafting_pays_the_further_ahead_it_is_planned() -> None:
+    explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
+    for _ in range(60):  # past the rounds after which plain ones are due
+        explorer.earn(1.0, 1.5)
+    assert explorer.ahead(planned, math.inf, 1.5) > explorer.ahead(planned, math.inf, 1.1) > 0
+    assert explorer.ahead(planned, 20.0, 1.5) == 0  # the text may end within as many rounds
 
 
 def observed_share(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:

@@ -236,7 +236,7 @@ class Controller:
         self._planned = None if prospect is None else self._spec(prospect, groups)
         if self._probe is None and self._wanted is None:
             left = math.inf if self._max_length is None else self._max_length - max(lengths)
-            self._ahead = self._explorer.ahead(self._planned, left)
+            self._ahead = self._explorer.ahead(self._planned, left, self._speedup)
         return self._planned
 
     def learn(self, record: RoundRecord) -> None:
@@ -294,8 +294,7 @@ class Controller:
         self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects
-        speedup = None if self._choice is None or prospects is None else self._choice.rate / prospects.plain_rate
-        self._explorer.earn(whole, speedup)
+        self._explorer.earn(whole, self._speedup)
         self._lookups.earn(whole)
         if prospects is not None and record.spec is not None and record.spec.found_only:
             spent = whole + self._overhead.beyond_plain("looked up")
@@ -310,6 +309,13 @@ class Controller:
             self._recordings.earn(whole)
         if self._probe is not None:
             self._count_probe(record, whole)
+
+    @property
+    def _speedup(self) -> float | None:
+        """What speculation promises; None = rounds are plain."""
+        if self._choice is None or self._prospects is None:
+            return None
+        return self._choice.rate / self._prospects.plain_rate
 
     @property
     def _least(self) -> float:

@@ -38,9 +38,9 @@ _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED = 4, 64, 0.02, 8
 """The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
 with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed."""
-_STRETCH, _REPEATED = 8, 4
-"""Rounds in a row that are planned together, and learned from together, while drafting doesn't pay and while it does:
-after each pass, whose weights fill the caches, every line of Python is slow."""
+_STRETCH, _LONG_STRETCH = 8, 16
+"""Rounds in a row that are planned together, and learned from together; the second while drafting pays by far. After
+each pass, whose weights fill the caches, every line of Python is slow."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
 predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
@@ -136,14 +136,18 @@ class Explorer:
         """Account for new texts in all rows, or nearly all."""
         self._age = 0
 
-    def ahead(self, planned: TreeSpec | None, left: float) -> int:
-        """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
+    def ahead(self, planned: TreeSpec | None, left: float, speedup: float | None) -> int:
+        """How many more rounds may be like `planned`, which promises `speedup`, until a probe may be due.
+
+        `left` is a row's room in tokens.
+        """
+        stretch = _STRETCH if speedup is None or speedup < _CLOSE else _LONG_STRETCH
         if planned is None:
-            most, marks = _STRETCH, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
-        elif planned.keeps_candidates or left < _REPEATED * (planned.depth + 2) or self._age < _TRIAL_AT:
+            most, marks = stretch, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
+        elif planned.keeps_candidates or left < stretch * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
         else:
-            most, marks = _REPEATED, [at - self._speculated for at in _ON_TRIAL]
+            most, marks = stretch, [at - self._speculated for at in _ON_TRIAL]
         return min((most, *(mark for mark in marks if mark > 0))) - 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:

@@ -27,7 +27,7 @@ _HASH_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class Build:
-    """A library for one kind of x86 processor. All give bit-identical results; only speed differs."""
+    """A library for one kind of x86 processor. All give the same bits, except for bf16 attention with `vdpbf16ps`."""
 
     name: str
     needs: frozenset[str]

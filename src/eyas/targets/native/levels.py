@@ -17,7 +17,7 @@ from eyas.targets.native.library import Beam
 from eyas.targets.native.linears import address
 from eyas.targets.slots import SlotCache
 from eyas.tree import Frontier
-from eyas.tree.draft_tree import BeamLevels, BeamSearch
+from eyas.tree.draft_tree import BeamLevels, BeamSearch, ChosenNodes
 
 
 class NativeLevels:
@@ -82,7 +82,8 @@ class NativeLevels:
         tokens, parents = np.empty((2, rows, children), np.int64)
         scores, logprobs = np.empty((2, rows, children), np.float32)
         most = 0 if search.prices is None else len(search.prices)
-        beams, chosen = np.empty((rows, staged), np.int64), np.empty(1 + 2 * most, np.int64)
+        beams, chosen = np.empty((rows, depth - 1, width), np.int64), np.empty(1 + 3 * most, np.int64)
+        chosen_logprobs = np.empty(most, np.float32)
         given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
         self._cache.reserve(max(self._lengths) + staged)
         fed, normed = self._last
@@ -91,12 +92,16 @@ class NativeLevels:
             *(array if array is None else array.ctypes.data for array in given), search.least,
             *(array.ctypes.data for array in made),
             None if search.prices is None else search.prices.ctypes.data, most, chosen.ctypes.data,
+            chosen_logprobs.ctypes.data,
         )  # fmt: skip
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]
+        nodes = None
+        if search.prices is not None:
+            count = int(chosen[0])
+            candidates, above, own = chosen[1 : 1 + 3 * count].reshape(3, count)
+            nodes = ChosenNodes(candidates, above, own, chosen_logprobs[:count])
         found = slice(None), slice(sum(sizes))
         return BeamLevels(
-            sizes, tokens[found], parents[found], scores[found], logprobs[found],
-            [beams[:, level * width : (level + 1) * width] for level in range(levels - 1)],
-            None if search.prices is None else chosen[1 : 1 + 2 * chosen[0]].reshape(2, -1),
-        )  # fmt: skip
+            sizes, tokens[found], parents[found], scores[found], logprobs[found], beams[:, : levels - 1], nodes
+        )

@@ -206,7 +206,8 @@ struct Beam {                            // a beam search, see beam.h
     int64_t* beams;                      // [R, (D - 1) * K] of each level but the last: indices into the level's candidates
     const double* prices;                // [most] what 1, 2, ... nodes must gain together; null = none are chosen
     int64_t most;                        // the most nodes to choose, of a single row
-    int64_t* chosen;                     // [1 + 2 * most] their number, the candidates in order, their parents among them
+    int64_t* chosen;                     // [1 + 3 * most] their number; candidates in order, parents among them, and tokens
+    float* chosen_logprobs;              // [most] of the paths
 };
 
 }  // namespace eyas

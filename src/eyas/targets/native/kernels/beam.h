@@ -80,6 +80,8 @@ inline void choose(const Beam& beam, int64_t candidates) {
         const int64_t parent = beam.parents[order[i]];
         beam.chosen[1 + i] = order[i];
         beam.chosen[1 + count + i] = parent < 0 ? -1 : std::lower_bound(order.begin(), order.end(), parent) - order.begin();
+        beam.chosen[1 + 2 * count + i] = beam.tokens[order[i]];
+        beam.chosen_logprobs[i] = beam.logprobs[order[i]];
     }
 }
 
