@@ -27,6 +27,9 @@ from eyas.types import Completion, Request, Stats
 if TYPE_CHECKING:
     from eyas.engine import Engine
 
+_TURN = 0.1
+"""Seconds for which a lane of a race moves alone: its first round finds the caches full of another's weights."""
+
 
 def demo(
     max_new_tokens: MaxNewTokens = 128,
@@ -333,8 +336,8 @@ class Lane:
 def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> None:
     """Run `request` in every lane to the end; `moved` is called after each round, on no lane's time.
 
-    The lanes take turns, round by round, and each is charged its own time only. The lane whose clock is behind moves
-    next, so that at any moment all show what they would have written in the same time, alone on the machine.
+    The lanes take turns, and each is charged its own time only. The lane whose clock is behind moves next, for `_TURN`
+    seconds, so that all always show what they would have written in about the same time, alone on the machine.
     """
     from eyas.text.detokenizer import Detokenizer
 
@@ -345,13 +348,15 @@ def race(lanes: Sequence[Lane], request: Request, moved: Callable[[], None]) -> 
     while any(lane.completion is None for lane in lanes):
         behind = min((i for i, lane in enumerate(lanes) if lane.completion is None), key=lambda i: lanes[i].seconds)
         lane, text = lanes[behind], texts[behind]
-        began = time.perf_counter()
-        chunk = next(streams[behind])
-        lane.seconds += time.perf_counter() - began
-        lane.tokens += len(chunk.token_ids)
-        for index, token in enumerate(chunk.token_ids):
-            lane.pieces.append((text.push(token), index < chunk.accepted))
-        if chunk.completion is not None:
-            lane.pieces.append((text.finish(), False))
-            lane.completion = chunk.completion
-        moved()
+        turn = lane.seconds + _TURN
+        while lane.completion is None and lane.seconds < turn:
+            began = time.perf_counter()
+            chunk = next(streams[behind])
+            lane.seconds += time.perf_counter() - began
+            lane.tokens += len(chunk.token_ids)
+            for index, token in enumerate(chunk.token_ids):
+                lane.pieces.append((text.push(token), index < chunk.accepted))
+            if chunk.completion is not None:
+                lane.pieces.append((text.finish(), False))
+                lane.completion = chunk.completion
+            moved()
