@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from eyas.drafters.deferred import DeferredPairs
+from eyas.drafters.base import DeferredPairs
 
 
 def pairs(rows: int, count: int) -> tuple[Tensor, Tensor]:

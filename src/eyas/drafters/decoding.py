@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eyas.drafters.base import Drafter, SlotPairs
-from eyas.drafters.deferred import DeferredPairs
+from eyas.drafters.base import DeferredPairs, Drafter, SlotPairs
 from eyas.drafters.levels import HeadLevels, HeadsNetwork, Levels
 from eyas.drafters.network import DraftNetwork, Stage, Within, run_pass, staged_attention
 from eyas.errors import UsageError

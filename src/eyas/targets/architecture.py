@@ -196,18 +196,13 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
     return found[0]
 
 
-def unchanged(out: Any) -> Any:
-    """The finish of most models' logits: none. A module that does nothing would take longer to call."""
-    return out
-
-
-def logit_finish(config: Any) -> Callable[[Any], Any]:
-    """The function that a model's forward applies to its head's output: scaling and soft-capping, or the identity."""
+def logit_finish(config: Any) -> Callable[[Any], Any] | None:
+    """The function that a model's forward applies to its head's output: scaling and soft-capping; None = none."""
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = getattr(config, "logit_scale", getattr(config, "lm_head_multiplier", None))
     divisor = getattr(config, "logits_scaling", None)
     if softcap is scale is divisor is None:
-        return unchanged
+        return None
 
     def finish(out: Any) -> Any:
         if scale is not None:

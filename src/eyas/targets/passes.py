@@ -25,7 +25,6 @@ from eyas.targets.architecture import (
     refuse_encoder,
     refuse_unsupported,
     refused_where_it_fails,
-    unchanged,
 )
 from eyas.targets.attention import RaggedLayout, cap_scores, use_layout
 from eyas.targets.graphs import PassGraphs, Record, filled_up, recurring
@@ -71,6 +70,11 @@ class VerifyOutput(NamedTuple):
         return found.view(len(paths), most, *found.shape[1:])
 
 
+def unchanged(out: Any) -> Any:
+    """What most models apply to their head's output. A module that does nothing would take longer to call."""
+    return out
+
+
 _DENSE_PASS = 64
 """Tokens from which on a pass that multiplies with a CPU's vectors is bound by compute instead of memory."""
 
@@ -107,7 +111,7 @@ class EmbeddingAndHead:
         self.device: torch.device = model.device
         self.max_length = context_limit(self.config)
         self.layers = decoder_layers(model, own.num_hidden_layers)
-        self.finish = logit_finish(self.config)
+        self.finish = logit_finish(self.config) or unchanged
         """What the model applies to its head's output: nothing, a scale or a soft cap."""
         self._odd_taps: Mapping[int, list[int]] = {}
 

@@ -43,8 +43,9 @@ class ServedTarget:
         """The weight of its head [V, H]; None if the head has a bias, or logits are scaled or capped."""
         layer = self.partial.model.get_output_embeddings()
         probe = torch.full((1,), 0.5)
-        finished = torch.equal(logit_finish(self.partial.config)(probe), probe)
-        plain = getattr(layer, "bias", None) is None and finished
+        finish = logit_finish(self.partial.config)
+        changed = finish is not None and not torch.equal(finish(probe), probe)
+        plain = getattr(layer, "bias", None) is None and not changed
         return layer.weight.detach() if plain else None
 
 
