@@ -193,12 +193,11 @@ class Proposer:
         before = [row * width for row in range(len(rows))] if layout is None else [0, *accumulate(counts)]
         lasts = [first + count - 1 for first, count in zip(before, counts, strict=False)]
         known = [(slot, last) for slot, last, count in zip(rows, lasts, counts, strict=True) if count]
-        hidden = self._states(taps)
-        if self.decoder is not None and pairs.fed.dtype == torch.float32:
-            staged = staged_pairs(pairs.cache, rows, width, layout)
-            self.decoder.read(pairs.cache, staged, next_tokens, hidden, Kept(pairs.fed, pairs.normed, known))
+        if self.decoder is not None:
+            staged, kept = staged_pairs(pairs.cache, rows, width, layout), Kept(pairs.fed, pairs.normed, known)
+            self.decoder.read(pairs.cache, staged, next_tokens, self._states(self.decoder, taps), kept)
         else:
-            fed, normed = self.run_pairs(pairs, rows, next_tokens, hidden, width, layout)
+            fed, normed = self.run_pairs(pairs, rows, next_tokens, self.network.fuse(taps), width, layout)
             slots, last = to_device(known, taps.device).unbind(1)
             pairs.fed[slots], pairs.normed[slots] = fed[last], normed[last]
         pairs.cache.commit(rows, [range(count) for count in counts])
@@ -211,15 +210,15 @@ class Proposer:
         cache = pairs.cache
         width, layout, (next_tokens, taps) = arranged(cache, rows, counts, next_tokens, taps)
         staged = staged_pairs(cache, rows, width, layout)
-        decoder.read(cache, staged, next_tokens, self._states(taps), None)
+        decoder.read(cache, staged, next_tokens, self._states(decoder, taps), None)
         cache.commit(rows, [range(count) for count in counts])
 
-    def _states(self, taps: Tensor) -> Tensor | TargetStates:
+    def _states(self, decoder: NativeDecoder, taps: Tensor) -> Tensor | TargetStates:
         """The states [R, Q, H] of pairs with `taps` [R, Q, A, Ht], or what the decoder makes them of."""
-        return TargetStates(taps) if self.decoder is not None and self.decoder.fuses else self.network.fuse(taps)
+        return TargetStates(taps) if decoder.fuses else self.network.fuse(taps)
 
     def run_pairs(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor | TargetStates, width: int,
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Run up to `width` pairs after each row's own, in staging columns; returns what `DraftNetwork.step` does.
@@ -228,7 +227,6 @@ class Proposer:
         """
         cache = pairs.cache
         if self.decoder is None:
-            assert isinstance(hidden, Tensor)
             compute = self.pairs_pass(cache, width, layout)
             fed, normed = run_pass(cache, "pairs", rows, (tokens, hidden), compute, width, layout)
             return fed.flatten(0, 1), normed.flatten(0, 1)

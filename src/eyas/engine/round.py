@@ -129,7 +129,7 @@ def run_round(
             next_tokens = walk.tokens[:, :most].clamp(min=0)  # [R, K]
             states = verified.taps_at(walk.path[:, :most])  # [R, K, A, Ht]
         else:
-            next_tokens = torch.tensor([[max(token, 0) for token in row[3 : 3 + most]] for row in walk.on_host])
+            next_tokens = torch.tensor([[max(token, 0) for token in row[:most]] for row in walk.on_host])
             states = verified.taps_along(paths)
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(
@@ -204,8 +204,7 @@ def _walk(
     if walk.on_host is None:
         sampler.commit(rows, walk.tokens, walk.accepted + 1)
     else:
-        steps = tree.max_depth + 1
-        sampler.commit(rows, [row[3 : 3 + steps] for row in walk.on_host], [row[0] + 1 for row in walk.on_host])
+        sampler.commit(rows, walk.on_host, [len(row) - row.count(-1) for row in walk.on_host])
     wanted = sampler.logprobs(rows)
     scores = EmittedLogprobs.of(logits, walk, wanted) if wanted else None
 
@@ -213,7 +212,7 @@ def _walk(
     if table is None:  # the host sync, unless the walk was made on the host
         fetched = torch.cat((walk.table.flatten(), *(() if flat is None else (flat,)))).cpu()
         table, flat = fetched[: walk.table.numel()].view(walk.table.shape).tolist(), fetched[walk.table.numel() :]
-    width = (len(table[0]) - 3) // 2
+    width = walk.steps
     tokens = [row[3 : 4 + row[0]] for row in table]
     paths = [row[3 + width : 4 + width + row[0]] for row in table]
     logprobs = {} if scores is None or flat is None else scores.read(flat.cpu(), tokens)

@@ -59,10 +59,12 @@ class Walk:
         table = torch.cat((counts, tokens.masked_fill(~inside, -1), path.masked_fill(~inside, 0)), dim=1)
         return Walk(table.device, computed=table)
 
-    @property
+    @cached_property
     def on_host(self) -> list[list[int]] | None:
-        """The table if the host is the device: there, operations on tensors of this size take longer than on lists."""
-        return self.fetched if _is_host(self.device) else None
+        """The `tokens`, if the host is the device: there, tensors of this size take longer than lists."""
+        if self.fetched is None or not _is_host(self.device):
+            return None
+        return [row[3 : 3 + self.steps] for row in self.fetched]
 
     @property
     def accepted(self) -> Tensor:
@@ -82,16 +84,17 @@ class Walk:
     @property
     def tokens(self) -> Tensor:
         """[B, D + 1] emitted tokens, -1 past the end."""
-        return self.table[:, 3 : 3 + self._steps]
+        return self.table[:, 3 : 3 + self.steps]
 
     @property
     def path(self) -> Tensor:
         """[B, D + 1] indexes of the nodes to commit, whose logits gave the tokens; 0 past the end."""
-        return self.table[:, 3 + self._steps :]
+        return self.table[:, 3 + self.steps :]
 
     @property
-    def _steps(self) -> int:
-        return (self.table.shape[1] - 3) // 2
+    def steps(self) -> int:
+        """D + 1, the number of `tokens` in a row."""
+        return ((self.table.shape[1] if self.fetched is None else len(self.fetched[0])) - 3) // 2
 
     def replaced(
         self, *, tokens: Tensor | None = None, path: Tensor | None = None, accepted: Tensor | None = None

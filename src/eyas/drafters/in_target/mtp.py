@@ -40,7 +40,6 @@ from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.targets import Target
 from eyas.targets.architecture import text_decoder
 from eyas.targets.attention import RaggedLayout
-from eyas.targets.native.decoder import TargetStates
 from eyas.targets.slots import KVShape, SlotCache, Staging
 from eyas.targets.transformers_names import rotation
 
@@ -386,10 +385,9 @@ class CascadeProposer(Proposer):
     network: Cascade
 
     def run_pairs(
-        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor | TargetStates, width: int,
+        self, pairs: NetworkPairs, rows: range, tokens: Tensor, hidden: Tensor, width: int,
         layout: RaggedLayout | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        assert isinstance(hidden, Tensor)
         cache = pairs.cache
         if layout is not None:  # outputs are shifted by one token within each row
             tokens, hidden = layout.pad(tokens), layout.pad(hidden)

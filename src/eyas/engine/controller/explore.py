@@ -143,12 +143,12 @@ class Explorer:
         """
         stretch = _STRETCH if speedup is None or speedup < _CLOSE else _LONG_STRETCH
         if planned is None:
-            most, marks = stretch, [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
+            marks = [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
         elif planned.keeps_candidates or left < stretch * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
         else:
-            most, marks = stretch, [at - self._speculated for at in _ON_TRIAL]
-        return min((most, *(mark for mark in marks if mark > 0))) - 1
+            marks = [at - self._speculated for at in _ON_TRIAL]
+        return min((stretch, *(mark for mark in marks if mark > 0))) - 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""

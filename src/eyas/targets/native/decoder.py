@@ -291,7 +291,8 @@ class NativeDecoder:
         self._layers = (Layer * len(layers))(*(self._layer(layer, heads, rounds_twice) for layer in layers))
         self._grow(256)
         unit = PANEL if heads.in_turn or heads.gated else self._kernels.lanes
-        fits = (*(size % PANEL for size in (self.hidden, *sizes)), heads.size % unit)
+        fused: int = getattr(form.fuse, "in_features", 0)
+        fits = (*(size % PANEL for size in (self.hidden, fused, *sizes)), heads.size % unit)
         if any(fits) or heads.queries % heads.keys or self._tables[0].shape[2] % 2:
             raise UnsupportedModelError(f"the sizes {self.hidden}, {sizes}, {heads.size} don't fit the vectors")
         self._struct = DecoderStruct(
@@ -300,7 +301,7 @@ class NativeDecoder:
             form.in_parallel, heads.in_turn, heads.gated, eps, heads.scale, heads.softcap, form.embedding_scale,
             table.address, table.rows, table.kind, address(form.positions),
             Linear() if form.mix is None else self._linear(form.mix, self.hidden, 2 * self.hidden),
-            Linear() if form.fuse is None else self._linear(form.fuse, self.hidden, _fused(form.fuse)),
+            Linear() if form.fuse is None else self._linear(form.fuse, self.hidden, fused),
             None if norm is None else self._vector(self._norms[norm].values), form.returns_normed,
             Linear() if head is None else self._linear(head, self.outputs, self.hidden), form.limit or 0,
             *heads.latent[:-1],
@@ -493,7 +494,7 @@ class NativeDecoder:
         keys, values = cache.addresses()
         lengths, boundaries = _integers(staged.lengths), _integers(taps)
         scratch = torch.empty(len(x) * self._scratch)
-        kept = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
+        rows = cache.states.of_pass(len(x)) if isinstance(cache.states, NativeStates) else GivenStates(RowStates())
         failed = self._kernels.decoder(
             byref(self._struct),
             NativePass(
@@ -503,7 +504,7 @@ class NativeDecoder:
                 self._tables[1].data_ptr(), self._tables[0].shape[1], keys.data_ptr(), values.data_ptr(),
                 cache.capacity, cache.in_codes, x.data_ptr(), address(given.above), given.width, given.first,
                 address(given.sources), addressof(boundaries), len(taps), address(made.tapped), address(made.final),
-                *made.kept, address(made.logits), scratch.data_ptr(), kept.states,
+                *made.kept, address(made.logits), scratch.data_ptr(), rows.states,
                 threads_for(len(x) * self._layer_weights),
             ),
         )  # fmt: skip
@@ -522,14 +523,6 @@ def _inputs(
         return x, _Given(states.states, states.states.shape[1], states.first)
     taps = None if states is None else states.taps.to(dtype).contiguous()
     return x, _Given(sources=taps)
-
-
-def _fused(fuse: nn.Module) -> int:
-    """The number of inputs of `fuse`. Raises UnsupportedModelError if they don't fill the vectors."""
-    inputs: int = getattr(fuse, "in_features", 0)
-    if inputs % PANEL:
-        raise UnsupportedModelError(f"the {inputs} features of the target's states don't fit the vectors")
-    return inputs
 
 
 def _check_positions(embedding: Tensor | PackedLinear, table: Table, form: DecoderForm, dtype: torch.dtype) -> None:

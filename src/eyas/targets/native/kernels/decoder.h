@@ -94,7 +94,8 @@ class DecoderRun {
           q_(residual_ + tokens_ * hidden_), k_(q_ + tokens_ * q_size_), v_(k_ + tokens_ * kv_size_),
           gates_(v_ + tokens_ * v_size_), mixed_(gates_ + tokens_ * q_size_ * d.gates),
           gated_(mixed_ + tokens_ * widest_mixed(d)), sources_(gated_ + tokens_ * d.intermediate),
-          mixture_(d.layers, d.count, tokens_), region_(pass.threads), narrowed_(region_, bf16_), recurrence_(d, pass.states, tokens_) {
+          mixture_(d.layers, d.count, tokens_), region_(pass.threads), narrowed_(region_, bf16_),
+          recurrence_(d, pass.states, tokens_) {
         if (!pass.states.rows) return;
         std::vector<int64_t> at(pass.states.rows * pass.columns, -1);
         for (int64_t t = 0; t < tokens_; t++) at[cell_of(t)] = t;
@@ -165,7 +166,7 @@ class DecoderRun {
         });
     }
 
-    // The tokens' input states: their embeddings, their parents' states, or both.
+    // The tokens' input states: their embeddings, their parents' states or the target's, or both.
     void read_inputs() {
         const bool of_drafter = d_.mix.weight || d_.layers[0].embedding_norm;
         if (pass_.sources) {
