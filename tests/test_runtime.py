@@ -193,3 +193,11 @@ def test_beside_an_accelerator_threads_stay(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runtime, "CoreWatch", lambda **_: Busy(2.0))
     with runtime.SpareCores("training", torch.device("meta")) as cores:
         assert followed(cores, 1) == [2]
+
+
+def test_on_a_gpu_attention_keeps_off_kernels_that_plan_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = runtime.inference(torch.backends.cuda.cudnn_sdp_enabled)
+    assert plans()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert not plans()
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -109,12 +109,13 @@ def test_a_recorded_draft_reads_states_where_they_are() -> None:
         drafter, draw = tiny.drafter("eagle3"), torch.Generator().manual_seed(0)
         drafter.pairs.record = record
         drafter.pairs.resize(2)
-        coupling = Sampler(2, tiny.VOCAB, CPU).coupling(range(2), False)
+        coupling = Sampler(2, tiny.VOCAB, tiny.DEVICE).coupling(range(2), False)
         for step in range(6):
             if step == 4:  # of the same size, but elsewhere
                 drafter.pairs.reshape(2, drafter.pairs.cache.capacity)
             taps = torch.randn(2, 3, len(drafter.taps), tiny.HIDDEN, generator=draw)
-            drafter.observe(range(2), torch.randint(tiny.VOCAB, (2, 3), generator=draw), taps, [3, 2])
+            tokens = torch.randint(tiny.VOCAB, (2, 3), generator=draw)
+            drafter.observe(range(2), tokens.to(tiny.DEVICE), taps.to(tiny.DEVICE), [3, 2])
             found.append(drafter.draft(range(2), tree, coupling).tokens.tolist())
     assert found[:6] == found[6:]
     assert len(drafter.pairs.cache.drafts) == 1

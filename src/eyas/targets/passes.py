@@ -7,7 +7,6 @@ a ragged pass), A taps, Ht hidden size, V vocabulary. A node index counts the ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import UnsupportedModelError
-from eyas.runtime import attention_of_any_shape, inference, to_device
+from eyas.runtime import inference, to_device
 from eyas.targets import attention
 from eyas.targets.architecture import (
     attention_plan,
@@ -346,9 +345,7 @@ class Passes(EmbeddingAndHead):
         staging = cache.staging(rows, tokens.shape[1])
         lengths = to_device(cache.lengths[rows.start : rows.stop], self.device)
         seen = StagedCache(cache, staging, layout)
-        # prompts have many lengths; recorded passes have few shapes, for which cached plans pay off
-        with attention_of_any_shape() if self.device.type == "cuda" else nullcontext():
-            return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
+        return self._run_modules(seen, lengths, tokens, ancestors, depth, taps, tree is not None)
 
     def _replayed(
         self, cache: SlotCache, graphs: PassGraphs, rows: range, tokens: Tensor, tree: DraftTree, taps: Sequence[int]

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import EyasError, UnsupportedModelError
+from eyas.runtime import inference
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
@@ -171,7 +172,7 @@ def _gaps(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
     return torch.stack(gaps)
 
 
-@torch.inference_mode()
+@inference
 def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
     """Logits [4, V] of a pass that verifies the last of four and of two tokens; the first row has a draft of two."""
     rows = range(2)
@@ -189,7 +190,7 @@ def _trial(target: Passes, cache: SlotCache, first: int) -> Tensor:
     return done.logits.rows[done.logits.index[[0, 0, 0, 1], [0, 1, 2, 0]]].float()  # not the second row's nodes
 
 
-@torch.inference_mode()
+@inference
 def find_odd_steps(target: Passes) -> None:
     """Make recurrent modules run each token alone if their step gives it other bits in a batch.
 
@@ -214,7 +215,7 @@ def find_odd_steps(target: Passes) -> None:
             module.alone = type(module) in odd
 
 
-@torch.inference_mode()
+@inference
 def check_states(target: Passes) -> None:
     """Raise UnsupportedModelError if prompts in pieces or a branching tree give other logits than the model itself.
 
