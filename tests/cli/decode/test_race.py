@@ -63,3 +63,13 @@ def test_turns_times_and_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(accepted for _, accepted in slow.pieces)
     race(lanes, Request((1,)), lambda: None)
     assert (slow.seconds, slow.tokens) == (6.0, 6)  # a lane starts anew
+
+
+def test_short_rounds_move_on_until_a_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each change of lanes finds the caches full of the other's weights."""
+    clock, log = Clock(), list[float]()
+    monkeypatch.setattr(racing, "time", clock)
+    monkeypatch.setattr(racing, "_TURN", 3.0)
+    engines: list[Any] = [Runner(clock, 1.0, 1, log), Runner(clock, 2.0, 1, log)]
+    race([Lane(str(i), engine) for i, engine in enumerate(engines)], Request((1,)), lambda: None)
+    assert log == [1.0] * 3 + [2.0] * 2 + [1.0] * 3 + [2.0] * 4
