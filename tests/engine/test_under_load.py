@@ -71,6 +71,10 @@ class Whims(Controller):
         assert rows > 0
         return self._share == 1.0 or self._draw.random() < self._share
 
+    def decoded(self, rows: int) -> None:
+        """What its audience is told."""
+        assert rows > 0
+
     def learn(self, record: Any) -> None:
         assert record.rows == len(record.lengths)
         assert record.rows <= record.emitted

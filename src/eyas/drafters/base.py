@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -166,7 +165,7 @@ class Drafter(Protocol):
         return
 
 
-_HELD = 16
+_HELD = 64
 """How many appends are held before their pairs are sorted by slot, and the most pairs of an append that is held."""
 
 
@@ -191,7 +190,7 @@ class DeferredPairs:
         self.lengths = [0] * slots
         self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
         self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
-        """Appends not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], and each pair's slot and index into R * Q."""
+        """Appends of one shape, not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], each pair's slot and index into R * Q."""
 
     def reshape(self, slots: int) -> None:
         """Resize to `slots` slots; remaining slots keep their pairs."""
@@ -213,24 +212,24 @@ class DeferredPairs:
             for row, slot, count in given:
                 self._pieces[slot].append(_Piece(next_tokens[row, :count], taps[row, :count]))
         elif given:
+            if len(self._held) >= _HELD or (self._held and self._held[0][0].shape != next_tokens.shape):
+                self._sort()
             width = next_tokens.shape[1]
             pairs = [(slot, row * width + i) for row, slot, count in given for i in range(count)]
             self._held.append((next_tokens, taps, pairs))
-            if len(self._held) >= _HELD:
-                self._sort()
 
     def _sort(self) -> None:
         """Move the held pairs to their slots."""
         if not self._held:
             return
         held, self._held = self._held, []
-        all_tokens, all_taps = [tokens.flatten() for tokens, _, _ in held], [taps.flatten(0, 1) for _, taps, _ in held]
+        all_tokens, all_taps, all_pairs = zip(*held, strict=True)
         found: dict[int, list[int]] = defaultdict(list)
-        for start, (_, _, pairs) in zip(accumulate(map(len, all_tokens), initial=0), held, strict=False):
+        for number, pairs in enumerate(all_pairs):
             for slot, index in pairs:
-                found[slot].append(start + index)
+                found[slot].append(number * all_tokens[0].numel() + index)
         order = to_device([index for indices in found.values() for index in indices], all_tokens[0].device)
-        tokens, taps = (torch.cat(parts).index_select(0, order) for parts in (all_tokens, all_taps))
+        tokens, taps = (torch.cat(parts).flatten(0, 1).index_select(0, order) for parts in (all_tokens, all_taps))
         sorted_pairs, start = _Piece(tokens, taps), 0
         for slot, indices in found.items():
             self._pieces[slot].append(sorted_pairs.part(start, start + len(indices)))

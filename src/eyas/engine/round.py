@@ -127,9 +127,13 @@ def run_round(
         most = max(counts)
         if walk.on_host is None:
             next_tokens = walk.tokens[:, :most].clamp(min=0)  # [R, K]
-            states = verified.taps_at(walk.path[:, :most])  # [R, K, A, Ht]
         else:
             next_tokens = torch.tensor([[max(token, 0) for token in row[:most]] for row in walk.on_host])
+        if spec is None:
+            states = verified.taps.unsqueeze(1)  # [R, K, A, Ht]
+        elif walk.on_host is None:
+            states = verified.taps_at(walk.path[:, :most])
+        else:
             states = verified.taps_along(paths)
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(

@@ -314,7 +314,9 @@ class ModelRunner:
         seconds = time.perf_counter() - started
         if self.controller is None:
             _learn(self._values, tree, output.draft)
-        elif any(drafting):
+            return output
+        self.controller.audience.decoded(len(decoding))
+        if any(drafting):
             record = RoundRecord(
                 rows=len(decoding),
                 lengths=[sequence.cached for sequence in decoding],

@@ -185,14 +185,16 @@ def test_hard_answers_and_easy_ones_take_turns() -> None:
     assert sum(ratios[1::2]) / 9 > 1.5  # 1.34
 
 
-def test_it_reacts_at_once_to_the_batch_size() -> None:
+def test_it_reacts_at_once_to_a_larger_batch_and_soon_to_a_smaller_one() -> None:
     machine = MACHINE
     made, simulation = controller(machine), Simulation(machine, mixed(1))
     simulation.run(made, 150)
     assert made.plan(1, [200]) is not None
     made.plan(64, [200] * 64)
     assert made.snapshot().depth == 0
-    made.plan(2, [200] * 2)
+    plans = [made.plan(2, [200] * 2) for _ in range(6)]
+    assert plans[:4] == [None] * 4
+    assert None not in plans[4:]
     assert made.snapshot().depth > 0
 
 
@@ -399,8 +401,10 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     assert len(asked) == before
     made.plan(16, [9, *lengths[1:]])
     assert len(asked) == before + 1
-    made.plan(15, lengths[1:])
-    assert len(asked) == before + 2
+    for rounds, more in ((4, 1), (1, 2)):  # a batch that changes isn't planned for until it lasts
+        for _ in range(rounds):
+            assert made.plan(15, lengths[1:]) is None
+        assert len(asked) == before + more
 
 
 def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:

@@ -117,6 +117,32 @@ def test_what_many_rows_showed_says_nothing_about_few() -> None:
     assert observed_share(audience, 5, used=True) == 1.0
 
 
+def waves(audience: Audience, rows: int, count: int) -> float:
+    """The share of sequences that are observed where `rows` come one by one, decode together and end together."""
+    admitted = 0
+    for _ in range(count):
+        observed = [audience.admits(row + 1) for row in range(rows)]
+        admitted += sum(observed)
+        for _ in range(40):
+            audience.decoded(rows)
+            if any(observed):
+                audience.round(rows, False)
+    return admitted / (rows * count)
+
+
+def test_clients_that_come_one_by_one_are_expected_to_be_as_many_as_before() -> None:
+    assert waves(Audience(), 4, 100) < 0.3
+    assert waves(Audience(), 3, 100) == 1.0
+
+
+def test_who_is_alone_after_others_is_soon_observed_again() -> None:
+    audience = Audience()
+    waves(audience, 16, 40)
+    for _ in range(40):
+        audience.decoded(1)
+    assert audience.admits(1)
+
+
 def test_after_a_while_they_are_observed_again() -> None:
     audience = Audience()
     observed_share(audience, 8, used=False)

@@ -48,6 +48,8 @@ _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
+_LASTING = 4
+"""The rounds that a batch must last while nothing is drafted, before it is planned for."""
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
 
@@ -149,6 +151,9 @@ class Controller:
         self._prospects: Prospects | None = None
         self._trees = PlannedTrees(widths, counts_freely)
         self._situation: tuple[int, ...] = ()
+        self._batch: tuple[int, ...] = ()
+        self._lasted = 0
+        """For how many rounds `_batch`, the latest one without a plan, has lasted."""
         self._choice: Prospect | None = None
         self._best: Prospect | None = None
         """The shape that decides whether to speculate. It is in use, unless a shorter one is used in hope."""
@@ -209,6 +214,8 @@ class Controller:
         if 2 * new > rows:
             self._explorer.renew()
             self._lookups.renew()
+        if changed and self._waits(situation[:3]):
+            return None
         due = self._planning.due() or self._plain_prices.stale
         if changed or due or self._overtaken(rows):
             self._situation = situation
@@ -286,7 +293,7 @@ class Controller:
             if self._wanted is not None:
                 rate = self._wanted.rate_if(self.gain.hope(record.rows), record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
-            if record.draft is None and not cold:
+            if record.draft is None and not cold and record.rows == self._prospects.rows:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
         used = self._probe is None and (drafted or record.tokens > record.rows)
@@ -394,6 +401,16 @@ class Controller:
         self._trees.renew(prospects, self.gain.values, max(prospects.plain_rate, measured))
         if settles:
             self._planning.done(self._clock() - began)
+
+    def _waits(self, batch: tuple[int, ...]) -> bool:
+        """Whether plain rounds go on, without a plan for a `batch` that has only just changed.
+
+        Requests come and go one after the other, and planning for each of them takes longer than it is worth.
+        """
+        self._lasted = self._lasted + 1 if batch == self._batch else 0
+        self._batch = batch
+        rests = self._choice is None and self._wanted is None and self._probe is None and not self._looks_up
+        return rests and self._prospects is not None and self._lasted < _LASTING
 
     def _overtaken(self, rows: int) -> bool:
         """Whether the texts' yield has changed so much that the plan may have to change."""

@@ -35,9 +35,10 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
-_MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED = 4, 64, 0.02, 8
+_MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
 """The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
-with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed."""
+with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed; the
+rounds that show how many rows there usually are."""
 _STRETCH, _LONG_STRETCH = 8, 16
 """Rounds in a row that are planned together, and learned from together; the second while drafting pays by far. After
 each pass, whose weights fill the caches, every line of Python is slow."""
@@ -226,14 +227,23 @@ class Audience:
     Observing costs a resting drafter a few percent of a small target's round. If hardly any round drafted at a number
     of rows (numbers up to the next power of two are counted together), several times as many of the sequences that
     begin next go unobserved. With few rows every text is tried: one may be far easier than the last.
+
+    Clients that wait for their answers leave together and come back one by one, so that a sequence is expected to have
+    as many neighbors as the latest ones had.
     """
 
     def __init__(self) -> None:
         self._begun, self._rounds, self._used, self._unobserved = (Counter[int]() for _ in range(4))
+        self._usual = 0.0
+        """The running mean of the rows of all rounds, observed or not."""
+
+    def decoded(self, rows: int) -> None:
+        """Account for any round, of `rows` rows."""
+        self._usual += (rows - self._usual) / _LATEST
 
     def admits(self, rows: int) -> bool:
-        """Whether a sequence that will be one of `rows` is observed."""
-        load = rows.bit_length()
+        """Whether a sequence that begins as one of `rows` is observed."""
+        load = max(rows, round(self._usual)).bit_length()
         if self._unobserved[load]:
             self._unobserved[load] -= 1
             return False
