@@ -190,7 +190,7 @@ class DeferredPairs:
         self.lengths = [0] * slots
         self._pieces: list[list[_Piece]] = [[] for _ in range(slots)]
         self._held: list[tuple[Tensor, Tensor, list[tuple[int, int]]]] = []
-        """Appends of one shape, not sorted yet: tokens [R, Q], taps [R, Q, A, Ht], pairs' slots and indices into R * Q."""
+        """Unsorted appends of one shape: tokens [R, Q], taps [R, Q, A, Ht], and pairs as slot and index into R * Q."""
 
     def reshape(self, slots: int) -> None:
         """Resize to `slots` slots; remaining slots keep their pairs."""
