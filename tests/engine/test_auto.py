@@ -55,7 +55,7 @@ class Restless(Controller):
         table = self.costs.table
         seconds = float(table.pass_by_tokens.at(record.tokens)) + 0.002 * (record.spec is not None)
         changed = {"draft_seconds": 0.001, "pass_seconds": seconds - 0.001, "seconds": seconds}
-        super().learn(record.__class__(**{**vars(record), **changed}))
+        super().learn(record._replace(**changed))
 
 
 def requests(sampled: bool) -> list[Request]:

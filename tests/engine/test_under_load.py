@@ -66,6 +66,10 @@ class Whims(Controller):
         self.planned += 1
         return self._draw.choice(self._trees)
 
+    def goes_on(self, lengths: Sequence[int]) -> bool:
+        assert lengths
+        return False
+
     def admits(self, rows: int) -> bool:
         """Its audience's question."""
         assert rows > 0

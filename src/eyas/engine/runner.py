@@ -262,6 +262,9 @@ class ModelRunner:
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
             return None, drafting, 0.0
+        self._planned_at, lengths = time.perf_counter(), [sequence.cached for sequence in decoding]
+        if self.tree is None and self.controller is not None and self.controller.goes_on(lengths):
+            return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
         if self._drafts and any(begun) and not (self.controller is not None and all(begun)):
@@ -271,7 +274,6 @@ class ModelRunner:
         if self.controller is None:
             tree = None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
         else:
-            lengths = [sequence.cached for sequence in decoding]
             self._planned_at = time.perf_counter()
             self.tree = tree = self.controller.plan(len(decoding), lengths, sampled, unread)
         if tree is not None and (reached := self._within_a_step(rows, drafting)) != drafting:

@@ -95,7 +95,7 @@ def test_the_prompts_that_a_drafter_has_to_read_must_be_earned_too(prompt_pairs:
     made, simulation = controller(MACHINE), Simulation(MACHINE, mixed(4))
     for _ in range(200):
         record = simulation.round(made.plan(4, [200] * 4))
-        made.learn(replace(record, prompt_pairs=prompt_pairs))
+        made.learn(record._replace(prompt_pairs=prompt_pairs))
     assert (decided(made, 4) is not None) == pays
 
 
@@ -258,7 +258,7 @@ class ColdAfterDrafts(Simulation):
         beyond = 0.2 * record.pass_seconds if cold else 0.0
         self.seconds += beyond
         assert record.seconds is not None
-        return replace(record, pass_seconds=record.pass_seconds + beyond, seconds=record.seconds + beyond)
+        return record._replace(pass_seconds=record.pass_seconds + beyond, seconds=record.seconds + beyond)
 
 
 def test_plain_rounds_are_priced_as_they_are_in_a_row() -> None:
@@ -317,7 +317,7 @@ def on_an_accelerator(followed: float, recording: float, rounds: int) -> tuple[f
         assert record.seconds is not None
         uses[spec] += spec is not None and spec.recurs
         more = recording * plain / 2 * (spec is not None and spec.recurs and uses[spec] <= 2)
-        made.learn(replace(record, seconds=record.seconds + more))
+        made.learn(record._replace(seconds=record.seconds + more))
         seconds, tokens = seconds + record.seconds + more, tokens + record.emitted
     return tokens / seconds * plain, sum(times > 2 for times in uses.values())
 
@@ -355,7 +355,7 @@ def test_drafts_of_others_teach_costs_of_nothing() -> None:
     before = made.snapshot().predicted_tokens_per_second
     record: Any = simulation.round(None)
     for _ in range(50):
-        made.learn(record.__class__(**{**vars(record), "spec": SharedTree(2, 2, 2), "pass_seconds": 9.0}))
+        made.learn(record._replace(spec=SharedTree(2, 2, 2), pass_seconds=9.0))
     made.plan(1, [200])
     assert made.snapshot().predicted_tokens_per_second == pytest.approx(before, rel=0.15)
 
@@ -366,7 +366,7 @@ def test_a_controller_counts_the_time_that_it_takes_itself(overhead: float, draf
     made, simulation, before = controller(MACHINE), Simulation(MACHINE, mixed(1)), 0.0
     for _ in range(200):
         spec = made.plan(1, simulation.current_lengths())
-        made.learn(replace(simulation.round(spec), overhead=before))
+        made.learn(simulation.round(spec)._replace(overhead=before))
         before = overhead * MACHINE.unit * (spec is not None)
     assert (made.snapshot().budget > 0) == drafts
 
@@ -381,7 +381,7 @@ def test_what_some_rounds_take_beside_their_passes_counts(unseen: float, drafts:
         assert record.seconds is not None
         drafted += record.spec is not None
         waited = unseen * MACHINE.unit * (record.spec is not None and drafted % 5 == 0)
-        made.learn(replace(record, seconds=record.seconds + waited))
+        made.learn(record._replace(seconds=record.seconds + waited))
     assert (made.snapshot().budget > 0) == drafts
 
 
@@ -393,7 +393,7 @@ def test_plain_rounds_are_planned_some_at_a_time_until_rows_come_or_go(monkeypat
     look = made._explorer.instead_of_plain
     monkeypatch.setattr(made._explorer, "instead_of_plain", lambda *known: (asked.append(1), look(*known))[1])
     simulation.run(made, 40)
-    assert 4 <= len(asked) <= 8
+    assert 2 <= len(asked) <= 4
     while made._ahead < 2:
         simulation.run(made, 1)
     before, lengths = len(asked), simulation.current_lengths()

@@ -145,7 +145,7 @@ class Steady(LookaheadController):
     def learn(self, record: RoundRecord) -> None:
         seconds = float(self.costs.table.pass_by_tokens.at(record.tokens)) + 0.002 * (record.spec is not None)
         changed = {"draft_seconds": 0.001, "pass_seconds": seconds - 0.001, "seconds": seconds}
-        super().learn(RoundRecord(**{**vars(record), **changed}))
+        super().learn(record._replace(**changed))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

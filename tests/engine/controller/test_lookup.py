@@ -101,8 +101,7 @@ class Lookups(Simulation):
         assert record.seconds is not None
         self.looked, self.seconds = self.looked + 1, self.seconds + self.searching
         tree = replace(record.draft.tree, lookup_seconds=self.searching)
-        return replace(
-            record,
+        return record._replace(
             draft=record.draft._replace(tree=tree),
             draft_seconds=record.draft_seconds + self.searching,
             seconds=record.seconds + self.searching,

@@ -177,6 +177,12 @@ class Controller:
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
+    def goes_on(self, lengths: Sequence[int]) -> bool:
+        """Whether the next round, of rows with `lengths` committed tokens each, is planned already: as the last one."""
+        planned = self._ahead and len(lengths) == self._situation[0] and self._expected.issuperset(lengths)
+        self._ahead -= bool(planned)
+        return bool(planned)
+
     def plan(
         self,
         rows: int,
@@ -193,8 +199,7 @@ class Controller:
         of each row, which a draft reads first; None = the rounds since the last draft. Speculation begins once it would
         have saved the time of this reading, so that a short moment in which it pays costs little.
         """
-        if self._ahead and rows == self._situation[0] and self._expected.issuperset(lengths):
-            self._ahead -= 1
+        if self.goes_on(lengths):
             return self._planned
         self._ahead = 0
         self._learn_waiting()

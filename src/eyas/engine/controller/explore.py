@@ -40,7 +40,7 @@ _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
 with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed; the
 rounds that show how many rows there usually are."""
 _STRETCH, _LONG_STRETCH = 8, 16
-"""Rounds in a row that are planned together, and learned from together; the second while drafting pays by far. After
+"""Rounds in a row that are planned together, and learned from together; the first while drafting pays by little. After
 each pass, whose weights fill the caches, every line of Python is slow."""
 _ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
 """Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
@@ -142,7 +142,7 @@ class Explorer:
 
         `left` is a row's room in tokens.
         """
-        stretch = _STRETCH if speedup is None or speedup < _CLOSE else _LONG_STRETCH
+        stretch = _STRETCH if speedup is not None and speedup < _CLOSE else _LONG_STRETCH
         if planned is None:
             marks = [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
         elif planned.keeps_candidates or left < stretch * (planned.depth + 2) or self._age < _TRIAL_AT:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import TreeSpec
 from eyas.tree.draft_tree import Source
 
 
-@dataclass(frozen=True)
-class RoundRecord:
+class RoundRecord(NamedTuple):
     """The measurements of one decoding round, as the engine reports them; R rows."""
 
     rows: int
@@ -44,7 +43,7 @@ class RoundRecord:
         """The part of `draft_seconds` in which a drafter with a network looked for copies."""
         return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
 
-    @cached_property
+    @property
     def copied(self) -> int:
         """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess too."""
         if self.draft is None or self.draft.tree.sources is None:
