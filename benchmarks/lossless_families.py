@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -282,7 +282,7 @@ class Simulated(Controller):
 
     def learn(self, record: RoundRecord) -> None:
         seconds = float(self._pass.at(record.tokens))
-        super().learn(replace(record, draft_seconds=0.001, pass_seconds=seconds, seconds=seconds + 0.001))
+        super().learn(record._replace(draft_seconds=0.001, pass_seconds=seconds, seconds=seconds + 0.001))
 
 
 Progress = Callable[[str, int, int | None], None]

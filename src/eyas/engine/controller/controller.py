@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import Audience, Explorer, LookupTrials, Pace, Probe, Recordings
+from eyas.engine.controller.explore import Audience, Explorer, Lasting, LookupTrials, Pace, Probe, Recordings
 from eyas.engine.controller.gain import GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
@@ -48,8 +48,6 @@ _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
-_LASTING = 4
-"""The rounds that a batch must last while nothing is drafted, before it is planned for."""
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
 
@@ -151,9 +149,7 @@ class Controller:
         self._prospects: Prospects | None = None
         self._trees = PlannedTrees(widths, counts_freely)
         self._situation: tuple[int, ...] = ()
-        self._batch: tuple[int, ...] = ()
-        self._lasted = 0
-        """For how many rounds `_batch`, the latest one without a plan, has lasted."""
+        self._lasting = Lasting()
         self._choice: Prospect | None = None
         self._best: Prospect | None = None
         """The shape that decides whether to speculate. It is in use, unless a shorter one is used in hope."""
@@ -219,7 +215,8 @@ class Controller:
         if 2 * new > rows:
             self._explorer.renew()
             self._lookups.renew()
-        if changed and self._waits(situation[:3]):
+        rests = self._choice is None and self._wanted is None and self._probe is None and not self._looks_up
+        if changed and rests and self._prospects is not None and not self._lasting.lasts(situation[:3]):
             return None
         due = self._planning.due() or self._plain_prices.stale
         if changed or due or self._overtaken(rows):
@@ -406,16 +403,6 @@ class Controller:
         self._trees.renew(prospects, self.gain.values, max(prospects.plain_rate, measured))
         if settles:
             self._planning.done(self._clock() - began)
-
-    def _waits(self, batch: tuple[int, ...]) -> bool:
-        """Whether plain rounds go on, without a plan for a `batch` that has only just changed.
-
-        Requests come and go one after the other, and planning for each of them takes longer than it is worth.
-        """
-        self._lasted = self._lasted + 1 if batch == self._batch else 0
-        self._batch = batch
-        rests = self._choice is None and self._wanted is None and self._probe is None and not self._looks_up
-        return rests and self._prospects is not None and self._lasted < _LASTING
 
     def _overtaken(self, rows: int) -> bool:
         """Whether the texts' yield has changed so much that the plan may have to change."""

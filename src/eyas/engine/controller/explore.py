@@ -39,6 +39,8 @@ _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
 """The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
 with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed; the
 rounds that show how many rows there usually are."""
+_LASTING = 4
+"""The rounds after which a batch that has changed is planned for while nothing is drafted."""
 _STRETCH, _LONG_STRETCH = 8, 16
 """Rounds in a row that are planned together, and learned from together; the first while drafting pays by little. After
 each pass, whose weights fill the caches, every line of Python is slow."""
@@ -260,6 +262,23 @@ class Audience:
             if self._used[load] <= _HARDLY * rounds:
                 self._unobserved[load] = _SKIPPED * begun
             self._begun[load] = self._rounds[load] = self._used[load] = 0
+
+
+class Lasting:
+    """Decides whether a batch is worth a plan while nothing is drafted: once it has lasted for some rounds.
+
+    Requests come and go one after the other, and planning for each of them takes longer than it is worth.
+    """
+
+    def __init__(self) -> None:
+        self._batch: tuple[int, ...] = ()
+        self._rounds = 0
+
+    def lasts(self, batch: tuple[int, ...]) -> bool:
+        """Whether a `batch` without a plan has lasted, this round included."""
+        self._rounds = self._rounds + 1 if batch == self._batch else 0
+        self._batch = batch
+        return self._rounds >= _LASTING
 
 
 class LookupTrials:
