@@ -262,8 +262,9 @@ class ModelRunner:
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
             return None, drafting, 0.0
-        self._planned_at, lengths = time.perf_counter(), [sequence.cached for sequence in decoding]
+        lengths = [sequence.cached for sequence in decoding]
         if self.tree is None and self.controller is not None and self.controller.goes_on(lengths):
+            self._planned_at = time.perf_counter()
             return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
         begun = [sequence.observed and len(sequence.tokens) == 1 for sequence in decoding]
