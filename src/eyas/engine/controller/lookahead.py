@@ -38,6 +38,8 @@ _FOR_PLAIN, _FOR_TRIALS = 0.002, 0.0045
 """Shares of the time that plain rounds while the window is in use, and trials while it rests, may lose."""
 _LEAST = 0.02
 """The least share of its time that such a round is assumed to lose."""
+_REST = 16
+"""Plain rounds that are planned together."""
 _CHECKS = (3, 12, 48)
 """Rounds with windows after which a plain one follows at any price: its cost may have been measured too high."""
 
@@ -65,8 +67,10 @@ class LookaheadController(Controller):
         unread: Sequence[int] | None = None,  # noqa: ARG002
     ) -> TreeSpec | None:
         """The window, for a round of `rows` rows that hold `lengths` committed tokens each; None = plain."""
-        if not rows:
+        if not rows or self.goes_on(lengths):
             return None
+        self._ahead = 0
+        self._learn_waiting()
         situation = (rows, max(lengths).bit_length())
         if situation != self._situation or self._planning.due():
             self._situation = situation
@@ -82,6 +86,7 @@ class LookaheadController(Controller):
             if self._for_trials.affords(rounds * lost):
                 self._trial = rounds
                 self._forget(_AFTER_REST)
+        self._ahead = 0 if self._trial else _REST - 1
         return self._window if self._trial else None
 
     def learn(self, record: RoundRecord) -> None:
