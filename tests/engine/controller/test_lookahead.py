@@ -85,6 +85,16 @@ def test_where_a_window_is_dear_it_rests_and_plain_decoding_loses_nothing(rows: 
     assert state.plain_rounds >= 0.98 * state.rounds
 
 
+def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, made = Windows(STEEP, 1, 1.0), controller(STEEP)
+    auto.run(made, 200)
+    asked: list[float] = []
+    monkeypatch.setattr(made._for_trials, "affords", lambda cost: bool(asked.append(cost)))
+    for length in range(300, 364):
+        made.learn(auto.round(made.plan(1, [length]))._replace(lengths=[length]))
+    assert 2 <= len(asked) <= 6
+
+
 def test_where_a_window_is_nearly_free_it_runs() -> None:
     fixed = Windows(FLAT, 1, 1.0).run(WINDOW, 400)
     auto, made = Windows(FLAT, 1, 1.0), controller(FLAT)
