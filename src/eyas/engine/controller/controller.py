@@ -197,8 +197,7 @@ class Controller:
         """
         if self.goes_on(lengths):
             return self._planned
-        self._ahead = 0
-        self._learn_waiting()
+        self._end_stretch()
         room = self._depth
         if self._max_length is not None:
             # the root's position is the row's length; a node past the context's end could never be emitted
@@ -257,9 +256,11 @@ class Controller:
         looked_up = record.draft is None or record.draft.tree.looked_up
         self._counts["plain_rounds"] += looked_up and record.tokens == record.rows
         if not self._ahead:
-            self._learn_waiting()
+            self._end_stretch()
 
-    def _learn_waiting(self) -> None:
+    def _end_stretch(self) -> None:
+        """Plan no further round ahead, and learn from those that were planned together."""
+        self._ahead = 0
         rounds, self._unlearnt = self._unlearnt, []
         for record, expected in rounds:
             self._learn(record, expected)
@@ -279,8 +280,9 @@ class Controller:
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
         self._overhead.learn(unseen, whole, kind, record.overhead)
+        copied = record.copied
         if record.draft is not None:
-            self._learn_gain(record)
+            self._learn_gain(record, copied)
         if not drafted:
             self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
@@ -310,7 +312,7 @@ class Controller:
             self._lookups.learn(record.emitted / prospects.plain_rate - spent, spent, record.tokens > record.rows)
         elif prospects is not None and drafted and self._looks_up and record.spec is not None and record.spec.looks_up:
             rate = prospects.plain_rate if self._choice is None else self._choice.rate
-            self._lookups.learn(record.copied / rate - record.lookup_seconds, whole, True)
+            self._lookups.learn(copied / rate - record.lookup_seconds, whole, True)
             self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
         if self._recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
@@ -473,7 +475,7 @@ class Controller:
             )
         )
 
-    def _learn_gain(self, record: RoundRecord) -> None:
+    def _learn_gain(self, record: RoundRecord, copied: int) -> None:
         """Learn from what a draft yielded, and from its nodes if reading them takes no sync or it was made for that."""
         if record.draft is None or record.spec is None:
             return
@@ -486,7 +488,7 @@ class Controller:
             if self._recordings is not None and self._recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self._recordings.usual)
             self._analysing.done(spent)
-        network = sum(map(len, record.draft.paths)) - record.rows - record.copied
+        network = sum(map(len, record.draft.paths)) - record.rows - copied
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
             share = 1.0 if record.drafting is None else sum(record.drafting) / record.rows

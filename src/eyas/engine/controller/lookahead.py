@@ -69,8 +69,7 @@ class LookaheadController(Controller):
         """The window, for a round of `rows` rows that hold `lengths` committed tokens each; None = plain."""
         if not rows or self.goes_on(lengths):
             return None
-        self._ahead = 0
-        self._learn_waiting()
+        self._end_stretch()
         situation = (rows, max(lengths).bit_length())
         if situation != self._situation or self._planning.due():
             self._situation = situation
@@ -152,7 +151,7 @@ class LookaheadController(Controller):
         allowance.spend(max(whole - worth, _LEAST * whole))
         self._counts["probes"] += 1
 
-    def _learn_gain(self, record: RoundRecord) -> None:
+    def _learn_gain(self, record: RoundRecord, copied: int) -> None:
         """Do nothing: a window isn't sized by what its nodes are worth."""
 
     def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:  # noqa: ARG002
