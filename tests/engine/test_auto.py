@@ -47,8 +47,8 @@ class Restless(Controller):
         super().__init__(CostModel(costs(token)), **({"clock": lambda: 0.0} | options))  # type: ignore[arg-type]
         self.planned: list[TreeSpec | None] = []
 
-    def plan(self, rows, lengths, sampled=None, unread=None):  # type: ignore[no-untyped-def]
-        self.planned.append(super().plan(rows, lengths, sampled, unread))
+    def plan(self, texts, lengths, sampled=None, unread=None):  # type: ignore[no-untyped-def]
+        self.planned.append(super().plan(texts, lengths, sampled, unread))
         return self.planned[-1]
 
     def learn(self, record):  # type: ignore[no-untyped-def]

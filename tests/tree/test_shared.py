@@ -310,3 +310,32 @@ def test_dear_padding_makes_rows_alike_and_trees_stay_trees(seed: int, batch: in
 def test_padding_has_a_price_only_where_nodes_have() -> None:
     with pytest.raises(UsageError, match="padding_prices need `prices` of nodes as well"):
         PlannedTree(SharedTree(2, 1, 2), padding_prices=(0.1,))
+
+
+def priced(rows: list[Text], calibrations: tuple[float, ...] | None, price: float = 0.25) -> DraftTree:
+    """The trees of `rows` where every node costs `price`."""
+    budget = 16 * len(rows)
+    prices = tuple(price * n for n in range(1, budget + 1))
+    return grow(PlannedTree(SharedTree(3, 2, budget), prices=prices, calibrations=calibrations), rows)
+
+
+@given(st.integers(0, 500), st.integers(1, 3), st.sampled_from([0.4, 1.0, 1.7]))
+@settings(max_examples=40)
+def test_a_text_whose_nodes_are_accepted_less_pays_more_for_them(seed: int, batch: int, calibration: float) -> None:
+    """A node's value changes by the text's factor, as if its price changed the other way; what it promised doesn't."""
+    rows = [Text(seed + row, 2, None) for row in range(batch)]
+    dear = priced(rows, None, 0.25 / calibration)
+    tree = priced(rows, (calibration,) * batch)
+    assert torch.equal(tree.tokens, dear.tokens)
+    assert torch.equal(tree.valid, dear.valid)
+    assert tree.promise is not None
+    torch.testing.assert_close(torch.tensor(tree.promise), (tree.logprob.exp() * tree.valid).sum(1))
+    own = priced(rows, (calibration, *(1.0,) * (batch - 1))).valid.sum(1)[0]
+    assert own == dear.valid.sum(1)[0]
+
+
+def test_a_search_of_one_row_has_the_prices_of_its_text() -> None:
+    plan = PlannedTree(SharedTree(2, 2, 4), prices=(0.2, 0.4, 0.6, 0.8), calibrations=(0.5,))
+    prices = plan.search(1).prices
+    assert prices is not None
+    assert prices.tolist() == pytest.approx([0.4, 0.8, 1.2, 1.6])

@@ -175,6 +175,26 @@ def test_prices_choose_among_all_nodes() -> None:
     assert set(sources(tree, 0)) == {(1,), (1, 7), (1, 7, 8), (1, 7, 8, 9)}
 
 
+@pytest.mark.parametrize(
+    ("calibration", "kept"), [(1.0, {(1,), (1, 2)}), (0.3, {(1,)}), (3.0, {(1,), (1, 2), (1, 2, 3)})]
+)
+def test_a_text_s_calibration_counts_for_guesses_but_not_for_copies(calibration: float, kept: set[Path]) -> None:
+    """A copy beside them is kept whatever the network's guesses are worth in this text."""
+    spec = PlannedTree(
+        SharedTree(3, 2, 7), prices=tuple(0.35 * n for n in range(1, 8)), values=table(0.5, 0.9, 0.9),
+        calibrations=(calibration,),
+    )  # fmt: skip
+    pair = Pair([DRAFTED], [COPIED])
+    tree = unite(spec, *pair.trees(parse_tree("dynamic:3,2,3")), spec.values, pair.groups)
+    copies = {(1, 7), (1, 7, 8), (1, 7, 8, 9)}
+    assert set(sources(tree, 0)) == kept | copies
+    assert tree.promise is not None
+    second = min(0.45, 0.9 / calibration)  # no node is worth more than its parent
+    known = {(1,): 0.9, (1, 2): second, (1, 2, 3): second / 2}
+    assert tree.promise[0] == pytest.approx(sum(known[path] for path in kept), rel=0.01)
+    assert tree.copies_promise == pytest.approx(0.81 + 0.729 + 0.6561, rel=1e-3)
+
+
 def test_a_row_that_drafts_nothing_stays_empty_and_a_found_one_needs_no_network() -> None:
     spec = PlannedTree(SharedTree(1, 2, 6), found_only=True)
     tree = grow(spec, [COPIED, Proposal()], CPU)

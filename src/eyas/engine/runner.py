@@ -262,8 +262,8 @@ class ModelRunner:
         drafting = [self._drafts_for(sequence) for sequence in decoding]
         if not any(drafting):
             return None, drafting, 0.0
-        lengths = [sequence.cached for sequence in decoding]
-        if self.tree is None and self.controller is not None and self.controller.goes_on(lengths):
+        texts = [sequence.index for sequence in decoding]
+        if self.tree is None and self.controller is not None and self.controller.goes_on(texts):
             self._planned_at = time.perf_counter()
             return None, drafting, 0.0
         rows, reading = slots_of(decoding), 0.0
@@ -276,7 +276,8 @@ class ModelRunner:
             tree = None if self.tree is None else self.tree.valued(self._values.table, tuple(map(int, sampled)))
         else:
             self._planned_at = time.perf_counter()
-            self.tree = tree = self.controller.plan(len(decoding), lengths, sampled, unread)
+            lengths = [sequence.cached for sequence in decoding]
+            self.tree = tree = self.controller.plan(texts, lengths, sampled, unread)
         if tree is not None and (reached := self._within_a_step(rows, drafting)) != drafting:
             drafting = reached
             seconds = self._catch_up(decoding, drafting)
@@ -321,7 +322,7 @@ class ModelRunner:
         self.controller.audience.decoded(len(decoding))
         if any(drafting):
             record = RoundRecord(
-                rows=len(decoding),
+                texts=[sequence.index for sequence in decoding],
                 lengths=[sequence.cached for sequence in decoding],
                 spec=tree,
                 draft=output.draft,

@@ -89,6 +89,8 @@ class DraftTree:
     """Time spent looking for copies and merging them with the network's nodes."""
     copies_promise: float | None = None
     """Expected number of accepted nodes that come from copies alone, over all rows; None = not computed."""
+    promise: Sequence[float] | None = None
+    """[B] the same of the network's nodes, in each row; None = not computed."""
 
     @staticmethod
     @lru_cache(maxsize=64)
@@ -203,6 +205,8 @@ class TreeSpec(ABC):
     """The values of steps; None = their probabilities."""
     groups: tuple[int, ...] | None = None
     """Each row's group in `values`; None = all rows are in group 0."""
+    calibrations: tuple[float, ...] | None = None
+    """[B] accepted tokens of each row's text per token that the network's nodes promise; None = 1."""
     keeps_candidates: bool = False
     """Whether finished trees include all candidates they were chosen from."""
     found_only: bool = False

@@ -135,6 +135,7 @@ class PlannedTree(TreeSpec):
     """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
     values: ValueTable | None = None
     groups: tuple[int, ...] | None = None
+    calibrations: tuple[float, ...] | None = None
     keeps_candidates: bool = False
     found_only: bool = False
     looks_up: bool = True
@@ -173,6 +174,9 @@ class PlannedTree(TreeSpec):
 
     def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
         threshold, alone = self.shape.threshold, batch == 1 and (drafting is None or drafting[0])
+        prices = self.node_prices[: self.shape.per_row] if alone and self.prices is not None else None
+        if prices is not None and self.calibrations is not None:
+            prices = prices / self.calibrations[0]  # the values are the text's own by this factor
         return BeamSearch(
             self.depth,
             self.max_fanout,
@@ -180,7 +184,7 @@ class PlannedTree(TreeSpec):
             None if self.groups is None else np.array(self.groups),
             None if drafting is None else np.array(drafting),
             math.log(threshold) if threshold > 0.0 else -math.inf,
-            self.node_prices[: self.shape.per_row] if alone and self.prices is not None else None,
+            prices,
             partial(self._searched, batch, drafting),
         )
 
@@ -198,6 +202,7 @@ class PlannedTree(TreeSpec):
             counted=size,
             candidates=_candidates(found.scores, found.sizes, beams) if self.keeps_candidates else None,
             levels=len(found.sizes),
+            promise=[float(np.exp(found.scores[0, candidates]).sum())],
         )
 
     def takes_all(self, counts: Sequence[int]) -> bool:
@@ -221,6 +226,11 @@ class PlannedTree(TreeSpec):
     def node_prices(self) -> npt.NDArray[np.float64]:
         """[budget] `prices` for numpy and native searches, converted once for all rounds of a plan."""
         return np.array(self.prices)
+
+    @cached_property
+    def log_calibrations(self) -> Floats | None:
+        """[B, 1] logarithms of `calibrations`."""
+        return None if self.calibrations is None else np.log(self.calibrations, dtype=np.float32)[:, None]
 
 
 class SharedGrowth(BeamGrowth):
@@ -355,6 +365,7 @@ class HostGrowth:
             counted=int(valid.sum()),
             candidates=_candidates(scores, sizes, self._beams) if self._plan.keeps_candidates else None,
             levels=len(sizes),
+            promise=(np.exp(scores) * kept).sum(axis=1).tolist(),
         )
 
     def _add(
@@ -384,7 +395,8 @@ class HostGrowth:
         plan, everyone = self._plan, len(self._drafting) == self._batch
         mask = None if everyone else self._mask()[:, None]
         if plan.prices is not None:
-            return plan.profitable(scores, mask)
+            calibrated = scores if plan.log_calibrations is None else scores + plan.log_calibrations
+            return plan.profitable(calibrated, mask)
         allowed = None if mask is None else torch.from_numpy(mask)
         kept: npt.NDArray[np.bool_] = plan.keep(torch.from_numpy(scores), allowed).numpy()
         return kept

@@ -99,8 +99,13 @@ class _Rows(NamedTuple):
         tokens, parents, logprob, valid, sources = map(list, zip(*(_merged_row(*pair) for pair in pairs), strict=True))
         return cls(tokens, parents, logprob, valid, sources)
 
-    def worth(self, values: ValueTable | None, groups: Tensor) -> npt.NDArray[np.float64]:
-        """[B, C] `path_values`: step values are looked up together and summed node by node."""
+    def worth(
+        self, values: ValueTable | None, groups: Tensor, calibrations: Sequence[float] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """[B, C] `path_values`: step values are looked up together and summed node by node.
+
+        `calibrations` [B] count on paths once they leave what was found, and no node is worth more than its parent.
+        """
         logprob, valid = np.array(self.logprob, np.float32), np.array(self.valid, np.bool_)
         above = np.array(
             [
@@ -121,10 +126,12 @@ class _Rows(NamedTuple):
             of_rows = groups.numpy()[:, None] + GROUPS * np.array(self.sources)
             steps = values.on_host(steps, np.array(later).reshape(steps.shape), of_rows)
         sums: list[list[float]] = np.where(valid, np.minimum(steps, _LEAST_STEP, dtype=np.float64), 0.0).tolist()
-        for own, over in zip(sums, self.parents, strict=True):
+        shifts = [0.0] * len(sums) if calibrations is None else list(map(math.log, calibrations))
+        for own, over, kinds, shift in zip(sums, self.parents, self.sources, shifts, strict=True):
             for node, parent in enumerate(over):
-                if parent >= 0:
-                    own[node] += own[parent]
+                worth, found = (own[parent], kinds[parent] != Source.NETWORK) if parent >= 0 else (0.0, True)
+                leaves = found and kinds[node] == Source.NETWORK
+                own[node] = min(worth, worth + own[node] + (shift if leaves else 0.0))
         return np.array(sums, np.float64)
 
     def tree(self, max_depth: int) -> DraftTree:
@@ -155,20 +162,23 @@ def _united_on_host(
 ) -> DraftTree:
     """`unite` in lists and NumPy: between two passes each operation of PyTorch takes as long as a dozen nodes."""
     rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
-    worth = rows.worth(values, groups)
+    worth = rows.worth(values, groups, spec.calibrations)
     scores, allowed = torch.from_numpy(worth), torch.tensor(rows.valid)
     if spec.max_fanout == 1:
         allowed = _better_chain(rows.tree(depth), scores)
     kept = spec.keep(scores, allowed).numpy()
     made, counted = rows.keeping(kept)
-    copied = kept & (np.array(rows.sources) == Source.LOOKUP)
+    sources, value = np.array(rows.sources), np.exp(worth) * kept
+    copied = sources == Source.LOOKUP
+    own = np.where(sources == Source.NETWORK, np.array(spec.calibrations or 1.0).reshape(-1, 1), 1.0)  # [B, C]
     return replace(
         made.tree(min(depth, len(made.tokens[0]))),
         counted=counted,
         candidates=None if network is None else network.candidates,
         levels=0 if network is None else network.levels,
         looked_up=network is None,
-        copies_promise=float(np.exp(worth[copied]).sum()),
+        copies_promise=float(value[copied].sum()),
+        promise=(value / own * ~copied).sum(axis=1).tolist(),
     )
 
 

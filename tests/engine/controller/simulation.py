@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -133,6 +134,8 @@ class Text:
 
 
 PROMPT, ANSWER = 200, 150
+_TEXTS = count()
+"""Numbers for answers, each used once in a process."""
 
 
 @dataclass
@@ -145,6 +148,8 @@ class Simulation:
     """Round -> the factor by which the clock distorts its true seconds."""
     lengths: list[int] = field(default_factory=list)
     """The committed tokens of each row; an answer begins at `PROMPT` and is replaced after `ANSWER` tokens."""
+    texts: list[int] = field(default_factory=list)
+    """The answers that are being written, numbered in the order in which they began."""
     seconds: float = 0.0
     tokens: int = 0
     rounds: int = 0
@@ -155,17 +160,21 @@ class Simulation:
         """The rows' lengths before the next round."""
         rows = len(self.text.sharpness)
         if len(self.lengths) != rows:
-            self.lengths = [PROMPT] * rows
+            self.lengths, self.texts = [PROMPT] * rows, [next(_TEXTS) for _ in range(rows)]
         return self.lengths
 
     def advance(self, paths: list[list[int]]) -> None:
         """Commit the paths; answers that are long enough are replaced by new ones."""
         grown = [length + len(path) for length, path in zip(self.lengths, paths, strict=True)]
         self.lengths = [length if length < PROMPT + ANSWER else PROMPT for length in grown]
+        self.texts = [
+            next(_TEXTS) if after < before else text
+            for text, before, after in zip(self.texts, grown, self.lengths, strict=True)
+        ]
 
     def round(self, spec: TreeSpec | None) -> RoundRecord:
         rows = len(self.text.sharpness)
-        lengths = self.current_lengths()
+        lengths, texts = self.current_lengths(), self.texts
         draft, drafting, observing = None, 0.0, 0.0
         tree, paths = DraftTree.empty(rows, CPU), [[0]] * rows
         if spec is not None:
@@ -190,7 +199,7 @@ class Simulation:
         self.seconds, self.tokens, self.rounds = self.seconds + seconds, self.tokens + emitted, self.rounds + 1
         self.nodes = counts if self.nodes is None or len(self.nodes) != rows else self.nodes + counts
         return RoundRecord(
-            rows, lengths, spec, draft, drafting * shown, passing * shown, tokens, emitted, seconds * shown
+            texts, lengths, spec, draft, drafting * shown, passing * shown, tokens, emitted, seconds * shown
         )
 
     @property
@@ -204,7 +213,7 @@ class Simulation:
         for _ in range(rounds):
             if isinstance(planner, Controller):
                 lengths = self.current_lengths()
-                planner.learn(self.round(planner.plan(len(lengths), lengths)))
+                planner.learn(self.round(planner.plan(self.texts, lengths)))
             else:
                 self.round(planner)
         return (self.tokens - before[1]) / (self.seconds - before[0])

@@ -33,12 +33,12 @@ def experience(kind: str = "eagle3", seed: int = 0) -> Experience:
 def test_the_next_model_forecasts_what_the_last_one_learnt() -> None:
     learnt, fresh, resumed = trained(mixed(1), rounds=300), GainModel(WIDTHS, 4), GainModel(WIDTHS, 4)
     learnt.resume(experience())  # finds nothing, and keeps what it knows
-    unchanged = learnt.forecast((1, 0)).accepted
+    unchanged = learnt.forecast([0], [0]).accepted
     learnt.keep()
     resumed.resume(experience())
-    forecast = resumed.forecast((1, 0)).accepted
+    forecast = resumed.forecast([0], [0]).accepted
     np.testing.assert_allclose(forecast, unchanged, rtol=0.1, atol=0.05)
-    assert np.abs(forecast - fresh.forecast((1, 0)).accepted).max() > 0.2
+    assert np.abs(forecast - fresh.forecast([0], [0]).accepted).max() > 0.2
 
 
 def test_little_is_not_kept() -> None:
@@ -57,7 +57,7 @@ def test_other_pairs_and_shapes_begin_anew() -> None:
     assert not experience(seed=1).read()
     other, fresh = GainModel((1, 2), 3), GainModel((1, 2), 3)
     other.resume(experience())
-    np.testing.assert_array_equal(other.forecast((1, 0)).accepted, fresh.forecast((1, 0)).accepted)
+    np.testing.assert_array_equal(other.forecast([0], [0]).accepted, fresh.forecast([0], [0]).accepted)
 
 
 def test_damage_is_as_if_nothing_were_known() -> None:

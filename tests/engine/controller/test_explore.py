@@ -47,18 +47,17 @@ def rounds_until_due(pace: Pace) -> int:
     return waits
 
 
-def test_a_pace_begins_eagerly() -> None:
+def test_a_pace_begins_at_once() -> None:
     pace, waits = Pace(0.01, least=20, most=1000), []
-    for _ in range(7):
+    for _ in range(3):
         waits.append(rounds_until_due(pace))
         pace.done(1.0)
-    assert waits == [0, 1, 2, 4, 8, 16, 100]
+    assert waits == [0, 100, 100]
 
 
 def test_a_pace_keeps_its_share() -> None:
     pace = Pace(0.01, least=2, most=50)
-    for _ in range(6):
-        pace.done(0.1)
+    pace.done(0.1)
     assert rounds_until_due(pace) == 10
     for _ in range(60):  # it got faster: by and by it may come as often as it wants
         pace.done(0.0001)
@@ -67,27 +66,28 @@ def test_a_pace_keeps_its_share() -> None:
 
 def test_a_pace_never_stops() -> None:
     pace = Pace(0.01, least=1, most=5)
-    for _ in range(6):
-        pace.done(1e9)
+    pace.done(1e9)
     assert rounds_until_due(pace) == 5
 
 
 def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
     explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
     for _ in range(8):
-        assert explorer.ahead(planned, math.inf, 1.5) == 0
+        assert explorer.ahead(planned, math.inf) == 0
         explorer.earn(1.0, 1.5)
-    assert explorer.ahead(planned, math.inf, 1.5) > 0
+    assert explorer.ahead(planned, math.inf) > 0
+    assert explorer.ahead(planned, 20.0) == 0  # the text may end within as many rounds
     explorer.renew()
-    assert explorer.ahead(planned, math.inf, 1.5) == 0
+    assert explorer.ahead(planned, math.inf) == 0
 
 
-def test_the_more_drafting_pays_the_further_ahead_it_is_planned() -> None:
-    explorer, planned = Explorer(), PlannedTree(SharedTree(3, 1, 3))
-    for _ in range(60):  # past the rounds after which plain ones are due
-        explorer.earn(1.0, 1.5)
-    assert explorer.ahead(planned, math.inf, 1.5) > explorer.ahead(planned, math.inf, 1.1) > 0
-    assert explorer.ahead(planned, 20.0, 1.5) == 0  # the text may end within as many rounds
+def test_plain_rounds_are_planned_together_up_to_the_trial_of_a_text() -> None:
+    explorer = Explorer()
+    assert explorer.ahead(None, math.inf) == 7
+    for age, ahead in ((8, 7), (16, 15), (40, 15)):  # it is tried again after 16 and 32 rounds
+        while explorer._age < age:
+            explorer.earn(1.0, None)
+        assert explorer.ahead(None, math.inf) == ahead
 
 
 def observed_share(audience: Audience, rows: int, used: bool, sequences: int = 400) -> float:

@@ -56,14 +56,14 @@ class Windows:
         observing = 0.0 if spec is None else self.machine.observe_seconds(emitted)
         seconds = passing + drafting + observing
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + emitted
-        return RoundRecord(self.rows, lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
+        return RoundRecord(range(self.rows), lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
 
     def run(self, planner: LookaheadController | TreeSpec | None, rounds: int) -> float:
         """Tokens per second of so many rounds, under a controller or with windows in all rounds or none."""
         before = self.seconds, self.tokens
         for _ in range(rounds):
             if isinstance(planner, LookaheadController):
-                planner.learn(self.round(planner.plan(self.rows, [200] * self.rows)))
+                planner.learn(self.round(planner.plan(range(self.rows), [200] * self.rows)))
             else:
                 self.round(planner)
         return (self.tokens - before[1]) / (self.seconds - before[0])
@@ -91,7 +91,7 @@ def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.Mon
     asked: list[float] = []
     monkeypatch.setattr(made._for_trials, "affords", lambda cost: bool(asked.append(cost)))
     for length in range(300, 364):
-        made.learn(auto.round(made.plan(1, [length]))._replace(lengths=[length]))
+        made.learn(auto.round(made.plan([0], [length]))._replace(lengths=[length]))
     assert 2 <= len(asked) <= 6
 
 
@@ -186,6 +186,6 @@ def test_its_costs_are_measured_with_its_own_windows() -> None:
     assert len(table.level_by_positions.sizes) > 0
     made = make_controller(target, drafter, "auto", 2, table)
     assert isinstance(made, LookaheadController)
-    assert made.plan(2, [9, 9]) in (None, WINDOW)
+    assert made.plan([0, 1], [9, 9]) in (None, WINDOW)
     assert drafter.pairs.slots == 0
     assert made.snapshot().plain_tokens_per_second > 0.0

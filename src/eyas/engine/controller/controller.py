@@ -54,7 +54,7 @@ _SEARCHES = 8
 
 def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | None) -> bool:
     """Whether a plain round is the first one of rows that aren't of the `expected` lengths, or of a probe."""
-    return expected.isdisjoint(record.lengths) or (probe is not None and probe.warms_up)
+    return expected.isdisjoint(record.texts) or (probe is not None and probe.warms_up)
 
 
 class Overhead:
@@ -162,31 +162,31 @@ class Controller:
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._expected: set[int] = set()
-        """The committed lengths of the rows after the last round; other lengths mean new rows."""
+        """The texts of the last round."""
         self._planned: TreeSpec | None = None
         self._ahead = 0
         """Further rounds that are planned already, to be like the last one."""
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
-        """Rounds to learn from, and the lengths that were expected before each."""
+        """Rounds to learn from, and the texts of the round before each."""
         self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._overhead = Overhead()
         self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
         self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
-    def goes_on(self, lengths: Sequence[int]) -> bool:
-        """Whether the next round, of rows with `lengths` committed tokens each, is planned already: as the last one."""
-        planned = self._ahead and len(lengths) == self._situation[0] and self._expected.issuperset(lengths)
+    def goes_on(self, texts: Sequence[int]) -> bool:
+        """Whether the next round of these texts is planned already: as the last one."""
+        planned = self._ahead and len(texts) == self._situation[0] and self._expected.issuperset(texts)
         self._ahead -= bool(planned)
         return bool(planned)
 
     def plan(
         self,
-        rows: int,
+        texts: Sequence[int],
         lengths: Sequence[int],
         sampled: Sequence[bool] | None = None,
         unread: Sequence[int] | None = None,
     ) -> TreeSpec | None:
-        """The tree for a round of `rows` rows that hold `lengths` committed tokens each; None = plain.
+        """The tree for a round of these `texts`, of which `lengths` tokens are committed; None = plain.
 
         A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains.
         If it finds nothing, the round is plain.
@@ -195,9 +195,10 @@ class Controller:
         of each row, which a draft reads first; None = the rounds since the last draft. Speculation begins once it would
         have saved the time of this reading, so that a short moment in which it pays costs little.
         """
-        if self.goes_on(lengths):
+        if self.goes_on(texts):
             return self._planned
         self._end_stretch()
+        rows = len(texts)
         room = self._depth
         if self._max_length is not None:
             # the root's position is the row's length; a node past the context's end could never be emitted
@@ -208,9 +209,9 @@ class Controller:
         situation = (rows, sum(groups), room, max(lengths).bit_length())
         count = 3 if self._choice is None and self._wanted is None else 4  # lengths matter little to plain rounds
         changed = situation[:count] != self._situation[:count]
-        new = sum(length not in self._expected for length in lengths)
-        if new:
-            self.gain.renew(new / rows)
+        new = sum(text not in self._expected for text in texts)
+        if new or len(self._expected) > rows:
+            self.gain.follow(texts)
         if 2 * new > rows:
             self._explorer.renew()
             self._lookups.renew()
@@ -220,7 +221,7 @@ class Controller:
         due = self._planning.due() or self._plain_prices.stale
         if changed or due or self._overtaken(rows):
             self._situation = situation
-            self._replan(rows, lengths, groups, room, settles=due)
+            self._replan(texts, lengths, groups, room, settles=due)
         waiting = sum((min(length, self._deferred) for length in lengths) if unread is None else unread)
 
         def reading() -> float:
@@ -230,28 +231,27 @@ class Controller:
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
         if self._probe is None and self._computes and self._prospects is not None:
-            known, chooses = self._prospects, self._counts_freely
+            known, analysis = self._prospects, self._analysing.cost
             if self._choice is not None:
-                self._probe = self._explorer.beside(known, self._choice, rows, chooses, self._analysing.cost)
+                self._probe = self._explorer.beside(known, self._choice, rows, analysis)
             else:
-                self._probe = self._explorer.instead_of_plain(known, reading, chooses, self._analysing.cost)
+                self._probe = self._explorer.instead_of_plain(known, reading, analysis)
         if self._probe is None and self._choice is None and self._looks_up and self._lookups.looking:
-            return None if self._lookups.plain_due else self._spec(None, groups)
+            return None if self._lookups.plain_due else self._spec(None, texts, groups)
         if self._probe is not None:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
-        self._planned = None if prospect is None else self._spec(prospect, groups)
+        self._planned = None if prospect is None else self._spec(prospect, texts, groups)
         if self._probe is None and self._wanted is None:
             left = math.inf if self._max_length is None else self._max_length - max(lengths)
-            self._ahead = self._explorer.ahead(self._planned, left, self._speedup)
+            self._ahead = self._explorer.ahead(self._planned, left)
         return self._planned
 
     def learn(self, record: RoundRecord) -> None:
         """Update costs, gains and accounts from a measured round; rounds planned together are learned from together."""
         self._unlearnt.append((record, self._expected))
-        paths = [[0]] * record.rows if record.draft is None else record.draft.paths
-        self._expected = {length + len(path) for length, path in zip(record.lengths, paths, strict=True)}
+        self._expected = set(record.texts)
         self._counts["rounds"] += 1
         looked_up = record.draft is None or record.draft.tree.looked_up
         self._counts["plain_rounds"] += looked_up and record.tokens == record.rows
@@ -266,7 +266,7 @@ class Controller:
             self._learn(record, expected)
 
     def _learn(self, record: RoundRecord, expected: set[int]) -> None:
-        """Learn from a round; rows whose lengths weren't `expected` are new."""
+        """Learn from a round; texts that weren't `expected` are new."""
         whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
         drafted = record.draft is not None and not record.draft.tree.looked_up
         cold = _finds_cold_caches(record, expected, self._probe)
@@ -280,9 +280,9 @@ class Controller:
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
         self._overhead.learn(unseen, whole, kind, record.overhead)
-        copied = record.copied
+        copied = sum(record.copied)
         if record.draft is not None:
-            self._learn_gain(record, copied)
+            self._learn_gain(record)
         if not drafted:
             self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
@@ -295,7 +295,7 @@ class Controller:
             self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
-                rate = self._wanted.rate_if(self.gain.hope(record.rows), record.rows)
+                rate = self._wanted.rate_if(self.gain.hope, record.rows)
                 self._missed += self._prospects.plain_seconds - record.rows / rate
             if record.draft is None and not cold and record.rows == self._prospects.rows:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
@@ -361,20 +361,21 @@ class Controller:
             **self._counts,
         )
 
-    def _replan(self, rows: int, lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool) -> None:
+    def _replan(
+        self, texts: Sequence[int], lengths: Sequence[int], groups: Sequence[int], room: int, *, settles: bool
+    ) -> None:
         """Choose the shape again; if it `settles`, after fitting costs to the latest rounds."""
         began = self._clock()
         self.gain.settle(values=settles)
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
             self._plain_prices.settle()
             self.costs.settle()
-        sampled = sum(groups)
         self.costs.overhead = self._overhead.beyond_plain("drafted") + self._searching * self._lookups.looking
         prospects = Prospects(
-            self.gain.forecast((rows - sampled, sampled)),
+            self.gain.forecast(texts, groups),
             self.costs,
             self._widths,
-            rows,
+            len(texts),
             lengths,
             depth=room,
             stops_early=self._counts_freely,
@@ -386,7 +387,7 @@ class Controller:
             change = _CHANGE if self._counts_freely else _CHANGE_RECORDED
             best = held if best.rate < change * held.rate else best
         used: Prospect | None = None
-        if self._computes and best.rate_if(self.gain.hope(rows), rows) >= least:
+        if self._computes and best.rate_if(self.gain.hope, len(texts)) >= least:
             used = best if best.rate >= least else prospects.short(best.shape)  # in hope
         self._recording = 0.0
         if used is not None and self._recordings is not None:
@@ -414,15 +415,16 @@ class Controller:
         drift = self.gain.drift
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        rate = self._best.rate_if(drift * self.gain.hope(rows), rows)
+        rate = self._best.rate_if(drift * self.gain.hope, rows)
         return self._computes and wanted != (rate >= self._least * self._prospects.plain_rate)
 
-    def _spec(self, prospect: Prospect | None, groups: tuple[int, ...]) -> TreeSpec:
+    def _spec(self, prospect: Prospect | None, texts: Sequence[int], groups: tuple[int, ...]) -> TreeSpec:
         """The tree of a shape, the same until the next plan; with None, a tree of what is looked up alone."""
         return self._trees.of(
             prospect,
             groups,
-            chooses=self._probe is None or self._probe.chooses,
+            self.gain.calibrations(texts),
+            chooses=self._probe is None,
             keeps=self._probe is not None or self._analysing.due(),
             looks_up=self._looks_up and self._lookups.looking,
         )
@@ -432,8 +434,7 @@ class Controller:
         if self._probe is None or self._prospects is None:
             return
         rate = self._prospects.plain_rate if self._choice is None else self._choice.rate
-        lost = 0.0 if self._probe.chooses else seconds - record.emitted / rate
-        self._probe.allowance.spend(max(lost, self._probe.least))
+        self._probe.allowance.spend(max(seconds - record.emitted / rate, self._probe.least))
         hopeless = self._probe.hopeless(self._prospects.best.needed(self._prospects.plain_rate, record.rows))
         left = 0 if hopeless else self._probe.rounds - 1
         self._probe = self._probe._replace(rounds=left) if left else None
@@ -453,7 +454,7 @@ class Controller:
             self.costs.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
             return
         levels = tree.levels
-        if self._deferred or not expected.issuperset(record.lengths):
+        if self._deferred or not expected.issuperset(record.texts):
             levels = 0  # drafting began with observing deferred pairs, or the prompts of new rows
         passing = record.pass_seconds
         if not self._counts_freely:
@@ -475,7 +476,7 @@ class Controller:
             )
         )
 
-    def _learn_gain(self, record: RoundRecord, copied: int) -> None:
+    def _learn_gain(self, record: RoundRecord) -> None:
         """Learn from what a draft yielded, and from its nodes if reading them takes no sync or it was made for that."""
         if record.draft is None or record.spec is None:
             return
@@ -488,11 +489,12 @@ class Controller:
             if self._recordings is not None and self._recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self._recordings.usual)
             self._analysing.done(spent)
-        network = sum(map(len, record.draft.paths)) - record.rows - copied
+        kept = [len(path) - 1 - copied for path, copied in zip(record.draft.paths, record.copied, strict=True)]
+        network = sum(kept)
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:
             share = 1.0 if record.drafting is None else sum(record.drafting) / record.rows
-            self.gain.judge(judged.accepted * share, network, record.rows)
+            self.gain.judge(judged.accepted, record.texts, record.draft.tree.promise, kept, record.drafting)
             if self._probe is not None:
                 promised, brought = self._probe.promised + judged.accepted * share, self._probe.brought + network
                 self._probe = self._probe._replace(promised=promised, brought=brought)

@@ -1,9 +1,9 @@
 """Exploration: probes, which are rounds with a shape other than the one in use, within a budget of lost time.
 
-While speculating there are three kinds of probes: plain rounds, which keep the cost of plain decoding current; a
-larger draft than the one in use, of which only the nodes that pay are verified (on a CPU, where that is cheap); and a
-round that verifies more. While not speculating there are two: a draft of which only the nodes that pay are verified,
-often none; and two rounds of a large shape. Both first read everything that the drafter has deferred.
+While speculating there are two kinds of probes: plain rounds, which keep the cost of plain decoding current, and rounds
+of a larger shape, which show what its nodes are worth. While not speculating there are two as well: a few rounds of a
+short chain that show what a new text yields, and two rounds of a large shape. Drafts first read everything that the
+drafter has deferred.
 """
 
 from __future__ import annotations
@@ -17,51 +17,40 @@ from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.targets.graphs import USES, recurring
 from eyas.tree import TreeSpec
 
-_FOR_PLAIN, _FOR_DRAFTS, _FOR_LARGER = 0.002, 0.005, 0.003
-_FOR_DRAFTING, _FOR_SPECULATING = 0.003, 0.0015
-"""Shares of all time that each kind of probe may lose, while speculating and (second line) while not."""
-_CLOSE, _FOR_CLOSE = 1.3, 0.008
-"""The speedup below which speculation may be a loss if the cost of plain decoding has changed, and the share of time
-that may then be lost to keep that cost current, instead of `_FOR_PLAIN`: some memory's speed changes by half from one
-second to the next, which affects plain rounds more than those with trees."""
+_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER = 0.004, 0.004, 0.01, 0.003
+"""Shares of all time that each kind of probe may lose: plain rounds and larger shapes while speculating; the trials of
+new texts while not, and further trials of the same texts."""
 _PLAIN_PAIR = 2
-"""Plain rounds of a probe on a CPU if it is a close call. The first one after a draft takes 5 to 20% longer, as caches
-are full of other weights, so only the second one shows what plain decoding takes."""
-_PLAIN_RUN = 12
-"""The most plain rounds in a row while speculating: if a shape is used in hope, they lose time and show nothing."""
-_LEAST, _LEAST_DRAFT, _LEAST_LARGER = 0.02, 0.01, 0.05
+"""Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, as caches are full of other weights, so
+only the second one shows what plain decoding takes."""
+_LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
+_LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
+CHECKS = (3, 12, 48)
+"""Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
 """The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
 with drafts that counts as none; the number of sequences that then go unobserved for each one that was observed; the
 rounds that show how many rows there usually are."""
 _LASTING = 4
 """The rounds after which a batch that has changed is planned for while nothing is drafted."""
-_STRETCH, _LONG_STRETCH = 8, 16
-"""Rounds in a row that are planned together, and learned from together; the first while drafting pays by little. After
-each pass, whose weights fill the caches, every line of Python is slow."""
-_ON_TRIAL = {3: math.inf, 6: 1.5, 12: 1.3, 24: 1.2, 48: 1.1}
-"""Number of speculating rounds -> a speedup. At this number a plain round is run, whatever it loses, if speculation is
-predicted to gain less than the speedup: the cost of plain decoding may have been measured too high at start-up."""
-_SECOND_THOUGHTS, _CREDIT = (8, 24), 0.25
-"""Plain rounds in a row after which a draft is tried on credit, because the first words of an answer are hard to
-guess and say little about the rest; and the share of a plain round that such a draft may take at most."""
-_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _FOR_TRIALS, _IN_VAIN, _PAID = 8, 8, 3.0, 0.01, 4, 1.15
+_STRETCH, _REST = 8, 16
+"""Rounds in a row that are planned together, and learned from together, with and without drafts. After each pass, whose
+weights fill the caches, every line of Python is slow."""
+_TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
 """After `_TRIAL_AT` tokens a new text is tried with `_TRIAL_ROUNDS` rounds of drafting, if drafting would pay for a
-text that yields more by the share `_TRIAL_GAIN` (in a single row): texts differ by as much. The share of plain rounds'
-time that trials may lose, the rounds after which one is usually given up, and the speedup after which the next text is
-tried in any case."""
+text that yields more by the share `_TRIAL_GAIN` (in a single row): texts differ by as much. The rounds after which a
+trial is usually given up, and the speedup after which the next text is tried in any case."""
+_FURTHER, _CREDIT = (16, 32), 0.25
+"""The tokens after which a text is tried again with one round at any price, if that loses no more than this share of a
+plain round: the first words of an answer are hard to guess and say little about the rest."""
 _FOR_RECORDING, _RECORDING = 0.02, 60.0
 """The share of all time that recording other shapes may take while speculating on an accelerator, and the assumed
 length of the first recording, in plain rounds."""
-_DRAFTS = ({"deeper": 2}, {"wider": 1, "deeper": 1})
-_LOWER = {"lower": 3}
-_EAGER = 6
-"""How many times a `Pace` allows its work at doubling intervals, whatever that costs."""
 
 
 class Probe(NamedTuple):
@@ -75,8 +64,6 @@ class Probe(NamedTuple):
     """The least seconds that a round is charged with, so that a lucky one doesn't lead straight to another."""
     allowance: Allowance
     """The budget that is charged."""
-    chooses: bool = False
-    """Whether only nodes that pay are verified; each round is then charged with exactly `least`."""
     tries_text: bool = False
     """Whether its purpose is to show what a new text yields."""
     promised: float = 0.0
@@ -123,103 +110,69 @@ class Explorer:
     """Proposes probes within the budget of each kind."""
 
     def __init__(self) -> None:
-        self._plain, self._drafts = Allowance(_FOR_PLAIN), Allowance(_FOR_DRAFTS)
-        self._larger = Allowance(_FOR_LARGER)
-        self._drafting, self._speculating = Allowance(_FOR_DRAFTING), Allowance(_FOR_SPECULATING)
-        self._draft = self._direction = 0
-        self._speculated = self._rested = 0
-        self._plain_running = 0
-        """Plain rounds in a row while a shape is in use."""
+        self._plain, self._larger, self._trials, self._further = map(
+            Allowance, (_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER)
+        )
+        self._trials.earn(math.inf)  # the first one is free
+        self._direction = self._speculated = 0
         self._age = 0
         """Rounds since the texts being written began, as far as can be told."""
-        self._trials = Allowance(_FOR_TRIALS)
-        self._trials.earn(math.inf)  # the first one is free
 
     def renew(self) -> None:
         """Account for new texts in all rows, or nearly all."""
         self._age = 0
 
-    def ahead(self, planned: TreeSpec | None, left: float, speedup: float | None) -> int:
-        """How many more rounds may be like `planned`, which promises `speedup`, until a probe may be due.
-
-        `left` is a row's room in tokens.
-        """
-        stretch = _STRETCH if speedup is not None and speedup < _CLOSE else _LONG_STRETCH
+    def ahead(self, planned: TreeSpec | None, left: float) -> int:
+        """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
-            marks = [_TRIAL_AT - self._age, *(at - self._rested for at in _SECOND_THOUGHTS)]
-        elif planned.keeps_candidates or left < stretch * (planned.depth + 2) or self._age < _TRIAL_AT:
+            marks = (at - self._age for at in (_TRIAL_AT, *_FURTHER))
+            return min((_REST, *(mark for mark in marks if mark > 0))) - 1
+        if planned.keeps_candidates or left < _STRETCH * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
-        else:
-            marks = [at - self._speculated for at in _ON_TRIAL]
-        return min((stretch, *(mark for mark in marks if mark > 0))) - 1
+        return min((_STRETCH, *(at - self._speculated for at in CHECKS if at > self._speculated))) - 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
-        speculating = speedup is not None
         self._age += 1
-        self._speculated += speculating
-        self._rested = 0 if speculating else self._rested + 1
-        beside, instead = (self._plain, self._drafts, self._larger), (self._drafting, self._speculating)
-        for allowance in beside if speculating else instead:
+        self._speculated += speedup is not None
+        for allowance in (self._further,) if speedup is None else (self._plain, self._larger):
             allowance.earn(seconds)
         paid = speedup is not None and speedup > _PAID
         self._trials.earn(math.inf if paid else seconds)  # after a text that paid, the next is always tried
-        if speedup is not None and speedup < _CLOSE:
-            self._plain.earn(seconds * (_FOR_CLOSE / _FOR_PLAIN - 1.0))
 
-    def beside(self, prospects: Prospects, choice: Prospect, rows: int, chooses: bool, analysis: float) -> Probe | None:
-        """An affordable probe while speculating, if any. `chooses`: whether rounds verify only the nodes that pay.
-
-        A draft also costs the `analysis` of its candidates, in seconds.
-        """
-        least, speedup = _LEAST * choice.seconds, choice.rate / prospects.plain_rate
-        doubtful = speedup < _ON_TRIAL.get(self._speculated, 0.0)
-        run = _PLAIN_PAIR if chooses and speedup < _CLOSE else 1
-        loss = max(run * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up, least)
-        if self._plain_running < _PLAIN_RUN and (doubtful or self._plain.affords(loss)):
-            self._plain_running += run
-            return Probe(None, run, prospects.catching_up / run, self._plain)
-        self._plain_running = 0
-        if chooses:
-            larger = prospects.larger(choice.shape, **_DRAFTS[self._draft])
-            loss = max(larger.drafting - choice.drafting, _LEAST_DRAFT * choice.seconds) + analysis
-            if self._drafts.affords(loss):
-                self._draft = (self._draft + 1) % len(_DRAFTS)
-                return Probe(larger, 1, loss, self._drafts, chooses=True)
-        directions = (_LOWER,) if chooses else (*_DRAFTS, _LOWER)
-        larger = prospects.larger(choice.shape, **directions[self._direction % len(directions)])
-        least = _LEAST_LARGER * choice.seconds + analysis
-        if self._larger.affords(max(larger.seconds - (rows + larger.accepted) / choice.rate + analysis, least)):
+    def beside(self, prospects: Prospects, choice: Prospect, rows: int, analysis: float) -> Probe | None:
+        """An affordable probe while speculating, if any; drafts also cost the `analysis` of candidates, in seconds."""
+        least = _LEAST * choice.seconds
+        loss = _PLAIN_PAIR * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up
+        if self._speculated in CHECKS or self._plain.affords(max(loss, least)):
+            self._speculated += 1  # else a check would follow itself
+            return Probe(None, _PLAIN_PAIR, prospects.catching_up / _PLAIN_PAIR, self._plain)
+        larger = prospects.larger(choice.shape, **_LARGER[self._direction % len(_LARGER)])
+        loss = larger.seconds - (rows + larger.accepted) / choice.rate
+        if self._larger.affords(max(loss, least) + analysis):
             self._direction += 1
-            return Probe(larger, 1, least, self._larger)
+            return Probe(larger, 1, least + analysis, self._larger)
         return None
 
-    def instead_of_plain(
-        self, prospects: Prospects, reading: Callable[[], float], chooses: bool, analysis: float
-    ) -> Probe | None:
+    def instead_of_plain(self, prospects: Prospects, reading: Callable[[], float], analysis: float) -> Probe | None:
         """An affordable probe while not speculating, if any.
 
         Its cost includes the `analysis` of candidates and the `reading` of deferred pairs, in seconds. The latter is
         computed only if the rest is covered: plain rounds of a small target take little longer than computing it.
         """
-        best = prospects.best
+        # with all that it offers: the nodes that are likely enough to pay are too few to tell texts apart
+        tried = prospects.of(prospects.short(prospects.best.shape).shape._replace(threshold=0))
+        loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds)
         if self._age == _TRIAL_AT:
-            # with all that it offers: the nodes that are likely enough to pay are too few to tell texts apart
-            tried = prospects.of(prospects.short(best.shape).shape._replace(threshold=0))
             luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
             pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
-            if pays and self._trials.affords(_IN_VAIN * (tried.seconds - prospects.plain_seconds)):
+            if pays and self._trials.affords(_IN_VAIN * loss):
                 return Probe(tried, _TRIAL_ROUNDS, 0.0, self._trials, tries_text=True)
-        deeper, larger, draft_loss, larger_loss = prospects.at_rest(_LEAST_DRAFT, _LEAST)
-        draft_loss, larger_loss = draft_loss + analysis, larger_loss + 2 * analysis
-        if chooses:
-            on_credit = self._rested in _SECOND_THOUGHTS
-            if on_credit or self._drafting.covers(draft_loss):
-                loss = draft_loss + reading()
-                if self._drafting.affords(loss) or (on_credit and loss <= _CREDIT * prospects.plain_seconds):
-                    return Probe(deeper, 1, loss, self._drafting, chooses=True)
-        if self._speculating.covers(larger_loss) and self._speculating.affords(larger_loss + reading()):
-            return Probe(larger, 2, 0.0, self._speculating)
+        on_credit = self._age in _FURTHER
+        if on_credit or self._further.covers(loss + analysis):
+            loss += analysis + reading()
+            if self._further.affords(loss) or (on_credit and loss <= _CREDIT * prospects.plain_seconds):
+                return Probe(tried, 1, loss, self._further, tries_text=True)
         return None
 
 
@@ -297,8 +250,7 @@ class LookupTrials:
     @property
     def plain_due(self) -> bool:
         """Whether a plain round is due, because hardly any pass so far has shown its cost without copies."""
-        speedup = 1.0 + self._gained / self._seconds if self._seconds else 1.0
-        return self._rounds > 2 * self._plain_at and speedup < _ON_TRIAL.get(self._rounds, 0.0)
+        return self._rounds > 2 * self._plain_at and self._rounds in CHECKS
 
     def renew(self) -> None:
         """Account for new texts: what was copied in others says little about them."""
@@ -372,27 +324,19 @@ class Recordings:
 
 
 class Pace:
-    """Decides when to repeat some work, so that it takes no more than a share of the time.
-
-    The first few times it is done at doubling intervals.
-    """
+    """Decides when to repeat some work, so that it takes no more than a share of the time."""
 
     def __init__(self, share: float, least: int, most: int) -> None:
-        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time."""
+        """Repeat every `least` to `most` rounds, if possible within `share` of the rounds' time; begin at once."""
         self._share, self._least, self._most = share, least, most
         self._cost = 0.0
         self._since = most
         self._seconds = 0.0
-        self._times = 0
 
     def due(self) -> bool:
         """Whether the work should be done now."""
-        early = self._times < _EAGER and self._since >= 2**self._times // 2
-        return (
-            early
-            or self._since >= self._most
-            or (self._since >= self._least and self._seconds * self._share >= self._cost)
-        )
+        affordable = self._seconds * self._share >= self._cost
+        return self._since >= self._most or (self._since >= self._least and affordable)
 
     @property
     def cost(self) -> float:
@@ -408,4 +352,3 @@ class Pace:
         """Account for the work, which took `seconds`; a single outlier changes its expected cost little."""
         self._cost = seconds if self._cost == 0.0 else self._cost + 0.2 * (min(seconds, 3 * self._cost) - self._cost)
         self._since, self._seconds = 0, 0.0
-        self._times += 1

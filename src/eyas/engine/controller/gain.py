@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,11 @@ _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
-_TYPICAL = 5.0
-"""The forecast tokens of a row after which its own results weigh as much as what is known of all texts."""
+_TYPICAL, _TRUSTED = 5.0, 3.0
+"""The forecast tokens of a text after which what it was offered weighs as much as what others were, and the offered
+tokens after which what it accepted does."""
 _USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
-"""The same for forecasts of all texts, which may be consistently too high or low; and how their results decay."""
+"""The same for what all texts are offered, as forecasts may be consistently too high or low; and how that decays."""
 _HOPE = 0.25
 """The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
 _LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
@@ -44,10 +46,61 @@ _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
 _YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
-"""The factors by which a row's own results decay each round, with a draft and without."""
+"""The factors by which a text's own results decay each round, with a draft and without."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
 """Rounds after which the promise of copies is compared with results; the standard deviations beyond which it was wrong;
 the weight that what was learned about copies then keeps, as copied passages end suddenly."""
+
+
+class Yield(NamedTuple):
+    """How a text compares with all others."""
+
+    offers: float
+    """What the drafter offers, by the values of its nodes, per forecast token."""
+    calibration: float
+    """Accepted tokens per offered one."""
+
+    @property
+    def accepted(self) -> float:
+        """Accepted tokens per forecast one."""
+        return self.offers * self.calibration
+
+
+@dataclass(slots=True)
+class Text:
+    """What the drafts of an answer have shown so far: sums in tokens, which decay."""
+
+    forecast: float = 0.0
+    """What they would have brought if the text were like all others."""
+    offered: float = 0.0
+    """The values of their nodes: what they would have brought if nodes were worth what they are worth elsewhere."""
+    accepted: float = 0.0
+    shown: float = 0.0
+    """`forecast` without decay: how much is known."""
+
+    def learn(self, forecast: float, offered: float, accepted: float) -> None:
+        """Account for a draft."""
+        self.fade(_YIELD_FADE)
+        self.forecast += forecast
+        self.offered += offered
+        self.accepted += accepted
+        self.shown += forecast
+
+    def fade(self, factor: float) -> None:
+        """Let `factor` remain of what it has shown."""
+        self.forecast *= factor
+        self.offered *= factor
+        self.accepted *= factor
+
+    def compared(self, usual: float) -> Yield:
+        """Its yield, by a Gamma prior around what is usual and by its own results; `usual` are all texts' offers."""
+        offers = (self.offered + _TYPICAL) / (self.forecast + _TYPICAL)
+        calibration = (self.accepted + _TRUSTED) / (self.offered + _TRUSTED)
+        return Yield(usual * _bounded(offers), _bounded(calibration))
+
+
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
 
 
 class Forecast(NamedTuple):
@@ -67,10 +120,10 @@ class GainModel:
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
-        self._own_forecast, self._own_accepted, self._yield = 0.0, 0.0, 1.0
-        self._shown = 0.0
-        """The tokens forecast so far for the texts being written: how much is known about their yield."""
-        self._usual_forecast, self._usual_accepted = 0.0, 0.0
+        self._texts: dict[int, Text] = {}
+        self._settled: dict[int, Yield] = {}
+        """What forecasts assume of each text."""
+        self._usual_forecast, self._usual_offered = 0.0, 0.0
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learned was last saved."""
@@ -89,7 +142,7 @@ class GainModel:
     @property
     def _learnt(self) -> dict[str, Array]:
         """What was learned about the drafter, by name."""
-        usual = np.array((self._usual_forecast, self._usual_accepted))
+        usual = np.array((self._usual_forecast, self._usual_offered))
         return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, usual), strict=True))
 
     def keep(self) -> None:
@@ -109,52 +162,63 @@ class GainModel:
             return
         for name, state in own.items():
             state[:] = _RESUMED * learnt[name]
-        self._usual_forecast, self._usual_accepted = map(float, own["usual"])
+        self._usual_forecast, self._usual_offered = map(float, own["usual"])
         self.settle()
 
-    def renew(self, share: float) -> None:
-        """Forget the yield of the texts being written, for the `share` of rows that have new ones."""
-        self._own_forecast *= 1.0 - share
-        self._own_accepted *= 1.0 - share
-        self._shown *= 1.0 - share
+    def follow(self, texts: Sequence[int]) -> None:
+        """The texts being written from now on; forget all others."""
+        self._texts = {text: self._texts.get(text) or Text() for text in texts}
 
     def rest(self) -> None:
         """Account for a round without a draft."""
-        self._own_forecast *= _RESTING_FADE
-        self._own_accepted *= _RESTING_FADE
+        for text in self._texts.values():
+            text.fade(_RESTING_FADE)
+
+    def _assumed(self, text: int) -> Yield:
+        return self._settled.get(text) or Yield(self._usual, 1.0)
+
+    def calibrations(self, texts: Sequence[int]) -> tuple[float, ...]:
+        """Accepted tokens per offered one in each text, as forecasts assume."""
+        return tuple(self._assumed(text).calibration for text in texts)
 
     @property
     def drift(self) -> float:
         """What the texts being written yield now, compared with what the last forecast assumed."""
-        return self._current_yield / self._yield
-
-    @property
-    def _current_yield(self) -> float:
-        """Accepted tokens per forecast one: a Gamma prior around what is usual, and what these rows' rounds brought."""
-        ratio = (self._own_accepted + _TYPICAL) / (self._own_forecast + _TYPICAL)
-        return self._usual * min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
+        usual, assumed = self._usual, sum(self._assumed(text).accepted for text in self._texts)
+        return sum(text.compared(usual).accepted for text in self._texts.values()) / assumed if assumed else 1.0
 
     @property
     def _usual(self) -> float:
-        """The same for all texts: the shape that promises the most is often one whose forecast is too high."""
-        return (self._usual_accepted + _USUAL) / (self._usual_forecast + _USUAL)
+        """What all texts are offered: the shape that promises the most is often one whose forecast is too high."""
+        return (self._usual_offered + _USUAL) / (self._usual_forecast + _USUAL)
 
-    def hope(self, rows: int) -> float:
-        """The factor by which the texts of `rows` rows may well yield more than expected, until results are in."""
-        return 1.0 + _HOPE * _TYPICAL / ((self._shown + _TYPICAL) * math.sqrt(rows))
+    @property
+    def hope(self) -> float:
+        """The factor by which the texts may well yield more than expected, until results are in."""
+        unknown = [_TYPICAL / (text.shown + _TYPICAL) for text in self._texts.values()]
+        count = max(1, len(unknown))
+        return 1.0 + _HOPE * sum(unknown) / (count * math.sqrt(count))  # many texts differ less from the average
 
-    def judge(self, promised: float, kept: float, rows: int) -> None:
-        """Compare the `promised` accepted draft tokens of a round of `rows` rows with the `kept` ones.
+    def judge(
+        self,
+        promised: float,
+        texts: Sequence[int],
+        offered: Sequence[float] | None,
+        kept: Sequence[int],
+        drafting: Sequence[bool] | None,
+    ) -> None:
+        """Compare what a round of all `texts` [R] `promised` with what each was `offered`, and the tokens it `kept`.
 
-        Texts differ, so what these rows yield is learned within some rounds, and soon forgotten when others follow.
+        Where it isn't known what was offered (None), it counts as what was kept.
         """
-        forecast, accepted = promised / self._yield / rows, kept / rows
-        usual = self._usual
-        self._shown += forecast * usual
-        self._own_forecast = self._own_forecast * _YIELD_FADE + forecast * usual
-        self._own_accepted = self._own_accepted * _YIELD_FADE + accepted
-        self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
-        self._usual_accepted = self._usual_accepted * _USUAL_FADE + accepted
+        usual, offered = self._usual, kept if offered is None else offered
+        forecast = promised / sum(self._assumed(text).accepted for text in texts)
+        among = [row for row in range(len(texts)) if drafting is None or drafting[row]]
+        for row in among:
+            self._texts.setdefault(texts[row], Text()).learn(forecast * usual, offered[row], kept[row])
+        if among:
+            self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
+            self._usual_offered = self._usual_offered * _USUAL_FADE + sum(offered[row] for row in among) / len(among)
 
     def judge_found(self, promised: float, kept: float) -> None:
         """Compare the accepted tokens `promised` by a round's copied nodes with those `kept`.
@@ -178,21 +242,23 @@ class GainModel:
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values, self._valued = self._acceptance.table(), self._drafts
-        self._yield = self._current_yield
+        usual = self._usual
+        self._settled = {name: text.compared(usual) for name, text in self._texts.items()}
 
-    def forecast(self, group_rows: Sequence[int]) -> Forecast:
-        """The forecast for a batch with `group_rows` [G] rows of each group."""
+    def forecast(self, texts: Sequence[int], groups: Sequence[int]) -> Forecast:
+        """The forecast for a batch of `texts` [R] in these `groups` [R]."""
         rates, best = self._supply.rates, self._supply.best
         shape = (len(self.widths), self.depth, len(THRESHOLDS))
         nodes, accepted = np.zeros(shape), np.zeros(shape)
         idle = np.ones(shape[1:])  # [D, L] the probability that no row has a node worth another level
         for group in range(GROUPS):
-            rows = group_rows[group]
-            if not rows:
+            assumed = [self._assumed(text) for text, own in zip(texts, groups, strict=True) if own == group]
+            if not assumed:
                 continue
-            nodes += rows * self._yield * (rates[group] @ _KEPT)
-            accepted += rows * np.minimum(self._yield * (rates[group] @ _WORTH), 1.0)
-            reach = np.minimum(self._yield * (best[group] @ _KEPT), 1.0)  # [D, L]
+            rows, offers = len(assumed), sum(one.offers for one in assumed)
+            nodes += offers * (rates[group] @ _KEPT)
+            accepted += rows * np.minimum(sum(one.accepted for one in assumed) / rows * (rates[group] @ _WORTH), 1.0)
+            reach = np.minimum(offers / rows * (best[group] @ _KEPT), 1.0)  # [D, L]
             idle *= (1.0 - reach) ** rows
         # level 1 is always drafted, level d + 1 if some row's best at depth d goes on
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)

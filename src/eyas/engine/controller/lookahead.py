@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from eyas.engine.controller.controller import Controller
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import Allowance
+from eyas.engine.controller.explore import CHECKS, Allowance
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
@@ -40,8 +40,6 @@ _LEAST = 0.02
 """The least share of its time that such a round is assumed to lose."""
 _REST = 16
 """Plain rounds that are planned together."""
-_CHECKS = (3, 12, 48)
-"""Rounds with windows after which a plain one follows at any price: its cost may have been measured too high."""
 
 
 class LookaheadController(Controller):
@@ -61,15 +59,16 @@ class LookaheadController(Controller):
 
     def plan(
         self,
-        rows: int,
+        texts: Sequence[int],
         lengths: Sequence[int],
         sampled: Sequence[bool] | None = None,  # noqa: ARG002
         unread: Sequence[int] | None = None,  # noqa: ARG002
     ) -> TreeSpec | None:
-        """The window, for a round of `rows` rows that hold `lengths` committed tokens each; None = plain."""
-        if not rows or self.goes_on(lengths):
+        """The window, for a round of these `texts`, of which `lengths` tokens are committed; None = plain."""
+        if not texts or self.goes_on(texts):
             return None
         self._end_stretch()
+        rows = len(texts)
         situation = (rows, max(lengths).bit_length())
         if situation != self._situation or self._planning.due():
             self._situation = situation
@@ -77,7 +76,7 @@ class LookaheadController(Controller):
         self._checking = False
         if self._pays:
             lost = max(self._plain_seconds - rows / self._window_rate, _LEAST * self._window_seconds)
-            self._checking = self._used in _CHECKS or self._for_plain.affords(lost)
+            self._checking = self._used in CHECKS or self._for_plain.affords(lost)
             return None if self._checking else self._window
         if not self._trial:
             rounds = _TRIAL * self._window.depth
@@ -151,7 +150,7 @@ class LookaheadController(Controller):
         allowance.spend(max(whole - worth, _LEAST * whole))
         self._counts["probes"] += 1
 
-    def _learn_gain(self, record: RoundRecord, copied: int) -> None:
+    def _learn_gain(self, record: RoundRecord) -> None:
         """Do nothing: a window isn't sized by what its nodes are worth."""
 
     def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:  # noqa: ARG002

@@ -110,7 +110,6 @@ class Prospects:
         self._padding = partial(costs.padding_seconds, rows=rows)
         self.rows = rows
         self._known: dict[Shape, Prospect] = {}
-        self._at_rest: tuple[Prospect, Prospect, float, float] | None = None
         self._added: dict[int, Array] = {}  # seconds of 1, 2, ... nodes, by how many were asked for
         self._padded: dict[int, Array] = {}  # of padded positions, likewise
         self.plain_seconds = costs.plain_seconds(rows, lengths)
@@ -123,17 +122,6 @@ class Prospects:
         """The fastest speculating shape."""
         at = np.unravel_index(int(self._rate.argmax()), self._rate.shape)
         return self.of(Shape(int(at[0]), int(at[1]), int(at[2])))
-
-    def at_rest(self, least_draft: float, least: float) -> tuple[Prospect, Prospect, float, float]:
-        """The two shapes to probe in place of plain rounds, and the seconds that a draft of the first and two rounds of
-        the second lose: at least `least_draft` of a plain round's, and `least` of the second shape's own.
-        """
-        if self._at_rest is None:
-            deeper, larger = self.larger(self.best.shape, deeper=1), self.larger(self.best.shape, 1, 1, 2)
-            lost = 2 * (larger.seconds - (self.rows + larger.accepted) / self.plain_rate)
-            losses = max(deeper.drafting, least_draft * self.plain_seconds), max(lost, least * larger.seconds)
-            self._at_rest = deeper, larger, *losses
-        return self._at_rest
 
     def short(self, shape: Shape) -> Prospect:
         """The forecast of a short chain in place of `shape`: it shows what larger trees would yield, and costs little

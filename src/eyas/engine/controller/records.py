@@ -14,7 +14,8 @@ from eyas.tree.draft_tree import Source
 class RoundRecord(NamedTuple):
     """The measurements of one decoding round, as the engine reports them; R rows."""
 
-    rows: int
+    texts: Sequence[int]
+    """[R] a number for the answer in each row, the same in all of its rounds."""
     lengths: Sequence[int]
     """[R] committed tokens of each row before the round."""
     spec: TreeSpec | None
@@ -39,21 +40,25 @@ class RoundRecord(NamedTuple):
     """Pairs of prompts that the drafter was given since the previous round, read or deferred."""
 
     @property
+    def rows(self) -> int:
+        """R, how many rows there were."""
+        return len(self.texts)
+
+    @property
     def lookup_seconds(self) -> float:
         """The part of `draft_seconds` in which a drafter with a network looked for copies."""
         return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
 
     @property
-    def copied(self) -> int:
-        """Accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess too."""
+    def copied(self) -> list[int]:
+        """[R] accepted tokens that were copied, and that the drafter's network, if there is one, didn't guess too."""
         if self.draft is None or self.draft.tree.sources is None:
-            return 0
+            return [0] * self.rows
         sources = self.draft.tree.sources.tolist()
-        return sum(
-            row[node - 1] == Source.LOOKUP
+        return [
+            sum(row[node - 1] == Source.LOOKUP for node in path[1:])
             for row, path in zip(sources, self.draft.paths, strict=True)
-            for node in path[1:]
-        )
+        ]
 
     @property
     def padded(self) -> int:

@@ -31,13 +31,14 @@ class PlannedTrees:
         self._made.clear()
 
     def of(
-        self, prospect: Prospect | None, groups: tuple[int, ...], *, chooses: bool, keeps: bool, looks_up: bool
-    ) -> TreeSpec:
+        self, prospect: Prospect | None, groups: tuple[int, ...], calibrations: tuple[float, ...], *,
+        chooses: bool, keeps: bool, looks_up: bool,
+    ) -> TreeSpec:  # fmt: skip
         """The tree of a shape for rows in `groups` [R]; with None, a tree of what is looked up alone.
 
         `chooses`: whether only nodes that pay are verified; `keeps`: whether the candidates are kept.
         """
-        key = (None if prospect is None else prospect.shape, groups, chooses, keeps, looks_up)
+        key = (None if prospect is None else prospect.shape, groups, calibrations, chooses, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
             self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], len(groups))
         elif key not in self._made:
@@ -47,6 +48,7 @@ class PlannedTrees:
                 made,
                 values=self._values,
                 groups=groups if any(groups) else None,
+                calibrations=None if prospect is None else calibrations,
                 keeps_candidates=keeps,
                 looks_up=looks_up,
             )
