@@ -36,7 +36,7 @@ from eyas.cli.common import display
 from eyas.drafters.base import Drafter
 from eyas.drafters.loading import drafter_layout, drafter_of
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
+from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController
 from eyas.engine.runner import state_columns
 from eyas.files import write_json
 from eyas.targets import Target, load_target
@@ -261,7 +261,7 @@ class Oracle(tiny.OracleDrafter):
         return next(fitting, None)
 
 
-class Simulated(Controller):
+class Simulated(TreeController):
     """The controller of `--tree auto` with made-up times, so that it plans the same rounds on every machine."""
 
     def __init__(self, token: float) -> None:

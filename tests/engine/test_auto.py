@@ -9,7 +9,7 @@ import pytest
 
 from eyas.drafters.decoding import NetworkPairs
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import Controller, CostModel, CostTable, Curve, explore
+from eyas.engine.controller import CostModel, CostTable, Curve, TreeController, explore
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
@@ -40,7 +40,7 @@ def costs(token: float) -> CostTable:
     )
 
 
-class Restless(Controller):
+class Restless(TreeController):
     """Keeps what was planned; takes rounds to last what the costs say, so that what it does is the same everywhere."""
 
     def __init__(self, token: float, **options: object) -> None:
@@ -70,7 +70,7 @@ def plain(sampled: bool) -> list[list[int]]:
     return [done.token_ids for done in Engine(tiny.target("llama"), batch_size=8).generate(requests(sampled))]
 
 
-def run(controller: Controller, batch_size: int, sampled: bool) -> list[Completion]:
+def run(controller: TreeController, batch_size: int, sampled: bool) -> list[Completion]:
     drafter = tiny.OracleDrafter(
         [[*r.prompt, *t] for r, t in zip(requests(sampled), plain(sampled), strict=True)], (1,)
     )

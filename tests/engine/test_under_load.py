@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from eyas.engine import Engine, Limits, Speculation, scheduler
-from eyas.engine.controller import Controller
+from eyas.engine.controller import TreeController
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Completion, Request, SamplingParams
 
@@ -42,7 +42,7 @@ def some_request(draw: random.Random, index: int) -> Request:
     return Request(tuple(stem + own), SamplingParams(**params), f"r{index}", speculate=draw.random() < 0.8)
 
 
-class Whims(Controller):
+class Whims(TreeController):
     """Another tree every round, and often none; the drafter observes a `share` of the sequences."""
 
     probing = False
@@ -57,17 +57,17 @@ class Whims(Controller):
 
     def plan(
         self,
-        rows: int,
+        texts: Sequence[int],
         lengths: Sequence[int],
         sampled: Sequence[bool] | None = None,
         unread: Sequence[int] | None = None,
     ) -> TreeSpec | None:
-        assert rows == len(lengths) == len(sampled or ()) == len(unread or ()) > 0
+        assert len(set(texts)) == len(lengths) == len(sampled or ()) == len(unread or ()) > 0
         self.planned += 1
         return self._draw.choice(self._trees)
 
-    def goes_on(self, lengths: Sequence[int]) -> bool:
-        assert lengths
+    def goes_on(self, texts: Sequence[int]) -> bool:
+        assert texts
         return False
 
     def admits(self, rows: int) -> bool:

@@ -252,7 +252,7 @@ class EngineCore:
                 if scheduler.shrink():  # gives memory back to the system
                     slots.reshape(scheduler.room)
             if not scheduler.busy and runner.controller is not None:
-                runner.controller.gain.keep()
+                runner.controller.keep()
             scheduler.passes.succeeded()
             intact = True
         except (CacheMemoryError, PassMemoryError) as error:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord
+from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
@@ -207,11 +207,11 @@ class Simulation:
         """Tokens per second so far."""
         return self.tokens / self.seconds
 
-    def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:
+    def run(self, planner: TreeController | TreeSpec | None, rounds: int) -> float:
         """Tokens per second of `rounds` rounds under a controller or a fixed shape."""
         before = self.seconds, self.tokens
         for _ in range(rounds):
-            if isinstance(planner, Controller):
+            if isinstance(planner, TreeController):
                 lengths = self.current_lengths()
                 planner.learn(self.round(planner.plan(self.texts, lengths)))
             else:
@@ -219,9 +219,9 @@ class Simulation:
         return (self.tokens - before[1]) / (self.seconds - before[0])
 
 
-def controller(machine: Machine, **options: object) -> Controller:
+def controller(machine: Machine, **options: object) -> TreeController:
     """A controller that knows the machine and plans in no time."""
-    return Controller(CostModel(machine.table()), **{"clock": lambda: 0.0, **options})  # type: ignore[arg-type]
+    return TreeController(CostModel(machine.table()), **{"clock": lambda: 0.0, **options})  # type: ignore[arg-type]
 
 
 def mixed(rows: int, seed: int = 0) -> Text:

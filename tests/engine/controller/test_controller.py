@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.controller import RoundRecord, TreeController
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -23,13 +23,13 @@ def plain_rate(text: Text, machine: Machine = MACHINE) -> float:
     return Simulation(machine, text).run(None, 3)
 
 
-def planned(made: Controller, simulation: Simulation) -> TreeSpec | None:
+def planned(made: TreeController, simulation: Simulation) -> TreeSpec | None:
     """The tree for the next round."""
     lengths = simulation.current_lengths()
     return made.plan(simulation.texts, lengths)
 
 
-def decided(made: Controller, rows: int) -> SharedTree | None:
+def decided(made: TreeController, rows: int) -> SharedTree | None:
     """The shape in use, a probe or none aside."""
     spec = made._spec(made._choice, range(rows), (0,) * rows) if made._choice is not None else None
     return spec
@@ -289,7 +289,7 @@ def test_predictions_come_true() -> None:
     assert 0 < state.plain_rounds < state.probes < 110
 
 
-def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[TreeSpec]:
+def run_specs(made: TreeController, rows: int, rounds: int = 60) -> list[TreeSpec]:
     simulation, specs = Simulation(MACHINE, mixed(rows)), list[TreeSpec]()
     for _ in range(rounds):
         spec = planned(made, simulation)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.engine.controller import Controller, CostModel, RoundRecord
+from eyas.engine.controller import CostModel, RoundRecord, TreeController
 from eyas.engine.controller.explore import LookupTrials
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
@@ -108,7 +108,7 @@ class Lookups(Simulation):
         )
 
 
-def looks_up(**options: object) -> Controller:
+def looks_up(**options: object) -> TreeController:
     return controller(MACHINE, looks_up=True, **options)
 
 
@@ -250,7 +250,7 @@ def test_copies_that_go_wrong_cost_a_fast_target_little(promised: float, sure: f
     for seed in range(4):
         text = CopiedText([1.0], [1.0], seed=seed, share=1.0, sure=sure, promised=promised)
         simulation = Lookups(SMALL, text, searching=0.6e-3)
-        made = Controller(CostModel(cheap.table()), clock=lambda: 0.0, looks_up=True, computes=False)
+        made = TreeController(CostModel(cheap.table()), clock=lambda: 0.0, looks_up=True, computes=False)
         while simulation.tokens < 128:
             simulation.run(made, 1)
         rates.append(simulation.rate)

@@ -23,7 +23,8 @@ from typing import cast
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.engine.controller.controller import DEPTH, WIDTHS, Controller
+from eyas.engine.controller.base import Controller
+from eyas.engine.controller.controller import DEPTH, WIDTHS, TreeController
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.lookahead import LookaheadController
@@ -380,7 +381,7 @@ def make_controller(
     if window is not None:
         return LookaheadController(CostModel(costs), window)
     depth = min(DEPTH, drafter.max_depth or DEPTH)
-    controller = Controller(
+    controller = TreeController(
         CostModel(costs),
         widths=widths,
         depth=depth,

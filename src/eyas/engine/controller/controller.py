@@ -11,11 +11,13 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from eyas.engine.controller.base import Controller
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import Audience, Explorer, Lasting, LookupTrials, Pace, Probe, Recordings
+from eyas.engine.controller.explore import Explorer, Lasting, LookupTrials, Pace, Probe, Recordings
 from eyas.engine.controller.gain import GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.engine.controller.records import ControllerState, RoundRecord
@@ -44,17 +46,15 @@ may recur, which double each time as some machines never stop changing; and thei
 _COLD = 8
 """The number of first rounds from which the least overhead is taken, not the average."""
 _STALE_FADE = 1.0 - 1.0 / 6.0
-_FADE = 1.0 - 1.0 / 100.0
-"""The factor by which running averages decay each round."""
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
 
 
-def _finds_cold_caches(record: RoundRecord, expected: set[int], probe: Probe | None) -> bool:
-    """Whether a plain round is the first one of rows that aren't of the `expected` lengths, or of a probe."""
-    return expected.isdisjoint(record.texts) or (probe is not None and probe.warms_up)
+def _finds_cold_caches(record: RoundRecord, before: set[int], probe: Probe | None) -> bool:
+    """Whether a plain round is the first one of its texts, none of which was among those `before`, or of a probe."""
+    return before.isdisjoint(record.texts) or (probe is not None and probe.warms_up)
 
 
 class Overhead:
@@ -111,8 +111,8 @@ class PlainPrices:
         self.rounds, self._error = 0, 0.0
 
 
-class Controller:
-    """Plans the draft tree of each round and learns from how the round went."""
+class TreeController(Controller):
+    """Plans trees of the shape that promises the most, or plain rounds."""
 
     def __init__(
         self,
@@ -132,15 +132,14 @@ class Controller:
         Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
         `looks_up`: whether it finds continuations on the host.
         """
-        self.costs, self.gain = costs, GainModel(widths, depth, len(Source) if looks_up else 1)
+        super().__init__(costs, clock)
+        self.gain = GainModel(widths, depth, len(Source) if looks_up else 1)
         self._computes, self._looks_up = computes, looks_up
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
-        self._counts_freely, self._clock = counts_freely, clock
+        self._counts_freely = counts_freely
         self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer, self._lookups = Explorer(), LookupTrials()
-        self.audience = Audience()
-        """Decides which sequences the drafter observes."""
         self._searching = 0.0
         """Seconds that looking for copies takes in addition to a network's draft: a running mean."""
         self._recordings = None if counts_freely else Recordings()
@@ -161,56 +160,34 @@ class Controller:
         self._plain_prices = PlainPrices()
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
-        self._expected: set[int] = set()
-        """The texts of the last round."""
-        self._planned: TreeSpec | None = None
-        self._ahead = 0
-        """Further rounds that are planned already, to be like the last one."""
-        self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
-        """Rounds to learn from, and the texts of the round before each."""
-        self._emitted, self._seconds, self._prompt_pairs = 0.0, 0.0, 0.0
         self._overhead = Overhead()
-        self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
-        self._sums = {"depth": 0, "width": 0, "nodes": 0}
 
-    def goes_on(self, texts: Sequence[int]) -> bool:
-        """Whether the next round of these texts is planned already: as the last one."""
-        planned = self._ahead and len(texts) == self._situation[0] and self._expected.issuperset(texts)
-        self._ahead -= bool(planned)
-        return bool(planned)
-
-    def plan(
+    def _plan(
         self,
         texts: Sequence[int],
         lengths: Sequence[int],
-        sampled: Sequence[bool] | None = None,
-        unread: Sequence[int] | None = None,
+        sampled: Sequence[bool] | None,
+        unread: Sequence[int] | None,
     ) -> TreeSpec | None:
-        """The tree for a round of these `texts`, of which `lengths` tokens are committed; None = plain.
-
-        A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains.
+        """A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains.
         If it finds nothing, the round is plain.
 
-        `sampled` says which rows have a temperature above 0; None = none has. `unread` is the number of deferred pairs
-        of each row, which a draft reads first; None = the rounds since the last draft. Speculation begins once it would
-        have saved the time of this reading, so that a short moment in which it pays costs little.
+        Speculation begins once it would have saved the time of reading deferred pairs, so that a short moment in which
+        it pays costs little.
         """
-        if self.goes_on(texts):
-            return self._planned
-        self._end_stretch()
         rows = len(texts)
         room = self._depth
         if self._max_length is not None:
             # the root's position is the row's length; a node past the context's end could never be emitted
             room = min(room, self._max_length - 1 - min(lengths, default=0))
-        if not rows or room < 1:
+        if room < 1:
             return None
         groups = (0,) * rows if sampled is None else tuple(int(bool(one)) for one in sampled)
         situation = (rows, sum(groups), room, max(lengths).bit_length())
         count = 3 if self._choice is None and self._wanted is None else 4  # lengths matter little to plain rounds
         changed = situation[:count] != self._situation[:count]
-        new = sum(text not in self._expected for text in texts)
-        if new or len(self._expected) > rows:
+        new = sum(text not in self._texts for text in texts)
+        if new or len(self._texts) > rows:
             self.gain.follow(texts)
         if 2 * new > rows:
             self._explorer.renew()
@@ -242,35 +219,16 @@ class Controller:
             prospect = self._probe.prospect
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
-        self._planned = None if prospect is None else self._spec(prospect, texts, groups)
+        planned = None if prospect is None else self._spec(prospect, texts, groups)
         if self._probe is None and self._wanted is None:
             left = math.inf if self._max_length is None else self._max_length - max(lengths)
-            self._ahead = self._explorer.ahead(self._planned, left)
-        return self._planned
+            self._ahead = self._explorer.ahead(planned, left)
+        return planned
 
-    def learn(self, record: RoundRecord) -> None:
-        """Update costs, gains and accounts from a measured round; rounds planned together are learned from together."""
-        self._unlearnt.append((record, self._expected))
-        self._expected = set(record.texts)
-        self._counts["rounds"] += 1
-        looked_up = record.draft is None or record.draft.tree.looked_up
-        self._counts["plain_rounds"] += looked_up and record.tokens == record.rows
-        if not self._ahead:
-            self._end_stretch()
-
-    def _end_stretch(self) -> None:
-        """Plan no further round ahead, and learn from those that were planned together."""
-        self._ahead = 0
-        rounds, self._unlearnt = self._unlearnt, []
-        for record, expected in rounds:
-            self._learn(record, expected)
-
-    def _learn(self, record: RoundRecord, expected: set[int]) -> None:
-        """Learn from a round; texts that weren't `expected` are new."""
-        whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
-        drafted = record.draft is not None and not record.draft.tree.looked_up
-        cold = _finds_cold_caches(record, expected, self._probe)
-        self._learn_costs(record, whole, expected)
+    def _learn(self, record: RoundRecord, before: set[int]) -> None:
+        whole, drafted = record.whole, record.drafted
+        cold = _finds_cold_caches(record, before, self._probe)
+        self._learn_costs(record, before)
         looked_up = record.spec is not None and not drafted
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
         unseen = 0.0  # beyond draft, pass and reading what was emitted, which isn't measured by itself
@@ -286,13 +244,6 @@ class Controller:
         if not drafted:
             self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
-        self._emitted = self._emitted * _FADE + record.emitted
-        self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
-        self._seconds = self._seconds * _FADE + whole
-        self._sums["nodes"] += record.tokens - record.rows
-        if drafted and record.spec is not None:
-            self._sums["depth"] += record.spec.depth
-            self._sums["width"] += record.spec.max_fanout
         if self._prospects is not None:
             if self._wanted is not None:
                 rate = self._wanted.rate_if(self.gain.hope, record.rows)
@@ -321,6 +272,9 @@ class Controller:
         if self._probe is not None:
             self._count_probe(record, whole)
 
+    def keep(self) -> None:
+        self.gain.keep()
+
     @property
     def _speedup(self) -> float | None:
         """What speculation promises; None = rounds are plain."""
@@ -341,24 +295,18 @@ class Controller:
 
     @property
     def probing(self) -> bool:
-        """Whether the last plan is a draft made to learn, while rounds are plain."""
         return self._probe is not None and self._choice is None
 
     def snapshot(self) -> ControllerState:
-        """The current state, for metrics."""
         choice, prospects = self._choice, self._prospects
         plain = prospects.plain_rate if prospects is not None else 0.0
-        return ControllerState(
+        return replace(
+            self._totals(),
             depth=0 if choice is None else choice.shape.depth + 1,
             width=0 if choice is None else self._widths[choice.shape.width],
             budget=0 if choice is None else max(1, round(choice.nodes)),
             predicted_tokens_per_second=plain if choice is None else choice.rate,
             plain_tokens_per_second=plain,
-            measured_tokens_per_second=self._emitted / self._seconds if self._seconds else 0.0,
-            mean_depth=self._sums["depth"] / max(1, self._counts["rounds"]),
-            mean_width=self._sums["width"] / max(1, self._counts["rounds"]),
-            mean_nodes=self._sums["nodes"] / max(1, self._counts["rounds"]),
-            **self._counts,
         )
 
     def _replan(
@@ -440,13 +388,13 @@ class Controller:
         self._probe = self._probe._replace(rounds=left) if left else None
         self._counts["probes"] += 1
 
-    def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:
+    def _learn_costs(self, record: RoundRecord, before: set[int]) -> None:
         tree = None if record.draft is None else record.draft.tree
         in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
         if tree is None or in_vain or record.spec is None:
             plain = record.spec is None or in_vain
-            if plain and not _finds_cold_caches(record, expected, self._probe):
-                seconds = record.pass_seconds if in_vain else whole
+            if plain and not _finds_cold_caches(record, before, self._probe):
+                seconds = record.pass_seconds if in_vain else record.whole
                 self.costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
             return
         if tree.looked_up:  # nothing was drafted, and the pairs are deferred
@@ -454,7 +402,7 @@ class Controller:
             self.costs.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
             return
         levels = tree.levels
-        if self._deferred or not expected.issuperset(record.texts):
+        if self._deferred or not before.issuperset(record.texts):
             levels = 0  # drafting began with observing deferred pairs, or the prompts of new rows
         passing = record.pass_seconds
         if not self._counts_freely:
@@ -472,7 +420,7 @@ class Controller:
                 levels=levels,
                 draft_seconds=record.draft_seconds - record.lookup_seconds,
                 pairs=record.emitted if record.seconds is not None else 0,
-                observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+                observe_seconds=record.whole - record.draft_seconds - record.pass_seconds,
             )
         )
 

@@ -67,7 +67,7 @@ class Yield(NamedTuple):
 
 
 @dataclass(slots=True)
-class Text:
+class Evidence:
     """What the drafts of an answer have shown so far: sums in tokens, which decay."""
 
     forecast: float = 0.0
@@ -120,7 +120,7 @@ class GainModel:
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, Evidence] = {}
         self._settled: dict[int, Yield] = {}
         """What forecasts assume of each text."""
         self._usual_forecast, self._usual_offered = 0.0, 0.0
@@ -167,7 +167,7 @@ class GainModel:
 
     def follow(self, texts: Sequence[int]) -> None:
         """The texts being written from now on; forget all others."""
-        self._texts = {text: self._texts.get(text) or Text() for text in texts}
+        self._texts = {text: self._texts.get(text) or Evidence() for text in texts}
 
     def rest(self) -> None:
         """Account for a round without a draft."""
@@ -215,7 +215,7 @@ class GainModel:
         forecast = promised / sum(self._assumed(text).accepted for text in texts)
         among = [row for row in range(len(texts)) if drafting is None or drafting[row]]
         for row in among:
-            self._texts.setdefault(texts[row], Text()).learn(forecast * usual, offered[row], kept[row])
+            self._texts.setdefault(texts[row], Evidence()).learn(forecast * usual, offered[row], kept[row])
         if among:
             self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
             self._usual_offered = self._usual_offered * _USUAL_FADE + sum(offered[row] for row in among) / len(among)

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eyas.engine.controller.controller import Controller
+from eyas.engine.controller.base import Controller
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import CHECKS, Allowance
+from eyas.engine.controller.explore import CHECKS, Allowance, Pace
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
@@ -38,6 +38,8 @@ _FOR_PLAIN, _FOR_TRIALS = 0.002, 0.0045
 """Shares of the time that plain rounds while the window is in use, and trials while it rests, may lose."""
 _LEAST = 0.02
 """The least share of its time that such a round is assumed to lose."""
+_WEIGHING = 0.002
+"""The share of time that weighing windows against plain rounds may take."""
 _REST = 16
 """Plain rounds that are planned together."""
 
@@ -49,25 +51,23 @@ class LookaheadController(Controller):
         self, costs: CostModel, window: LookaheadTree, *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         """For rounds whose trees are `window` or nothing."""
-        super().__init__(costs, widths=(1,), depth=1, clock=clock)
+        super().__init__(costs, clock)
         self._window, self._pays = window, False
+        self._planning = Pace(_WEIGHING, least=8, most=256)
+        self._situation: tuple[int, ...] = ()
         self._rows_seen, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
         self._plain_seconds = self._window_seconds = self._plain_rate = self._window_rate = 0.0
         self._for_plain, self._for_trials = Allowance(_FOR_PLAIN), Allowance(_FOR_TRIALS)
         self._trial = self._used = 0  # remaining rounds of a trial; rounds with windows so far
         self._checking = False  # whether this round is plain only to measure it
 
-    def plan(
+    def _plan(
         self,
         texts: Sequence[int],
         lengths: Sequence[int],
-        sampled: Sequence[bool] | None = None,  # noqa: ARG002
-        unread: Sequence[int] | None = None,  # noqa: ARG002
+        sampled: Sequence[bool] | None,  # noqa: ARG002
+        unread: Sequence[int] | None,  # noqa: ARG002
     ) -> TreeSpec | None:
-        """The window, for a round of these `texts`, of which `lengths` tokens are committed; None = plain."""
-        if not texts or self.goes_on(texts):
-            return None
-        self._end_stretch()
         rows = len(texts)
         situation = (rows, max(lengths).bit_length())
         if situation != self._situation or self._planning.due():
@@ -87,14 +87,14 @@ class LookaheadController(Controller):
         self._ahead = 0 if self._trial else _REST - 1
         return self._window if self._trial else None
 
-    def learn(self, record: RoundRecord) -> None:
-        """Update costs, averages and accounts from a measured round."""
-        super().learn(record)
-        whole = record.seconds if record.seconds is not None else record.draft_seconds + record.pass_seconds
-        if record.draft is not None:
-            drafted = record.rows if record.drafting is None else sum(record.drafting)
+    def _learn(self, record: RoundRecord, before: set[int]) -> None:  # noqa: ARG002
+        whole, drafted = record.whole, record.draft is not None
+        self._learn_costs(record)
+        self.audience.round(record.rows, drafted)
+        self._planning.round(whole)
+        if drafted:
             self._forget(_FADE)
-            self._rows_seen += drafted
+            self._rows_seen += record.rows if record.drafting is None else sum(record.drafting)
             self._accepted += record.emitted - record.rows
             self._nodes += record.tokens - record.rows
             self._used += 1
@@ -105,22 +105,42 @@ class LookaheadController(Controller):
                 self._spend(self._for_plain, whole, record.emitted / self._window_rate)
         else:
             self._for_trials.earn(whole)
-            if self._trial and record.draft is not None:
+            if self._trial and drafted:
                 self._spend(self._for_trials, whole, record.emitted / self._plain_rate)
                 self._trial -= 1
                 self._situation = () if not self._trial else self._situation  # so that the next plan weighs the results
 
+    def _learn_costs(self, record: RoundRecord) -> None:
+        drafted = record.draft is not None
+        self.costs.learn(
+            Work(
+                record.rows,
+                record.lengths,
+                record.tokens,
+                record.pass_seconds if drafted else record.whole,
+                plain=not drafted,
+                width=1,
+                levels=int(drafted),
+                draft_seconds=record.draft_seconds,
+                pairs=record.emitted if drafted and record.seconds is not None else 0,
+                observe_seconds=record.whole - record.draft_seconds - record.pass_seconds,
+            )
+        )
+
+    @property
+    def probing(self) -> bool:
+        return False  # a trial runs the whole window, as any other round with one
+
     def snapshot(self) -> ControllerState:
-        """The current state, for metrics."""
-        plain, pays, state = self._plain_rate, self._pays, super().snapshot()
+        plain, pays, totals = self._plain_rate, self._pays, self._totals()
         return replace(
-            state,
+            totals,
             depth=self._window.depth if pays else 0,
             width=self._window.window if pays else 0,
             budget=round(self._nodes / self._rows_seen * self._situation[0]) if pays and self._situation else 0,
             predicted_tokens_per_second=self._window_rate if pays else plain,
             plain_tokens_per_second=plain,
-            mean_width=state.mean_depth / self._window.depth * self._window.window,
+            mean_width=totals.mean_depth / self._window.depth * self._window.window,
         )
 
     def _weigh(self, rows: int, lengths: Sequence[int]) -> None:
@@ -149,23 +169,3 @@ class LookaheadController(Controller):
     def _spend(self, allowance: Allowance, whole: float, worth: float) -> None:
         allowance.spend(max(whole - worth, _LEAST * whole))
         self._counts["probes"] += 1
-
-    def _learn_gain(self, record: RoundRecord) -> None:
-        """Do nothing: a window isn't sized by what its nodes are worth."""
-
-    def _learn_costs(self, record: RoundRecord, whole: float, expected: set[int]) -> None:  # noqa: ARG002
-        drafted = record.draft is not None
-        self.costs.learn(
-            Work(
-                record.rows,
-                record.lengths,
-                record.tokens,
-                record.pass_seconds if drafted else whole,
-                plain=not drafted,
-                width=1,
-                levels=int(drafted),
-                draft_seconds=record.draft_seconds,
-                pairs=record.emitted if drafted and record.seconds is not None else 0,
-                observe_seconds=whole - record.draft_seconds - record.pass_seconds,
-            )
-        )

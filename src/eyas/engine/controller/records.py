@@ -45,6 +45,16 @@ class RoundRecord(NamedTuple):
         return len(self.texts)
 
     @property
+    def whole(self) -> float:
+        """Time of the whole round."""
+        return self.draft_seconds + self.pass_seconds if self.seconds is None else self.seconds
+
+    @property
+    def drafted(self) -> bool:
+        """Whether a network, or a window, made the draft, if there is one."""
+        return self.draft is not None and not self.draft.tree.looked_up
+
+    @property
     def lookup_seconds(self) -> float:
         """The part of `draft_seconds` in which a drafter with a network looked for copies."""
         return 0.0 if self.draft is None else self.draft.tree.lookup_seconds
