@@ -333,7 +333,7 @@ def test_recording_shapes_pays_or_is_left() -> None:
     speedup, recorded = on_an_accelerator(0.7, recording=60.0, rounds=2000)
     assert speedup > 1.2
     assert 0 < recorded < 6
-    assert on_an_accelerator(0.1, recording=60.0, rounds=2000)[0] > 0.92  # two at the most
+    assert on_an_accelerator(0.1, recording=60.0, rounds=2000)[0] > 0.91  # two at the most
 
 
 def test_the_context_s_end_is_not_passed() -> None:

@@ -17,7 +17,7 @@ from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.targets.graphs import USES, recurring
 from eyas.tree import TreeSpec
 
-_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER = 0.004, 0.004, 0.01, 0.003
+_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER = 0.002, 0.004, 0.01, 0.003
 """Shares of all time that each kind of probe may lose: plain rounds and larger shapes while speculating; the trials of
 new texts while not, and further trials of the same texts."""
 _PLAIN_PAIR = 2

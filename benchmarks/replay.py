@@ -1,0 +1,436 @@
+"""What each rule and constant of the controller is worth: recorded answers are decoded again in simulated time.
+
+A recording holds answers, and for every position the whole beam that the drafter offers there (8 wide, 10 deep), so
+that any tree which a controller may plan can be grown from it and walked. A replay decodes them under a controller.
+Rounds take what a cost table says, times noise that only the controller's clock sees, plus what planning and drafting
+take beyond it (`_PLAN` and so on, measured in service). So a difference of half a percent shows within seconds, on any
+machine, whatever else it does.
+
+    python -m benchmarks.replay record smollm2 smollm2 RECORDING.npz --prompts GSM8K.jsonl MT_BENCH.jsonl --limit 24
+    python -m benchmarks.replay compare RECORDING.npz --variants explore._FOR_PLAIN=0 gain._TYPICAL=10,gain._TRUSTED=6
+
+`compare` prints, for each scenario, how many times faster `auto` is than plain decoding, and by how many percent each
+variant changes that. A variant assigns to names in modules of `eyas.engine.controller`.
+
+Shapes: P positions, M candidates of a beam, R rows, W beam nodes, K children offered by each.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.harness import Output, report, script
+from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.options import DrafterOptions
+from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController, make_controller
+from eyas.engine.round import VerifiedDraft
+from eyas.options import EngineOptions, TargetOptions
+from eyas.session import Session
+from eyas.text.chats import Message
+from eyas.text.prompts import PromptRow, read_prompts
+from eyas.text.template import encode_chat
+from eyas.tree import DraftTree, TreeSpec
+from eyas.tree.shared import PlannedTree, SharedTree
+from eyas.tree.values import ValueTable
+from eyas.types import Request, SamplingParams
+from eyas.verify import Coupling
+
+WIDTH, DEPTH = 8, 10
+_BEAM = SharedTree(DEPTH, WIDTH, WIDTH + (DEPTH - 1) * WIDTH**2)
+_NEVER = -30.0
+"""The log-probability of children that no beam held."""
+_PLAN, _PLAN_AND_FIT, _ANALYSIS, _DRAFTED = 0.35e-3, 0.7e-3, 0.15e-3, 0.2e-3
+"""Seconds of a plan, of one that also fits costs, of reading a draft's candidates, and of a drafted round's rest."""
+_COLD = 0.08
+"""The share by which a pass takes longer that follows one of the other kind, plain or drafted."""
+CPU = torch.device("cpu")
+Indices = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+# Recording.
+
+
+class Recorder(NetworkDrafter):
+    """Drafts nothing, and keeps the whole beams that a drafter would have offered."""
+
+    def __init__(self, drafter: NetworkDrafter, values: ValueTable, group: int) -> None:
+        """Ranked by the `values` of nodes, for rows of a `group`."""
+        super().__init__(drafter.proposer, drafter.taps, drafter.pairs)
+        self._values, self._group = values, group
+        self.beams: list[DraftTree] = []
+
+    def draft(
+        self,
+        rows: range,
+        spec: TreeSpec,  # noqa: ARG002
+        coupling: Coupling,
+        drafting: Sequence[bool] | None = None,
+    ) -> DraftTree:
+        whole = PlannedTree(_BEAM, values=self._values, groups=(self._group,) * len(rows))
+        self.beams.append(super().draft(rows, whole, coupling, drafting))
+        return DraftTree.empty(len(rows), CPU)
+
+
+def record(
+    model: str,
+    draft_model: str,
+    recording: Path,
+    *,
+    prompts: Sequence[Path],
+    limit: Annotated[int, "prompts of each file"] = 24,
+    max_new_tokens: int = 160,
+    temperature: float = 0.0,
+) -> None:
+    """Record answers, the beams at all of their positions, and this machine's costs."""
+    session = Session.open(TargetOptions(model))
+    drafter = session.drafter(DrafterOptions(draft_model, None))
+    controller = make_controller(session.target, drafter, "auto", 8)
+    assert isinstance(controller, TreeController)
+    assert isinstance(drafter, NetworkDrafter)
+    recorder = Recorder(drafter, controller.gain.values, int(temperature > 0.0))
+    engine = session.engine(drafter, EngineOptions(_BEAM, batch_size=1, around=lambda _, __: recorder))
+    arrays: dict[str, Any] = {"costs": np.array(controller.costs.table.model_dump_json())}
+    number = 0
+    for path in prompts:
+        texts = [row.said for row in read_prompts(path) if isinstance(row, PromptRow)]
+        for text in texts[:: max(1, len(texts) // limit)][:limit]:
+            ids = tuple(encode_chat(session.tokenizer, [Message(role="user", content=text or "")]))
+            recorder.beams.clear()
+            params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=number)
+            (done,) = engine.generate([Request(ids, params, chat=True)])
+            beams = [beam for beam in recorder.beams if beam.size == _BEAM.budget]
+            if len(beams) < WIDTH:
+                continue
+            arrays |= {
+                f"{number}.answer": np.array(done.token_ids),
+                f"{number}.about": np.array([path.stem, str(len(ids))]),
+                f"{number}.tokens": torch.cat([beam.tokens for beam in beams]).to(torch.int32).numpy(),
+                f"{number}.parents": torch.cat([beam.parents for beam in beams]).to(torch.int16).numpy(),
+                f"{number}.logprob": torch.cat([beam.logprob for beam in beams]).numpy(),
+            }
+            number += 1
+        print(f"{path.stem}: {number} answers so far", flush=True)
+    np.savez(recording, **arrays)
+
+
+# Replaying.
+
+
+@dataclass
+class Answer:
+    """An answer and the beams below its positions; the beam p continues the tokens up to p."""
+
+    kind: str
+    prompt: int
+    """Tokens of its prompt."""
+    tokens: list[int]
+    ids: Indices  # [P, M]
+    parents: Indices  # [P, M], -1 = the root
+    logprob: Floats  # [P, M] of the paths
+
+    @cached_property
+    def steps(self) -> Floats:
+        """[P, M] log-probabilities of nodes given their parents."""
+        above = np.take_along_axis(np.pad(self.logprob, ((0, 0), (1, 0))), self.parents + 1, 1)
+        steps: Floats = np.minimum(self.logprob - above, np.float32(0.0))
+        return steps
+
+    @cached_property
+    def first(self) -> Indices:
+        """[P, 1 + M] the first of a node's children, which are consecutive; -1 = it has none. Index 0 is the root."""
+        found = np.full((self.ids.shape[0], self.ids.shape[1] + 1), -1)
+        starts = np.arange(0, self.ids.shape[1], WIDTH)
+        for row, parents in zip(found, self.parents, strict=True):
+            row[parents[starts] + 1] = starts
+        return found
+
+
+def load(recording: Path) -> tuple[list[Answer], CostTable]:
+    """The answers of a recording, and the costs of the machine that made it."""
+    with np.load(recording) as file:
+        answers = list[Answer]()
+        while f"{len(answers)}.answer" in file:
+            number = len(answers)
+            kind, prompt = file[f"{number}.about"].tolist()
+            ids, parents = (file[f"{number}.{name}"].astype(np.int64) for name in ("tokens", "parents"))
+            tokens = file[f"{number}.answer"].tolist()
+            answers.append(Answer(kind, int(prompt), tokens, ids, parents, file[f"{number}.logprob"]))
+        return answers, CostTable.model_validate_json(str(file["costs"]))
+
+
+@dataclass
+class Row:
+    """An answer that is being written."""
+
+    answer: Answer
+    text: int
+    """Its number."""
+    at: int = 0
+    """The position of its latest token."""
+    unread: int = 0
+    """Pairs that the drafter has deferred."""
+
+    @property
+    def length(self) -> int:
+        return self.answer.prompt + self.at + 1
+
+    def children(self, node: int, count: int) -> tuple[list[int], list[int], list[float]]:
+        """The `count` best children of a beam's node (-1 = the root): nodes, tokens, log-probabilities."""
+        start = int(self.answer.first[self.at, node + 1]) if node >= -1 else -1
+        found = slice(start, start + min(count, WIDTH)) if start >= 0 else slice(0, 0)
+        nodes = list(range(found.start, found.stop))
+        missing = count - len(nodes)
+        return (
+            nodes + [-2] * missing,
+            self.answer.ids[self.at, found].tolist() + [-1] * missing,
+            self.answer.steps[self.at, found].tolist() + [_NEVER] * missing,
+        )
+
+    def path(self, tree: DraftTree, row: int) -> list[int]:
+        """The nodes that the target follows; the answer's last token ends a round of its own."""
+        parents, tokens, valid = (part[row].tolist() for part in (tree.parents, tree.tokens, tree.valid))
+        path, above = [0], -1
+        for wanted in self.answer.tokens[self.at + 1 : -1]:
+            nodes = (
+                n for n in range(above + 1, len(tokens)) if valid[n] and parents[n] == above and tokens[n] == wanted
+            )
+            above = next(nodes, -1)
+            if above < 0:
+                break
+            path.append(above + 1)
+        return path
+
+
+def grown(spec: TreeSpec, rows: Sequence[Row]) -> DraftTree:
+    """The trees that the drafter would have drafted."""
+    growth, nodes = spec.start(len(rows), CPU), [[-1] for _ in rows]
+    while True:
+        offered = [[row.children(node, growth.fanout) for node in beam] for row, beam in zip(rows, nodes, strict=True)]
+        steps = torch.tensor([[logprobs for _, _, logprobs in beam] for beam in offered])  # [R, W, K]
+        frontier = growth.expand(steps, torch.tensor([[tokens for _, tokens, _ in beam] for beam in offered]))
+        if frontier is None:
+            return growth.tree()
+        nodes = [
+            [offered[row][above][0][offered[row][above][1].index(token)] for token, above in zip(*beam, strict=True)]
+            for row, beam in enumerate(zip(frontier.tokens.tolist(), frontier.parents.tolist(), strict=True))
+        ]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the controller's clock sees of the machine."""
+
+    each: float = 0.03
+    """The spread of single rounds."""
+    drift: float = 0.05
+    """The spread of the machine's speed, which changes within some fifty rounds."""
+    switch: float = 0.0
+    """How often it becomes half as slow again, or fast again."""
+    late: float = 0.01
+    """The share of rounds that take half as long again."""
+
+    def factors(self, draw: np.random.Generator) -> Iterator[float]:
+        """The factor of each round."""
+        log = slow = 0.0
+        while True:
+            log = 0.98 * log + self.drift * math.sqrt(1.0 - 0.98**2) * draw.standard_normal()
+            slow = 0.4 - slow if draw.random() < self.switch else slow
+            late = 1.5 if draw.random() < self.late else 1.0
+            yield late * math.exp(log + slow + self.each * draw.standard_normal())
+
+
+class Replay:
+    """Decodes answers, `rows` at a time; `seconds` are the true ones."""
+
+    def __init__(self, costs: CostTable, rows: int, noise: Iterator[float], sampled: bool) -> None:
+        """For rounds that take what `costs` say, and look as `noise` says."""
+        self.seconds = 0.0
+        self._costs, self._rows, self._noise, self._sampled = CostModel(costs), rows, noise, sampled
+        self._live: list[Row] = []
+        self._host = 0.0
+        """Seconds that the controller has taken since the last round."""
+        self._drafted = False
+
+    def clock(self) -> float:
+        """The time that the controller sees."""
+        return self.seconds + self._host
+
+    def watch(self, controller: TreeController) -> TreeController:
+        """Let a controller's plans and analyses take time."""
+        plan, learn = controller._replan, controller.gain.learn
+
+        def replan(*args: Any, settles: bool) -> None:
+            began = self.clock
+            plan(*args, settles=settles)
+            self._host += _PLAN_AND_FIT if settles else _PLAN
+            if settles:  # it saw no time pass
+                controller._planning.done(self.clock() - began() + _PLAN_AND_FIT)
+
+        def analyze(draft: VerifiedDraft, *args: Any) -> None:
+            learn(draft, *args)
+            self._host += _ANALYSIS * (draft.tree.candidates is not None)
+
+        controller._replan, controller.gain.learn = replan, analyze  # type: ignore[method-assign, assignment]
+        return controller
+
+    def run(self, answers: Sequence[Answer], controller: TreeController | None) -> float:
+        """The seconds that all answers take; without a controller, by plain rounds."""
+        waiting, begun = list(answers), 0
+        while waiting or self._live:
+            pairs = 0
+            while waiting and len(self._live) < self._rows:
+                answer = waiting.pop(0)
+                self._live.append(Row(answer, begun, unread=answer.prompt))
+                begun, pairs = begun + 1, pairs + answer.prompt
+            self._round(controller, pairs)
+            self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
+        return self.seconds
+
+    def _round(self, controller: TreeController | None, pairs: int) -> None:
+        live, costs = self._live, self._costs
+        texts, lengths = [row.text for row in live], [row.length for row in live]
+        overhead, spec = self._spend(), None
+        if controller is not None:
+            spec = controller.plan(texts, lengths, [self._sampled] * len(live), [row.unread for row in live])
+        tree, drafting, observing = DraftTree.empty(len(live), CPU), 0.0, 0.0
+        if spec is not None:
+            tree, unread = grown(spec, live), sum(row.unread for row in live)
+            drafting = float(costs.draft_seconds(len(live), spec.max_fanout, tree.levels))
+            drafting += float(costs.observe_seconds(unread, len(live))) if unread else 0.0
+        paths = [row.path(tree, index) for index, row in enumerate(live)]
+        emitted, counts = sum(map(len, paths)), tree.valid.sum(1).tolist() or [0] * len(live)
+        nodes, padded = sum(counts), len(live) * max(counts) - sum(counts)
+        passing = float(costs.pass_seconds(len(live) + nodes, len(live), lengths))
+        passing += float(costs.padding_seconds(padded, len(live))) if padded else 0.0
+        passing *= 1.0 + _COLD * (self._drafted != (spec is not None))
+        self._drafted = spec is not None
+        if spec is not None:
+            observing = float(costs.observe_seconds(emitted, len(live))) + _DRAFTED
+        factor = next(self._noise)
+        self.seconds += drafting + passing + observing
+        if controller is not None:
+            draft = None if spec is None else VerifiedDraft(tree, paths)
+            seconds = factor * (drafting + passing + observing)
+            controller.learn(
+                RoundRecord(
+                    texts, lengths, spec, draft, factor * drafting, factor * passing, len(live) + nodes, emitted,
+                    seconds, None, overhead, pairs,
+                )
+            )  # fmt: skip
+        for row, path in zip(live, paths, strict=True):
+            row.at, row.unread = row.at + len(path), 0 if spec is not None else row.unread + 1
+
+    def _spend(self) -> float:
+        """The seconds that the controller has taken since the last round, which now count."""
+        host, self._host = self._host, 0.0
+        self.seconds += host
+        return host
+
+
+# Comparing.
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How answers are decoded."""
+
+    rows: int = 1
+    noise: Noise = Noise()
+    wrong: float = 0.0
+    """The spread of start-up costs around the true ones."""
+    plain: float = 1.0
+    """The factor by which start-up costs of plain rounds are wrong."""
+
+    def speedup(self, answers: Sequence[Answer], costs: CostTable, seed: int, sampled: bool) -> float:
+        """How many times faster a controller decodes the answers, in some order, than plain rounds do."""
+        draw = np.random.default_rng(seed)
+        order = [answers[index] for index in draw.permutation(len(answers))]
+        plain = Replay(costs, self.rows, self.noise.factors(draw), sampled).run(order, None)
+        replay = Replay(costs, self.rows, self.noise.factors(draw), sampled)
+        known = CostModel(self._measured(costs, draw))
+        return plain / replay.run(order, replay.watch(TreeController(known, clock=replay.clock)))
+
+    def _measured(self, costs: CostTable, draw: np.random.Generator) -> CostTable:
+        def noisy(curve: Curve, first: float = 1.0) -> Curve:
+            factors = np.exp(self.wrong * draw.standard_normal(len(curve.seconds)))
+            factors[0] *= first
+            return Curve(sizes=curve.sizes, seconds=tuple((factors * np.array(curve.seconds)).tolist()))
+
+        names = ("draft_by_rows", "level_by_positions", "observe_by_pairs")
+        changed = {name: noisy(getattr(costs, name)) for name in names}
+        return costs.model_copy(update={"pass_by_tokens": noisy(costs.pass_by_tokens, self.plain), **changed})
+
+
+ONE = Scenario()
+SCENARIOS = {
+    "1": ONE,
+    "4": replace(ONE, rows=4),
+    "8": replace(ONE, rows=8),
+    "1 dear": replace(ONE, wrong=0.12, plain=0.85),
+    "1 cheap": replace(ONE, wrong=0.12, plain=1.15),
+    "4 cheap": replace(ONE, rows=4, wrong=0.12, plain=1.15),
+    "1 noisy": replace(ONE, noise=Noise(0.05, 0.08, 1 / 300, 0.03)),
+}
+
+
+@contextmanager
+def assigned(variant: str) -> Iterator[None]:
+    """The controller with other constants: `explore._STRETCH=4,gain._HOPE=0`."""
+    saved = []
+    for part in filter(None, variant.split(",")):
+        name, _, value = part.partition("=")
+        module, _, constant = name.rpartition(".")
+        home = importlib.import_module(f"eyas.engine.controller.{module}")
+        saved.append((home, constant, getattr(home, constant)))
+        setattr(home, constant, tuple(value) if isinstance(value := json.loads(value), list) else value)
+    yield
+    for home, constant, value in saved:
+        setattr(home, constant, value)
+
+
+def compare(
+    recording: Path,
+    *,
+    variants: Annotated[Sequence[str], "MODULE.NAME=VALUE[,...]; values as JSON"] = (),
+    seeds: int = 2,
+    sampled: Annotated[bool, "the recording has a temperature"] = False,
+    output: Output = None,
+) -> None:
+    """The speedup in each scenario, and how much each variant changes it."""
+    torch.set_num_threads(1)
+    answers, costs = load(recording)
+
+    def speedups(variant: str) -> dict[str, float]:
+        with assigned(variant):
+            return {
+                name: float(np.mean([one.speedup(answers, costs, seed, sampled) for seed in range(seeds)]))
+                for name, one in SCENARIOS.items()
+            }
+
+    base = speedups("")
+    rows: list[dict[str, Any]] = [{"variant": "speedup", **{name: round(value, 3) for name, value in base.items()}}]
+    for variant in variants:
+        found = speedups(variant)
+        rows.append(
+            {"variant": variant, **{name: round(100.0 * (found[name] / base[name] - 1.0), 1) for name in SCENARIOS}}
+        )
+        print(rows[-1], flush=True)
+    report({"answers": len(answers), "seeds": seeds, "unit": "percent of `speedup`"}, output, rows)
+
+
+main = script(record, compare)
+if __name__ == "__main__":
+    raise SystemExit(main())
