@@ -17,22 +17,25 @@ one thread under the same load; more threads should not be slower.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 
 import eyas
-from benchmarks.harness import Output, report, script
+from benchmarks.harness import Output, paired, report, script
 from benchmarks.plain_decoding import prompts_of
+from eyas.bench.offline.runner import rotated
+from eyas.drafters.options import DrafterOptions
+from eyas.options import EngineOptions, TargetOptions
+from eyas.session import Session
 
 LOADS = ("idle", "python", "torch", "python:10", "torch:10", "python+torch", "python+torch:10", "eyas", "eyas:10")
 _WEIGHTS = {0: 1024, 10: 110, 19: 15}
@@ -88,18 +91,30 @@ def running(load: str) -> Iterator[None]:
             child.wait()
 
 
-def rates(engine: eyas.Engine, requests: Sequence[eyas.Request], seconds: float) -> dict[str, Any]:
-    """Tokens per second, prefill included, and the seconds to first tokens, measured for about `seconds`."""
-    found, firsts, began = [], [], time.perf_counter()
-    while not found or time.perf_counter() - began < seconds:
-        started = time.perf_counter()
-        done = engine.generate(requests)
-        found.append(sum(one.stats.tokens for one in done) / (time.perf_counter() - started))
-        firsts.append(max(one.stats.prefill_seconds for one in done))
+def rates(
+    engines: Mapping[str, eyas.Engine], requests: Sequence[eyas.Request], seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Tokens per second, prefill included, and the seconds to first tokens, of engines that take turns.
+
+    Each runs for about `seconds`. The ratios to the first engine are those of the same turns.
+    """
+    found: dict[str, list[float]] = {name: [] for name in engines}
+    firsts: dict[str, list[float]] = {name: [] for name in engines}
+    first, began = next(iter(engines)), time.perf_counter()
+    while not found[first] or time.perf_counter() - began < seconds * len(engines):
+        for name in rotated(list(engines), len(found[first])):
+            started = time.perf_counter()
+            done = engines[name].generate(requests)
+            found[name].append(sum(one.stats.tokens for one in done) / (time.perf_counter() - started))
+            firsts[name].append(max(one.stats.prefill_seconds for one in done))
     return {
-        "tokens_per_second": round(statistics.median(found), 2),
-        "least": round(min(found), 2), "most": round(max(found), 2),
-        "prompt_seconds": round(statistics.median(firsts), 4), "runs": len(found),
+        name: {
+            "tokens_per_second": round(statistics.median(found[name]), 2),
+            "least": round(min(found[name]), 2), "most": round(max(found[name]), 2),
+            "prompt_seconds": round(statistics.median(firsts[name]), 4), "runs": len(found[name]),
+            **({} if name == first else {f"over_{first}": paired(found[name], found[first])["median"]}),
+        }
+        for name in engines
     }  # fmt: skip
 
 
@@ -120,10 +135,11 @@ def main(
 ) -> None:
     if threads:
         torch.set_num_threads(threads)
-    most = max(clients)
-    engines = {"plain": eyas.load(model, dtype=dtype, batch_size=most)}
+    most, session = max(clients), Session.open(TargetOptions(model, dtype=dtype))
+    engines = {"plain": session.engine(None, EngineOptions(batch_size=most))}
     if draft_model or method:
-        engines["auto"] = eyas.load(model, draft_model, tree="auto", dtype=dtype, batch_size=most, method=method)
+        drafter = session.drafter(DrafterOptions(draft_model, method))
+        engines["auto"] = session.engine(drafter, EngineOptions("auto", batch_size=most))
     params = eyas.SamplingParams(max_tokens=tokens, ignore_eos=True)
     prompts = prompts_of(engines["plain"], prompt_file, most).tolist()
     requests = [eyas.Request(tuple(prompt), params) for prompt in prompts]
@@ -134,15 +150,16 @@ def main(
     idle: dict[tuple[str, int], float] = {}
     for load in loads:
         with running(load):
-            for count, (name, engine) in itertools.product(clients, engines.items()):
-                row = {"load": load, "engine": name, "clients": count} | rates(engine, requests[:count], seconds)
-                if load == "idle":
-                    idle[name, count] = row["tokens_per_second"]
-                elif (name, count) in idle:
-                    kept, fair = row["tokens_per_second"] / idle[name, count], fair_share(load, used, cores)
-                    row |= {"kept": round(kept, 3), "fair": round(fair, 3), "over_fair": round(kept / fair, 3)}
-                rows.append(row)
-                print(json.dumps(row), file=sys.stderr, flush=True)
+            for count in clients:
+                for name, found in rates(engines, requests[:count], seconds).items():
+                    row: dict[str, Any] = {"load": load, "engine": name, "clients": count} | found
+                    if load == "idle":
+                        idle[name, count] = row["tokens_per_second"]
+                    elif (name, count) in idle:
+                        kept, fair = row["tokens_per_second"] / idle[name, count], fair_share(load, used, cores)
+                        row |= {"kept": round(kept, 3), "fair": round(fair, 3), "over_fair": round(kept / fair, 3)}
+                    rows.append(row)
+                    print(json.dumps(row), file=sys.stderr, flush=True)
     report({"threads": used}, output, rows)
 
 

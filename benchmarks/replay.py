@@ -260,6 +260,8 @@ class Replay:
         self.seconds = 0.0
         self._costs, self._rows, self._noise, self._sampled = CostModel(costs), rows, noise, sampled
         self._live: list[Row] = []
+        self._begun = 0
+        """Answers so far."""
         self._host = 0.0
         """Seconds that the controller has taken since the last round."""
         self._drafted = False
@@ -288,13 +290,13 @@ class Replay:
 
     def run(self, answers: Sequence[Answer], controller: TreeController | None) -> float:
         """The seconds that all answers take; without a controller, by plain rounds."""
-        waiting, begun = list(answers), 0
+        waiting = list(answers)
         while waiting or self._live:
             pairs = 0
             while waiting and len(self._live) < self._rows:
                 answer = waiting.pop(0)
-                self._live.append(Row(answer, begun, unread=answer.prompt))
-                begun, pairs = begun + 1, pairs + answer.prompt
+                self._live.append(Row(answer, self._begun, unread=answer.prompt))
+                self._begun, pairs = self._begun + 1, pairs + answer.prompt
             self._round(controller, pairs)
             self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
         return self.seconds

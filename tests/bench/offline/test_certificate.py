@@ -36,6 +36,7 @@ from eyas.types import SamplingParams
 from eyas.verify import Sampler, SeededWalk, Walk, WalkRule
 
 from ... import tiny
+from ...engine.test_auto import Restless
 
 TOKENS = 10
 PROMPTS = tiny.prompts(5, 9)
@@ -236,3 +237,22 @@ def test_first_difference() -> None:
 def test_what_is_promised() -> None:
     assert promise(torch.float32).startswith("float32: every token equal")
     assert promise(torch.bfloat16).startswith("bfloat16: batch shape changes last bits")
+
+
+def test_a_controller_s_trees_are_certified_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Restless] = []
+
+    def planner(*of: Any) -> Restless:
+        assert of[2:] == ("auto", 2)
+        made.append(Restless(0.001))
+        return made[-1]
+
+    monkeypatch.setattr("eyas.bench.offline.certificate.make_controller", planner)
+    certifier = Certifier(tiny.target(), None, tiny.eagle3_drafter(), GREEDY)
+    plain, auto = certifier.cells(ROWS, CertificateGrid([0.0], {"auto": None}, [2]))
+    assert [(cell.tree, cell.verdict, cell.rows) for cell in (plain, auto)] == [
+        ("none", "equal", 2),
+        ("auto", "equal", 2),
+    ]
+    (controller,) = made
+    assert any(tree is not None for tree in controller.planned)

@@ -107,7 +107,7 @@ def test_where_a_window_is_nearly_free_it_runs() -> None:
 
 
 def test_rows_with_windows_that_pay_are_observed() -> None:
-    auto, made = Windows(FLAT, 4, 1.0), controller(FLAT)
+    auto, made = Windows(FLAT, 4, 2.0), controller(FLAT)
     for _ in range(40):
         assert made.audience.admits(4)
         auto.run(made, 5)

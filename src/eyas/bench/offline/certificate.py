@@ -25,6 +25,7 @@ from torch import Tensor
 from eyas.bench.offline.external import TransformersBaseline
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine, Speculation
+from eyas.engine.controller import make_controller
 from eyas.hub import find_target
 from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
@@ -54,7 +55,8 @@ class CertificateGrid:
     """The combinations to compare: every temperature with every tree and every batch size."""
 
     temperatures: Sequence[float]
-    trees: Mapping[str, TreeSpec]
+    trees: Mapping[str, TreeSpec | None]
+    """By name; None = a controller's, whose name is one of its own (`auto`)."""
     batch_sizes: Sequence[int]
 
 
@@ -116,11 +118,11 @@ class Certifier:
         """Run and compare every combination; yields each cell as soon as it is done."""
         for temperature in grid.temperatures:
             params = SamplingParams(**(self.params.model_dump() | {"temperature": temperature}))
-            plain = self._run(rows, params, None, 1)
+            plain = self._run(rows, params, self._engine(1))
             yield from self._against_modules(rows, params, plain)
             for tree, batch_size in self._combinations(grid):
-                speculation = None if tree == NO_TREE else Speculation(self.drafter, grid.trees[tree], self.coupled)
-                other = self._run(rows, params, speculation, batch_size)
+                engine = self._engine(batch_size, *(() if tree == NO_TREE else (tree, grid.trees[tree])))
+                other = self._run(rows, params, engine)
                 yield self._compare(Cell(temperature, tree, batch_size), params, plain, other)
 
     def _against_modules(
@@ -130,7 +132,9 @@ class Certifier:
         if self.modules is None:
             return
         judge = replace(self, target=self.modules)
-        yield judge._compare(Cell(params.temperature, MODULES, 1), params, judge._run(rows, params, None, 1), plain)
+        yield judge._compare(
+            Cell(params.temperature, MODULES, 1), params, judge._run(rows, params, judge._engine(1)), plain
+        )
         if self.baseline is not None and not params.temperature:
             theirs = [Dialogue(row) for row in rows]
             for dialogue in theirs:
@@ -145,26 +149,26 @@ class Certifier:
             for tree in grid.trees:
                 yield tree, batch_size
 
-    def _run(
-        self,
-        rows: Sequence[PromptRow | BadRow],
-        params: SamplingParams,
-        speculation: Speculation | None,
-        batch_size: int,
-    ) -> list[Dialogue]:
-        engine = self._engine(speculation, batch_size)
+    @staticmethod
+    def _run(rows: Sequence[PromptRow | BadRow], params: SamplingParams, engine: Engine) -> list[Dialogue]:
         dialogues = [Dialogue(row) for row in rows]
         for _ in converse(engine, dialogues, params):
             pass
         return dialogues
 
-    def _engine(self, speculation: Speculation | None, batch_size: int) -> Engine:
-        return Engine(self.target, self.tokenizer, speculation, batch_size=batch_size, rule=self.rule)
+    def _engine(self, batch_size: int, tree: str | None = None, spec: TreeSpec | None = None) -> Engine:
+        """An engine that drafts the `tree` of this name; None = plain decoding."""
+        speculation = None if tree is None else Speculation(self.drafter, spec, self.coupled)
+        planned = None if spec is not None else tree
+        controller = None if planned is None else make_controller(self.target, self.drafter, planned, batch_size)
+        return Engine(
+            self.target, self.tokenizer, speculation, batch_size=batch_size, rule=self.rule, controller=controller
+        )
 
     def _compare(
         self, cell: Cell, params: SamplingParams, plain: Sequence[Dialogue], other: Sequence[Dialogue]
     ) -> Cell:
-        pooled, plain_engine = Stats(), self._engine(None, 1)
+        pooled, plain_engine = Stats(), self._engine(1)
         for reference, candidate in zip(plain, other, strict=True):
             if reference.error is not None:
                 cell.errors.append(reference.error)

@@ -40,8 +40,7 @@ Trees = Annotated[
     list[str],
     Option(
         "--tree",
-        help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES, shared:DEPTH,WIDTH,BUDGET or, where engines "
-        "are measured, auto; may be repeated.",
+        help="chain:K, static:NAME, dynamic:DEPTH,TOPK,NODES, shared:DEPTH,WIDTH,BUDGET or auto; may be repeated.",
     ),
 ]
 Coupled = Annotated[

@@ -26,7 +26,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
-from eyas.tree.spec import read_tree
+from eyas.tree.spec import is_auto, read_tree
 
 if TYPE_CHECKING:
     from eyas.bench.offline.certificate import Certificate
@@ -78,7 +78,8 @@ def verify(
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
-        read_tree(text)
+        if not is_auto(text):
+            read_tree(text)
     if transformers and not modules:
         raise UsageError(
             "--transformers needs the model's modules, which judge where two answers diverge: leave out --no-modules"
@@ -94,7 +95,7 @@ def verify(
     from eyas.text.prompts import read_prompts
     from eyas.tree import parse_tree
 
-    trees = {text: parse_tree(text) for text in tree}
+    trees = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     session = open_session(loading)
@@ -119,15 +120,15 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _trees(given: dict[str, TreeSpec], drafter: Drafter) -> dict[str, TreeSpec]:
-    """The given trees for this drafter; if there are none, its own, and a chain if it can draft one."""
+def _trees(given: dict[str, TreeSpec | None], drafter: Drafter) -> dict[str, TreeSpec | None]:
+    """The given trees for this drafter (None = `auto`); if there are none, its own, and a chain if it can draft one."""
     from eyas.engine.default_tree import own_shape, tree_for
     from eyas.tree import parse_tree
 
     own, chain = own_shape(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
     names = (own,) if own.startswith("lookahead:") else (chain, own)
     trees = given or {text: parse_tree(text) for text in names}
-    return {text: tree_for(drafter, tree) for text, tree in trees.items()}
+    return {text: None if is_auto(text) else tree_for(drafter, tree) for text, tree in trees.items()}
 
 
 def _print(certificate: Certificate) -> None:

@@ -45,19 +45,15 @@ _ROUNDS = 240
 """The number of rounds that corrections are fitted to."""
 _WINDOW = 9
 """The number of rounds around a time from which its speed is estimated."""
-_TURNS = 8
+_TURNS = 3
 """Iterations in which speed and errors are fitted alternately."""
 _USUAL = 0.1
 """Residuals beyond this, after speed and size are accounted for, lose weight (Huber)."""
 _OCTAVE = 2
 """Size bins in an octave; sizes in one bin share an error."""
 _SIZE_BINS = 12 * _OCTAVE + 1
-_DOUBT = 0.5
-"""An error seen n times is shrunk by n / (n + this)."""
-_PLENTY = 2.0
-"""A bin seen n times has a weight of n / (n + this) in its own correction and in its neighbors' corrections."""
 _NEAR: Array = 2.0 ** (-2.5 * np.abs(np.subtract.outer(np.arange(_SIZE_BINS), np.arange(_SIZE_BINS))))
-"""The factor of that weight by distance between bins, which smooths corrections: plans compare neighboring sizes."""
+"""The weight of a bin in its own and its neighbors' corrections, which are smooth: plans compare neighboring sizes."""
 
 
 class CostError(NamedTuple):
@@ -81,7 +77,7 @@ class Residuals:
     def __init__(self) -> None:
         self._rounds: deque[tuple[CostError, ...]] = deque(maxlen=_ROUNDS)
         self._errors: Array = np.zeros((len(KINDS), _SIZE_BINS))
-        self._seen: Array = np.zeros((len(KINDS), _SIZE_BINS))
+        self._seen: npt.NDArray[np.bool_] = np.zeros((len(KINDS), _SIZE_BINS), np.bool_)
         self._corrections: Array = np.zeros((len(KINDS), _SIZE_BINS))
         self._log_speed = 0.0
         self._settled = True
@@ -109,28 +105,26 @@ class Residuals:
         counts = np.bincount(group)
         starts = counts.cumsum() - counts
         low, high = starts + (counts - 1) // 2, starts + counts // 2  # the middle of each group, once sorted
-        trust = counts / (counts + _DOUBT)
         weights, before = np.ones(len(rounds)), errors.copy()
-        known = at[first][seen[at[first]] > 0]
+        known = at[first][seen[at[first]]]
         for _ in range(_TURNS):
             passes = raw[first] - errors[at[first]]
             speed = _running_mean(passes, weights)
             weights = _USUAL / np.maximum(np.abs(passes - speed), _USUAL)
             left = raw - speed[time]
             left = left[np.lexsort((left, group))]
-            errors[present] = (left[low] + left[high]) / 2.0 * trust  # medians
+            errors[present] = (left[low] + left[high]) / 2.0  # medians
             if len(known):
                 # noise is skewed, so medians lie below means: without this, all sizes seen now would drift away from
                 # those that aren't, and during plain rounds trees would look more and more expensive
                 errors[present] -= np.mean(errors[known] - before[known])
-        seen[present] = counts
+        seen[present] = True
         # an error that all sizes share is part of the speed
         shared = float(np.average(errors[at[first]]))
-        errors[seen > 0] -= shared
+        errors[seen] -= shared
         self._log_speed = float(speed[-1]) + shared
-        say = self._seen / (self._seen + _PLENTY)
-        weight = say @ _NEAR
-        self._corrections = (say * self._errors) @ _NEAR / np.where(weight > 0.0, weight, 1.0)
+        weight = self._seen @ _NEAR
+        self._corrections = (self._seen * self._errors) @ _NEAR / np.where(weight > 0.0, weight, 1.0)
 
     def factor(self, kind: int, size: Array) -> Array:
         """The factor by which to multiply the table's prediction for `size`."""

@@ -40,7 +40,6 @@ _USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
 """The same for what all texts are offered, as forecasts may be consistently too high or low; and how that decays."""
 _HOPE = 0.25
 """The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
-_LEAST_YIELD, _MOST_YIELD = 0.1, 2.0
 _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
@@ -96,11 +95,7 @@ class Evidence:
         """Its yield, by a Gamma prior around what is usual and by its own results; `usual` are all texts' offers."""
         offers = (self.offered + _TYPICAL) / (self.forecast + _TYPICAL)
         calibration = (self.accepted + _TRUSTED) / (self.offered + _TRUSTED)
-        return Yield(usual * _bounded(offers), _bounded(calibration))
-
-
-def _bounded(ratio: float) -> float:
-    return min(max(ratio, _LEAST_YIELD), _MOST_YIELD)
+        return Yield(usual * offers, calibration)
 
 
 class Forecast(NamedTuple):
