@@ -136,7 +136,6 @@ def test_a_new_text_gets_the_benefit_of_the_doubt_until_it_has_shown_something()
     for _ in range(40):
         gain.judge(1.0, [0], [1.0], [1], None)
     assert 1.0 < gain.hope < 1.04
-    gain.rest()
     gain.follow([0])
     assert gain.hope < 1.04  # the same text
     gain.follow([1])

@@ -241,8 +241,6 @@ class TreeController(Controller):
         copied = sum(record.copied)
         if record.draft is not None:
             self._learn_gain(record)
-        if not drafted:
-            self.gain.rest()
         self._deferred = 0 if drafted else self._deferred + 1
         if self._prospects is not None:
             if self._wanted is not None:

@@ -44,8 +44,8 @@ _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights"
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
-_YIELD_FADE, _RESTING_FADE = 1.0 - 1.0 / 64.0, 1.0 - 1.0 / 256.0
-"""The factors by which a text's own results decay each round, with a draft and without."""
+_YIELD_FADE = 1.0 - 1.0 / 64.0
+"""The factor by which a text's own results decay with each draft."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
 """Rounds after which the promise of copies is compared with results; the standard deviations beyond which it was wrong;
 the weight that what was learned about copies then keeps, as copied passages end suddenly."""
@@ -79,17 +79,10 @@ class Evidence:
 
     def learn(self, forecast: float, offered: float, accepted: float) -> None:
         """Account for a draft."""
-        self.fade(_YIELD_FADE)
-        self.forecast += forecast
-        self.offered += offered
-        self.accepted += accepted
+        self.forecast = self.forecast * _YIELD_FADE + forecast
+        self.offered = self.offered * _YIELD_FADE + offered
+        self.accepted = self.accepted * _YIELD_FADE + accepted
         self.shown += forecast
-
-    def fade(self, factor: float) -> None:
-        """Let `factor` remain of what it has shown."""
-        self.forecast *= factor
-        self.offered *= factor
-        self.accepted *= factor
 
     def compared(self, usual: float) -> Yield:
         """Its yield, by a Gamma prior around what is usual and by its own results; `usual` are all texts' offers."""
@@ -163,11 +156,6 @@ class GainModel:
     def follow(self, texts: Sequence[int]) -> None:
         """The texts being written from now on; forget all others."""
         self._texts = {text: self._texts.get(text) or Evidence() for text in texts}
-
-    def rest(self) -> None:
-        """Account for a round without a draft."""
-        for text in self._texts.values():
-            text.fade(_RESTING_FADE)
 
     def _assumed(self, text: int) -> Yield:
         return self._settled.get(text) or Yield(self._usual, 1.0)
