@@ -114,7 +114,7 @@ def test_on_an_accelerator_drafts_are_recorded(batch_size: int, sampled: bool, m
 def test_dear_tokens_make_it_plain_and_cheap_ones_make_it_fast() -> None:
     dear, cheap = Restless(2.0), Restless(0.001)
     passes = [sum(one.stats.target_passes for one in run(c, 1, False)) for c in (dear, cheap)]
-    assert passes[1] < 0.7 * passes[0]
+    assert passes[1] < 0.75 * passes[0]
     assert dear.snapshot().depth == 0
     assert cheap.snapshot().depth > 0
 

@@ -33,7 +33,7 @@ _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
-_TYPICAL, _TRUSTED = 5.0, 3.0
+_TYPICAL = 5.0
 """The forecast tokens of a text after which what it was offered weighs as much as what others were, and the offered
 tokens after which what it accepted does."""
 _USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
@@ -87,7 +87,7 @@ class Evidence:
     def compared(self, usual: float) -> Yield:
         """Its yield, by a Gamma prior around what is usual and by its own results; `usual` are all texts' offers."""
         offers = (self.offered + _TYPICAL) / (self.forecast + _TYPICAL)
-        calibration = (self.accepted + _TRUSTED) / (self.offered + _TRUSTED)
+        calibration = (self.accepted + _TYPICAL) / (self.offered + _TYPICAL)
         return Yield(usual * offers, calibration)
 
 
