@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eyas.engine.controller import RoundRecord, TreeController
+from eyas.engine.controller.explore import Probe
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
 
@@ -173,6 +174,27 @@ def test_a_trial_of_a_text_ends_once_it_is_hopeless(seed: int) -> None:
     made = controller(machine)
     Simulation(machine, Text([1.0], [0.05], seed)).run(made, 30)
     assert 0 < made.snapshot().probes <= 4  # of eight
+
+
+def test_hopeless_texts_are_tried_now_and_then_though_not_even_the_luckiest_would_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The traffic may change, and what was learned of other texts says nothing about it."""
+    machine, trials = Machine(first=0.8, level=0.3, position=0.01), list[Probe]()
+    made, simulation = controller(machine), Simulation(machine, Text([3.0], [0.02]))
+    simulation.run(made, 6000)
+    look = made._explorer.instead_of_plain
+
+    def counted(*known: Any) -> Probe | None:
+        probe = look(*known)
+        trials.extend([probe] if probe is not None and probe.rounds > 1 else [])
+        return probe
+
+    monkeypatch.setattr(made._explorer, "instead_of_plain", counted)
+    assert simulation.run(made, 6000) > 0.98 * plain_rate(simulation.text, machine)
+    assert 2 <= len(trials) <= 12  # of 40 answers
+    luckiest = [trial.prospect.rate_if(4.0, 1) for trial in trials if trial.prospect is not None]
+    assert max(luckiest) < made.snapshot().plain_tokens_per_second
 
 
 def test_hard_answers_and_easy_ones_take_turns() -> None:

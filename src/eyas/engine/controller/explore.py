@@ -17,9 +17,9 @@ from eyas.engine.controller.planner import Prospect, Prospects
 from eyas.targets.graphs import USES, recurring
 from eyas.tree import TreeSpec
 
-_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER = 0.002, 0.004, 0.01, 0.003
+_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_RARE_TRIALS, _FOR_FURTHER = 0.002, 0.004, 0.01, 0.002, 0.003
 """Shares of all time that each kind of probe may lose: plain rounds and larger shapes while speculating; the trials of
-new texts while not, and further trials of the same texts."""
+new texts while not, those that would need more luck than texts have, and further trials of the same texts."""
 _PLAIN_PAIR = 2
 """Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, as caches are full of other weights, so
 only the second one shows what plain decoding takes."""
@@ -42,9 +42,10 @@ _STRETCH, _REST = 8, 16
 """Rounds in a row that are planned together, and learned from together, with and without drafts. After each pass, whose
 weights fill the caches, every line of Python is slow."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
-"""After `_TRIAL_AT` tokens a new text is tried with `_TRIAL_ROUNDS` rounds of drafting, if drafting would pay for a
-text that yields more by the share `_TRIAL_GAIN` (in a single row): texts differ by as much. The rounds after which a
-trial is usually given up, and the speedup after which the next text is tried in any case."""
+"""After `_TRIAL_AT` tokens a new text is tried with `_TRIAL_ROUNDS` rounds of drafting. Texts differ: one may yield
+more by the share `_TRIAL_GAIN` (in a single row). If drafting wouldn't pay for that one, trials are rare: what was
+learned may hold no longer. The rounds after which a trial is usually given up, and the speedup after which the next
+text is tried in any case."""
 _FURTHER, _CREDIT = (16, 32), 0.25
 """The tokens after which a text is tried again with one round at any price, if that loses no more than this share of a
 plain round: the first words of an answer are hard to guess and say little about the rest."""
@@ -110,8 +111,8 @@ class Explorer:
     """Proposes probes within the budget of each kind."""
 
     def __init__(self) -> None:
-        self._plain, self._larger, self._trials, self._further = map(
-            Allowance, (_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_FURTHER)
+        self._plain, self._larger, self._trials, self._rare, self._further = map(
+            Allowance, (_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_RARE_TRIALS, _FOR_FURTHER)
         )
         self._trials.earn(math.inf)  # the first one is free
         self._direction = self._speculated = 0
@@ -135,7 +136,7 @@ class Explorer:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
         self._age += 1
         self._speculated += speedup is not None
-        for allowance in (self._further,) if speedup is None else (self._plain, self._larger):
+        for allowance in (self._rare, self._further) if speedup is None else (self._plain, self._larger):
             allowance.earn(seconds)
         paid = speedup is not None and speedup > _PAID
         self._trials.earn(math.inf if paid else seconds)  # after a text that paid, the next is always tried
@@ -166,8 +167,9 @@ class Explorer:
         if self._age == _TRIAL_AT:
             luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
             pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
-            if pays and self._trials.affords(_IN_VAIN * loss):
-                return Probe(tried, _TRIAL_ROUNDS, 0.0, self._trials, tries_text=True)
+            allowance = self._trials if pays else self._rare
+            if allowance.affords(_IN_VAIN * loss):
+                return Probe(tried, _TRIAL_ROUNDS, 0.0, allowance, tries_text=True)
         on_credit = self._age in _FURTHER
         if on_credit or self._further.covers(loss + analysis):
             loss += analysis + reading()
