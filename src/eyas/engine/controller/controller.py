@@ -169,14 +169,13 @@ class TreeController(Controller):
         sampled: Sequence[bool] | None,
         unread: Sequence[int] | None,
     ) -> TreeSpec | None:
-        """A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains.
-        If it finds nothing, the round is plain.
+        """The tree that promises the most tokens per second, or shows what others would bring.
 
-        Speculation begins once it would have saved the time of reading deferred pairs, so that a short moment in which
-        it pays costs little.
+        A drafter that looks up does so in every round but probes, unless that turned out to cost more than it gains. If
+        it finds nothing, the round is plain. Speculation begins once it would have saved the time of reading deferred
+        pairs, so that a short moment in which it pays costs little.
         """
-        rows = len(texts)
-        room = self._depth
+        rows, room = len(texts), self._depth
         if self._max_length is not None:
             # the root's position is the row's length; a node past the context's end could never be emitted
             room = min(room, self._max_length - 1 - min(lengths, default=0))
