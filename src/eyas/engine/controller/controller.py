@@ -203,7 +203,8 @@ class TreeController(Controller):
         def reading() -> float:
             return self.costs.reading_seconds(waiting, rows) if waiting else 0.0
 
-        if self._wanted is not None and self._missed >= reading() + _DOUBT * self._recording:
+        missing = 0.0 if self._wanted is None else reading() + _DOUBT * self._recording - self._missed
+        if self._wanted is not None and missing <= 0.0:
             self._choice, self._wanted = self._wanted, None
         prospect = self._choice
         if self._probe is None and self._computes and self._prospects is not None:
@@ -219,9 +220,11 @@ class TreeController(Controller):
             if prospect is not None and self._prospects is not None:
                 prospect = self._prospects.of(prospect.shape)  # the batch may have changed since
         planned = None if prospect is None else self._spec(prospect, texts, groups)
-        if self._probe is None and self._wanted is None:
+        if self._probe is None:
             left = math.inf if self._max_length is None else self._max_length - max(lengths)
-            self._ahead = self._explorer.ahead(planned, left)
+            saved = self._saved(rows)
+            enough = missing / saved if saved > 0.0 else math.inf
+            self._ahead = int(min(self._explorer.ahead(planned, left), enough))
         return planned
 
     def _learn(self, record: RoundRecord, before: set[int]) -> None:
@@ -242,9 +245,7 @@ class TreeController(Controller):
             self._learn_gain(record)
         self._deferred = 0 if drafted else self._deferred + 1
         if self._prospects is not None:
-            if self._wanted is not None:
-                rate = self._wanted.rate_if(self.gain.hope, record.rows)
-                self._missed += self._prospects.plain_seconds - record.rows / rate
+            self._missed += self._saved(record.rows)
             if record.draft is None and not cold and record.rows == self._prospects.rows:
                 self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
         self._plain_prices.rounds += 1
@@ -268,6 +269,12 @@ class TreeController(Controller):
             self._recordings.earn(whole)
         if self._probe is not None:
             self._count_probe(record, whole)
+
+    def _saved(self, rows: int) -> float:
+        """Seconds that the wanted shape would save in each round of `rows` rows; 0 = none is wanted."""
+        if self._wanted is None or self._prospects is None:
+            return 0.0
+        return self._prospects.plain_seconds - rows / self._wanted.rate_if(self.gain.hope, rows)
 
     def keep(self) -> None:
         self.gain.keep()
