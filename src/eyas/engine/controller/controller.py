@@ -40,12 +40,8 @@ _DRIFT = 1.25
 """The factor by which the texts' yield must change for a new plan, unless less decides whether to speculate."""
 _THINKING, _ANALYSING = 0.002, 0.005
 """Shares of the time that planning, and analyzing drafts, may take."""
-_STALE, _STALE_AFTER, _STALE_MOST = 0.08, 16, 256
-"""The mean error (a logarithm) of recent plain rounds' forecasts at which costs are settled early; the rounds until it
-may recur, which double each time as some machines never stop changing; and their maximum."""
 _COLD = 8
 """The number of first rounds from which the least overhead is taken, not the average."""
-_STALE_FADE = 1.0 - 1.0 / 6.0
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
 _SEARCHES = 8
@@ -88,27 +84,6 @@ class Overhead:
     def beyond_plain(self, kind: str) -> float:
         """Seconds that a round of this kind takes beyond a plain one, apart from the forecast."""
         return max(0.0, self._seconds[kind] - self._seconds["plain"])
-
-
-class PlainPrices:
-    """Whether plain rounds take a different time than the last plan assumed, so that costs must be fitted again."""
-
-    def __init__(self) -> None:
-        self.rounds, self._error, self._after = 0, 0.0, _STALE_AFTER
-
-    @property
-    def stale(self) -> bool:
-        """Whether forecasts are wrong, and enough rounds have passed since costs were last settled."""
-        return abs(self._error) > _STALE and self.rounds >= self._after
-
-    def learn(self, error: float) -> None:
-        """Account for a plain round that took exp(`error`) times the forecast."""
-        self._error = self._error * _STALE_FADE + error * (1.0 - _STALE_FADE)
-
-    def settle(self) -> None:
-        """Start over, as costs are fitted to the latest rounds."""
-        self._after = min(2 * self._after, _STALE_MOST) if self.stale else _STALE_AFTER
-        self.rounds, self._error = 0, 0.0
 
 
 class TreeController(Controller):
@@ -157,7 +132,6 @@ class TreeController(Controller):
         self._missed = 0.0
         """Seconds that `_wanted` would have saved so far."""
         self._probe: Probe | None = None
-        self._plain_prices = PlainPrices()
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
         self._overhead = Overhead()
@@ -194,7 +168,7 @@ class TreeController(Controller):
         rests = self._choice is None and self._wanted is None and self._probe is None and not self._looks_up
         if changed and rests and self._prospects is not None and not self._lasting.lasts(situation[:3]):
             return None
-        due = self._planning.due() or self._plain_prices.stale
+        due = self._planning.due()
         if changed or due or self._overtaken(rows):
             self._situation = situation
             self._replan(texts, lengths, groups, room, settles=due)
@@ -229,7 +203,6 @@ class TreeController(Controller):
 
     def _learn(self, record: RoundRecord, before: set[int]) -> None:
         whole, drafted = record.whole, record.drafted
-        cold = _finds_cold_caches(record, before, self._probe)
         self._learn_costs(record, before)
         looked_up = record.spec is not None and not drafted
         kind = "drafted" if drafted else "looked up" if looked_up else "plain"
@@ -244,11 +217,7 @@ class TreeController(Controller):
         if record.draft is not None:
             self._learn_gain(record)
         self._deferred = 0 if drafted else self._deferred + 1
-        if self._prospects is not None:
-            self._missed += self._saved(record.rows)
-            if record.draft is None and not cold and record.rows == self._prospects.rows:
-                self._plain_prices.learn(math.log(whole / self._prospects.plain_seconds))
-        self._plain_prices.rounds += 1
+        self._missed += self._saved(record.rows)
         used = self._probe is None and (drafted or record.tokens > record.rows)
         self.audience.round(record.rows, used or self._wanted is not None)
         self._planning.round(whole)
@@ -320,7 +289,6 @@ class TreeController(Controller):
         began = self._clock()
         self.gain.settle(values=settles)
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
-            self._plain_prices.settle()
             self.costs.settle()
         self.costs.overhead = self._overhead.beyond_plain("drafted") + self._searching * self._lookups.looking
         prospects = Prospects(
