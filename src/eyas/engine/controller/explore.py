@@ -46,9 +46,6 @@ _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
 more by the share `_TRIAL_GAIN` (in a single row). If drafting wouldn't pay for that one, trials are rare: what was
 learned may hold no longer. The rounds after which a trial is usually given up, and the speedup after which the next
 text is tried in any case."""
-_FURTHER, _CREDIT = (16, 32), 0.25
-"""The tokens after which a text is tried again with one round at any price, if that loses no more than this share of a
-plain round: the first words of an answer are hard to guess and say little about the rest."""
 _FOR_RECORDING, _RECORDING = 0.02, 60.0
 """The share of all time that recording other shapes may take while speculating on an accelerator, and the assumed
 length of the first recording, in plain rounds."""
@@ -126,8 +123,7 @@ class Explorer:
     def ahead(self, planned: TreeSpec | None, left: float) -> int:
         """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
-            marks = (at - self._age for at in (_TRIAL_AT, *_FURTHER))
-            return min((_REST, *(mark for mark in marks if mark > 0))) - 1
+            return (min(_REST, _TRIAL_AT - self._age) if self._age < _TRIAL_AT else _REST) - 1
         if planned.keeps_candidates or left < _STRETCH * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
         return min((_STRETCH, *(at - self._speculated for at in CHECKS if at > self._speculated))) - 1
@@ -170,11 +166,9 @@ class Explorer:
             allowance = self._trials if pays else self._rare
             if allowance.affords(_IN_VAIN * loss):
                 return Probe(tried, _TRIAL_ROUNDS, 0.0, allowance, tries_text=True)
-        on_credit = self._age in _FURTHER
-        if on_credit or self._further.covers(loss + analysis):
-            loss += analysis + reading()
-            if self._further.affords(loss) or (on_credit and loss <= _CREDIT * prospects.plain_seconds):
-                return Probe(tried, 1, loss, self._further, tries_text=True)
+        loss += analysis
+        if self._further.covers(loss) and self._further.affords(loss + reading()):
+            return Probe(tried, 1, loss, self._further, tries_text=True)
         return None
 
 
