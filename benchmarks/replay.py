@@ -272,20 +272,17 @@ class Replay:
 
     def watch(self, controller: TreeController) -> TreeController:
         """Let a controller's plans and analyses take time."""
-        plan, learn = controller._replan, controller.gain.learn
+        settle, learn = controller.gain.settle, controller.gain.learn
 
-        def replan(*args: Any, settles: bool) -> None:
-            began = self.clock
-            plan(*args, settles=settles)
-            self._host += _PLAN_AND_FIT if settles else _PLAN
-            if settles:  # it saw no time pass
-                controller._planning.done(self.clock() - began() + _PLAN_AND_FIT)
+        def plan(*, values: bool = True) -> None:
+            settle(values=values)
+            self._host += _PLAN_AND_FIT if values else _PLAN
 
         def analyze(draft: VerifiedDraft, *args: Any) -> None:
             learn(draft, *args)
             self._host += _ANALYSIS * (draft.tree.candidates is not None)
 
-        controller._replan, controller.gain.learn = replan, analyze  # type: ignore[method-assign, assignment]
+        controller.gain.settle, controller.gain.learn = plan, analyze  # type: ignore[method-assign, assignment]
         return controller
 
     def run(self, answers: Sequence[Answer], controller: TreeController | None) -> float:

@@ -27,7 +27,6 @@ from eyas.targets.tokenizers import eos_token_ids
 from eyas.text.chats import Message
 from eyas.text.prompts import PromptRow
 from eyas.text.template import encode_chat
-from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 from tests.toy.pair import TOY_DRAFTER, TOY_TARGET
 
@@ -95,7 +94,7 @@ def certified(
 ) -> tuple[list[Row], list[str], list[Any]]:
     """A row for each cell of the certificate's grid, the cells that are wrong, and all divergences."""
     prompt_rows = [PromptRow(str(number), "here", token_ids=prompt) for number, prompt in enumerate(prompts)]
-    grid = CertificateGrid(temperatures, {tree: parse_tree(tree) for tree in TREES}, batches)
+    grid = CertificateGrid(temperatures, TREES, batches)
     rows: list[Row] = []
     wrong, detail = [], []
     for cell in Certifier(target, None, drafter, params).cells(prompt_rows, grid):

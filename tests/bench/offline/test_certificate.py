@@ -31,7 +31,7 @@ from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import NativeLinear
 from eyas.targets.slots import SlotCache
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.tree import DraftTree, NodeLogits, parse_tree
+from eyas.tree import DraftTree, NodeLogits
 from eyas.types import SamplingParams
 from eyas.verify import Sampler, SeededWalk, Walk, WalkRule
 
@@ -44,7 +44,7 @@ ROWS: list[PromptRow | BadRow] = [
     PromptRow(f"r{i}", f"f:{i}", token_ids=tuple(prompt)) for i, prompt in enumerate(PROMPTS)
 ]
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-TREE = {"dynamic:4,3,9": parse_tree("dynamic:4,3,9")}
+TREE = ["dynamic:4,3,9"]
 
 
 class Oracle(tiny.OracleDrafter):
@@ -78,7 +78,7 @@ def test_a_correct_engine_is_equal() -> None:
 def test_bad_rows_are_told_once_and_nothing_is_no_proof() -> None:
     certifier = Certifier(tiny.target(), None, tiny.eagle3_drafter(), GREEDY)
     bad: list[PromptRow | BadRow] = [BadRow("1", "f:1: broken"), PromptRow("2", "f:2", token_ids=(999,))]
-    made = list(certifier.cells(bad, CertificateGrid([0.0, 1.0], {"chain:1": parse_tree("chain:1")}, [1])))
+    made = list(certifier.cells(bad, CertificateGrid([0.0, 1.0], ["chain:1"], [1])))
     certificate = Certificate("m", "d", torch.float32, made)
     assert [cell.verdict for cell in made] == ["nothing to compare"] * 2
     assert not certificate.equal
@@ -243,13 +243,13 @@ def test_a_controller_s_trees_are_certified_too(monkeypatch: pytest.MonkeyPatch)
     made: list[Restless] = []
 
     def planner(*of: Any) -> Restless:
-        assert of[2:] == ("auto", 2)
+        assert of[2:] == ("auto", 2, None)
         made.append(Restless(0.001))
         return made[-1]
 
-    monkeypatch.setattr("eyas.bench.offline.certificate.make_controller", planner)
+    monkeypatch.setattr("eyas.session.make_controller", planner)
     certifier = Certifier(tiny.target(), None, tiny.eagle3_drafter(), GREEDY)
-    plain, auto = certifier.cells(ROWS, CertificateGrid([0.0], {"auto": None}, [2]))
+    plain, auto = certifier.cells(ROWS, CertificateGrid([0.0], ["auto"], [2]))
     assert [(cell.tree, cell.verdict, cell.rows) for cell in (plain, auto)] == [
         ("none", "equal", 2),
         ("auto", "equal", 2),

@@ -83,17 +83,19 @@ def test_sequences_are_observed_while_a_shape_waits_to_be_recorded() -> None:
 
 
 def test_under_load_only_confident_nodes_pay() -> None:
-    rows = 16
-    text = Text([9.0 if row % 2 else 1.0 for row in range(rows)], [0.98 if row % 2 else 0.6 for row in range(rows)])
-    made, simulation = controller(MACHINE), Simulation(MACHINE, text)
-    simulation.run(made, 40)
-    rate = simulation.run(made, 60)
-    assert rate > 1.08 * plain_rate(text)
-    spec = decided(made, rows)
-    assert spec is not None
-    tree, _ = text.draft(spec)
-    hard, easy = tree.valid[0::2].sum().item(), tree.valid[1::2].sum().item()
-    assert easy > 10 * hard
+    rows, speedup = 16, 0.0
+    easy_rows = [bool(row % 2) for row in range(rows)]
+    for seed in range(4):
+        text = Text([9.0 if easy else 1.0 for easy in easy_rows], [0.98 if easy else 0.6 for easy in easy_rows], seed)
+        made, simulation = controller(MACHINE), Simulation(MACHINE, text)
+        simulation.run(made, 40)
+        speedup += simulation.run(made, 60) / plain_rate(text) / 4
+        spec = decided(made, rows)
+        assert spec is not None
+        tree, _ = text.draft(spec)
+        hard, easy = tree.valid[0::2].sum().item(), tree.valid[1::2].sum().item()
+        assert easy > 10 * hard
+    assert speedup > 1.1
 
 
 @pytest.mark.parametrize(("prompt_pairs", "pays"), [(0, True), (8, True), (2000, False)])
@@ -355,7 +357,7 @@ def test_recording_shapes_pays_or_is_left() -> None:
     speedup, recorded = on_an_accelerator(0.7, recording=60.0, rounds=2000)
     assert speedup > 1.2
     assert 0 < recorded < 6
-    assert on_an_accelerator(0.1, recording=60.0, rounds=2000)[0] > 0.91  # two at the most
+    assert on_an_accelerator(0.1, recording=60.0, rounds=2000)[0] > 0.92  # two at the most
 
 
 def test_the_context_s_end_is_not_passed() -> None:

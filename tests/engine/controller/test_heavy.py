@@ -58,7 +58,7 @@ def test_memory_whose_speed_comes_and_goes() -> None:
     )
     fast = replace(slow, points=((1, 18.0), (8, 21.5), (12, 31.0), *larger))
     gained = {slow: 0.0, fast: 0.0}
-    for seed in range(4):
+    for seed in range(6):
         text = Text([3.3] * 8, [0.92] * 8, seed)
         made, simulation = controller(slow), Simulation(slow, text, clock_noise(seed))
         simulation.run(made, 500)
@@ -66,6 +66,5 @@ def test_memory_whose_speed_comes_and_goes() -> None:
             simulation.machine = slow if turn % 2 else fast
             plain = Simulation(simulation.machine, text).run(None, 1)
             gained[simulation.machine] += simulation.run(made, 80) / plain - 1.0
-    assert gained[slow] / 20 > -0.005
-    assert gained[fast] / 20 > -0.05
-    assert sum(gained.values()) / 40 > -0.02
+    assert gained[slow] / 30 > -0.01
+    assert gained[fast] / 30 > -0.03

@@ -15,7 +15,7 @@ products move by a rounding: PyTorch's kernels sum in a different order for ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -24,9 +24,10 @@ from torch import Tensor
 
 from eyas.bench.offline.external import TransformersBaseline
 from eyas.drafters.base import Drafter
-from eyas.engine import Engine, Speculation
-from eyas.engine.controller import make_controller
+from eyas.engine import Engine
 from eyas.hub import find_target
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.targets import Target
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native.linears import weight_formats
@@ -34,7 +35,7 @@ from eyas.targets.quantization import dequantize_at_load
 from eyas.targets.roundings import moved_by_roundings
 from eyas.text.dialogue import Dialogue, converse
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree
 from eyas.types import SamplingParams, Stats
 from eyas.verify import Sampler, WalkRule
 
@@ -55,8 +56,8 @@ class CertificateGrid:
     """The combinations to compare: every temperature with every tree and every batch size."""
 
     temperatures: Sequence[float]
-    trees: Mapping[str, TreeSpec | None]
-    """By name; None = a controller's, whose name is one of its own (`auto`)."""
+    trees: Sequence[str]
+    """Their names, such as `chain:4` or `auto`."""
     batch_sizes: Sequence[int]
 
 
@@ -121,8 +122,7 @@ class Certifier:
             plain = self._run(rows, params, self._engine(1))
             yield from self._against_modules(rows, params, plain)
             for tree, batch_size in self._combinations(grid):
-                engine = self._engine(batch_size, *(() if tree == NO_TREE else (tree, grid.trees[tree])))
-                other = self._run(rows, params, engine)
+                other = self._run(rows, params, self._engine(batch_size, None if tree == NO_TREE else tree))
                 yield self._compare(Cell(temperature, tree, batch_size), params, plain, other)
 
     def _against_modules(
@@ -156,14 +156,10 @@ class Certifier:
             pass
         return dialogues
 
-    def _engine(self, batch_size: int, tree: str | None = None, spec: TreeSpec | None = None) -> Engine:
+    def _engine(self, batch_size: int, tree: str | None = None) -> Engine:
         """An engine that drafts the `tree` of this name; None = plain decoding."""
-        speculation = None if tree is None else Speculation(self.drafter, spec, self.coupled)
-        planned = None if spec is not None else tree
-        controller = None if planned is None else make_controller(self.target, self.drafter, planned, batch_size)
-        return Engine(
-            self.target, self.tokenizer, speculation, batch_size=batch_size, rule=self.rule, controller=controller
-        )
+        options = EngineOptions(tree, coupled=self.coupled, rule=self.rule, batch_size=batch_size)
+        return Session(self.target, self.tokenizer).engine(None if tree is None else self.drafter, options)
 
     def _compare(
         self, cell: Cell, params: SamplingParams, plain: Sequence[Dialogue], other: Sequence[Dialogue]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
 
-from eyas.cli.common.build import open_session, sampling_params
+from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.measuring import plain_numbers, read_temperatures
 from eyas.cli.common.options import (
@@ -26,12 +27,11 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
-from eyas.tree.spec import is_auto, read_tree
+from eyas.tree.spec import is_auto
 
 if TYPE_CHECKING:
     from eyas.bench.offline.certificate import Certificate
     from eyas.drafters.base import Drafter
-    from eyas.tree import TreeSpec
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ def verify(
     if not all(size >= 1 and size.is_integer() for size in sizes):
         raise UsageError(f"--batch-sizes {batch_sizes}: a batch holds a whole number of sequences, at least 1")
     for text in tree:
-        if not is_auto(text):
-            read_tree(text)
+        check_tree(text)
     if transformers and not modules:
         raise UsageError(
             "--transformers needs the model's modules, which judge where two answers diverge: leave out --no-modules"
@@ -93,9 +92,7 @@ def verify(
     from eyas.bench.offline.external import TransformersBaseline
     from eyas.targets.native.linears import weight_formats
     from eyas.text.prompts import read_prompts
-    from eyas.tree import parse_tree
 
-    trees = {text: None if is_auto(text) else parse_tree(text) for text in tree}
     rows = read_prompts(prompt_file, limit)
     params = sampling_params(SamplingOptions(max_new_tokens=max_new_tokens, seed=seed))
     session = open_session(loading)
@@ -106,7 +103,7 @@ def verify(
         session.target, session.tokenizer, drafter, params, coupled is not False, modules=own, baseline=baseline
     )
     cells = []
-    for cell in certifier.cells(rows, CertificateGrid(heats, _trees(trees, drafter), [int(size) for size in sizes])):
+    for cell in certifier.cells(rows, CertificateGrid(heats, _trees(tree, drafter), [int(size) for size in sizes])):
         note(f"T={cell.temperature:g} {cell.tree} batch {cell.batch_size}: {cell.verdict}")
         cells.append(cell)
     weights = weight_formats(session.target.model)
@@ -120,15 +117,20 @@ def verify(
     return 0 if certificate.equal and not certificate.errors else FAILURE
 
 
-def _trees(given: dict[str, TreeSpec | None], drafter: Drafter) -> dict[str, TreeSpec | None]:
-    """The given trees for this drafter (None = `auto`); if there are none, its own, and a chain if it can draft one."""
+def _trees(given: Sequence[str], drafter: Drafter) -> Sequence[str]:
+    """The given trees; if there are none, the drafter's own, and a chain if it can draft one.
+
+    Raises UsageError for a tree that the drafter can't grow.
+    """
     from eyas.engine.default_tree import own_shape, tree_for
     from eyas.tree import parse_tree
 
     own, chain = own_shape(drafter), f"chain:{min(4, drafter.max_depth or 4)}"
-    names = (own,) if own.startswith("lookahead:") else (chain, own)
-    trees = given or {text: parse_tree(text) for text in names}
-    return {text: None if is_auto(text) else tree_for(drafter, tree) for text, tree in trees.items()}
+    trees = list(dict.fromkeys(given or ((own,) if own.startswith("lookahead:") else (chain, own))))
+    for text in trees:
+        if not is_auto(text):
+            tree_for(drafter, parse_tree(text))
+    return trees
 
 
 def _print(certificate: Certificate) -> None:

@@ -6,10 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import Audience
+from eyas.engine.controller.explore import Audience, Pace
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 
+ENTER, LEAVE = 1.03, 1.015
+"""The speedups that speculation must promise to begin, and to continue."""
+_THINKING = 0.002
+"""The share of the time that planning may take."""
 _FADE = 1.0 - 1.0 / 100.0
 """The factor by which running averages decay each round."""
 
@@ -27,6 +31,9 @@ class Controller(ABC):
         self._planned: TreeSpec | None = None
         self._ahead = 0
         """Further rounds that are planned already, to be like the last one."""
+        self._situation: tuple[int, ...] = ()
+        """What the latest plan was made for."""
+        self._planning = Pace(_THINKING, least=8, most=256)
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._emitted = self._seconds = self._prompt_pairs = 0.0
@@ -78,6 +85,7 @@ class Controller(ABC):
             self._emitted = self._emitted * _FADE + record.emitted
             self._seconds = self._seconds * _FADE + record.whole
             self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
+            self._planning.round(record.whole)
             self._learn(record, before)
 
     @abstractmethod

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eyas.engine.controller.base import Controller
+from eyas.engine.controller.base import ENTER, LEAVE, Controller
 from eyas.engine.controller.costs import CostModel, Work
 from eyas.engine.controller.explore import Explorer, Lasting, LookupTrials, Pace, Probe, Recordings
 from eyas.engine.controller.gain import GainModel, found_values
@@ -28,8 +28,6 @@ from eyas.tree.draft_tree import Source
 
 WIDTHS = (1, 2, 3, 4, 6, 8)
 DEPTH = 10
-_ENTER, _LEAVE = 1.03, 1.015
-"""The speedups that speculation must promise to begin, and to continue."""
 _USUAL_SPREAD, _TRUSTED_AFTER = 0.2, 100
 """The spread of start-up costs on an idle machine, and the rounds after which any others have been corrected."""
 _CHANGE, _CHANGE_RECORDED = 1.01, 1.05
@@ -38,19 +36,14 @@ _DOUBT = 3.0
 """A shape is recorded once it would have saved this many times the recording's seconds: forecasts may be too high."""
 _DRIFT = 1.25
 """The factor by which the texts' yield must change for a new plan, unless less decides whether to speculate."""
-_THINKING, _ANALYSING = 0.002, 0.005
-"""Shares of the time that planning, and analyzing drafts, may take."""
+_ANALYSING = 0.005
+"""The share of the time that analyzing drafts may take."""
 _COLD = 8
 """The number of first rounds from which the least overhead is taken, not the average."""
 _ANSWER = 100
 """An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
-
-
-def _finds_cold_caches(record: RoundRecord, before: set[int], probe: Probe | None) -> bool:
-    """Whether a plain round is the first one of its texts, none of which was among those `before`, or of a probe."""
-    return before.isdisjoint(record.texts) or (probe is not None and probe.warms_up)
 
 
 class Overhead:
@@ -112,7 +105,6 @@ class TreeController(Controller):
         self._computes, self._looks_up = computes, looks_up
         self._widths, self._depth, self._max_length = tuple(widths), depth, max_length
         self._counts_freely = counts_freely
-        self._planning = Pace(_THINKING, least=8, most=256)
         self._analysing = Pace(_ANALYSING, least=1, most=64)
         self._explorer, self._lookups = Explorer(), LookupTrials()
         self._searching = 0.0
@@ -122,7 +114,6 @@ class TreeController(Controller):
         """Seconds that it takes to record the wanted shape."""
         self._prospects: Prospects | None = None
         self._trees = PlannedTrees(widths, counts_freely)
-        self._situation: tuple[int, ...] = ()
         self._lasting = Lasting()
         self._choice: Prospect | None = None
         self._best: Prospect | None = None
@@ -213,14 +204,13 @@ class TreeController(Controller):
             if self._recordings is not None and self._prospects is not None:  # recording is done once
                 unseen = min(unseen, self._prospects.plain_seconds)
         self._overhead.learn(unseen, whole, kind, record.overhead)
-        copied = sum(record.copied)
+        copied = record.copied
         if record.draft is not None:
-            self._learn_gain(record)
+            self._learn_gain(record, copied)
         self._deferred = 0 if drafted else self._deferred + 1
         self._missed += self._saved(record.rows)
         used = self._probe is None and (drafted or record.tokens > record.rows)
         self.audience.round(record.rows, used or self._wanted is not None)
-        self._planning.round(whole)
         self._analysing.round(whole)
         prospects = self._prospects
         self._explorer.earn(whole, self._speedup)
@@ -230,7 +220,7 @@ class TreeController(Controller):
             self._lookups.learn(record.emitted / prospects.plain_rate - spent, spent, record.tokens > record.rows)
         elif prospects is not None and drafted and self._looks_up and record.spec is not None and record.spec.looks_up:
             rate = prospects.plain_rate if self._choice is None else self._choice.rate
-            self._lookups.learn(copied / rate - record.lookup_seconds, whole, True)
+            self._lookups.learn(sum(copied) / rate - record.lookup_seconds, whole, True)
             self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
         if self._recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
@@ -262,9 +252,9 @@ class TreeController(Controller):
         It is higher for beginning on costs that were measured in noise, until rounds have corrected them.
         """
         if self._choice is not None:
-            return _LEAVE
+            return LEAVE
         doubt = min(1.0, max(0.0, self.costs.table.spread - _USUAL_SPREAD))
-        return _ENTER + doubt * max(0.0, 1.0 - self._counts["rounds"] / _TRUSTED_AFTER)
+        return ENTER + doubt * max(0.0, 1.0 - self._counts["rounds"] / _TRUSTED_AFTER)
 
     @property
     def probing(self) -> bool:
@@ -343,7 +333,7 @@ class TreeController(Controller):
         return self._trees.of(
             prospect,
             groups,
-            self.gain.calibrations(texts),
+            () if prospect is None else self.gain.calibrations(texts),
             chooses=self._probe is None,
             keeps=self._probe is not None or self._analysing.due(),
             looks_up=self._looks_up and self._lookups.looking,
@@ -365,7 +355,9 @@ class TreeController(Controller):
         in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
         if tree is None or in_vain or record.spec is None:
             plain = record.spec is None or in_vain
-            if plain and not _finds_cold_caches(record, before, self._probe):
+            # the first plain round of its texts, or of a probe, finds cold caches
+            cold = before.isdisjoint(record.texts) or (self._probe is not None and self._probe.warms_up)
+            if plain and not cold:
                 seconds = record.pass_seconds if in_vain else record.whole
                 self.costs.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
             return
@@ -396,7 +388,7 @@ class TreeController(Controller):
             )
         )
 
-    def _learn_gain(self, record: RoundRecord) -> None:
+    def _learn_gain(self, record: RoundRecord, copied: Sequence[int]) -> None:
         """Learn from what a draft yielded, and from its nodes if reading them takes no sync or it was made for that."""
         if record.draft is None or record.spec is None:
             return
@@ -409,7 +401,7 @@ class TreeController(Controller):
             if self._recordings is not None and self._recordings.usual and record.seconds is not None:
                 spent += max(0.0, record.seconds - self._recordings.usual)
             self._analysing.done(spent)
-        kept = [len(path) - 1 - copied for path, copied in zip(record.draft.paths, record.copied, strict=True)]
+        kept = [len(path) - 1 - found for path, found in zip(record.draft.paths, copied, strict=True)]
         network = sum(kept)
         judged = self._choice if self._probe is None else self._probe.prospect if self._probe.tries_text else None
         if judged is not None and not record.draft.tree.looked_up:

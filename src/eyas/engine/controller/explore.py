@@ -1,9 +1,8 @@
 """Exploration: probes, which are rounds with a shape other than the one in use, within a budget of lost time.
 
 While speculating there are two kinds of probes: plain rounds, which keep the cost of plain decoding current, and rounds
-of a larger shape, which show what its nodes are worth. While not speculating there are two as well: a few rounds of a
-short chain that show what a new text yields, and two rounds of a large shape. Drafts first read everything that the
-drafter has deferred.
+of a larger shape, which show what its nodes are worth. While not speculating, a short chain shows what the texts yield:
+a few rounds of it when they are new, and now and then one. Drafts first read everything that the drafter has deferred.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ with drafts that counts as none; the number of sequences that then go unobserved
 rounds that show how many rows there usually are."""
 _LASTING = 4
 """The rounds after which a batch that has changed is planned for while nothing is drafted."""
-_STRETCH, _REST = 8, 16
+_STRETCH, REST = 8, 16
 """Rounds in a row that are planned together, and learned from together, with and without drafts. After each pass, whose
 weights fill the caches, every line of Python is slow."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
@@ -123,7 +122,7 @@ class Explorer:
     def ahead(self, planned: TreeSpec | None, left: float) -> int:
         """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
-            return (min(_REST, _TRIAL_AT - self._age) if self._age < _TRIAL_AT else _REST) - 1
+            return (min(REST, _TRIAL_AT - self._age) if self._age < _TRIAL_AT else REST) - 1
         if planned.keeps_candidates or left < _STRETCH * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
         return min((_STRETCH, *(at - self._speculated for at in CHECKS if at > self._speculated))) - 1

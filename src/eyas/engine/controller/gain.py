@@ -78,7 +78,7 @@ class Evidence:
     """`forecast` without decay: how much is known."""
 
     def learn(self, forecast: float, offered: float, accepted: float) -> None:
-        """Account for a draft."""
+        """Account for a draft; what earlier ones showed decays."""
         self.forecast = self.forecast * _YIELD_FADE + forecast
         self.offered = self.offered * _YIELD_FADE + offered
         self.accepted = self.accepted * _YIELD_FADE + accepted

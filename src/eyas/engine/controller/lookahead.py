@@ -16,15 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eyas.engine.controller.base import Controller
+from eyas.engine.controller.base import ENTER, LEAVE, Controller
 from eyas.engine.controller.costs import CostModel, Work
-from eyas.engine.controller.explore import CHECKS, Allowance, Pace
+from eyas.engine.controller.explore import CHECKS, REST, Allowance
 from eyas.engine.controller.records import ControllerState, RoundRecord
 from eyas.tree import TreeSpec
 from eyas.tree.lookahead import LookaheadTree
 
-_ENTER, _LEAVE = 1.03, 1.015
-"""The speedups that the window must promise to begin, and to continue."""
 _GUESS, _GUESSED = 0.5, 16.0
 """Tokens that a row is assumed to accept in a round before any was seen (published: 0.5 to 1), and the weight of this
 assumption, in rounds of one row."""
@@ -38,10 +36,6 @@ _FOR_PLAIN, _FOR_TRIALS = 0.002, 0.0045
 """Shares of the time that plain rounds while the window is in use, and trials while it rests, may lose."""
 _LEAST = 0.02
 """The least share of its time that such a round is assumed to lose."""
-_WEIGHING = 0.002
-"""The share of time that weighing windows against plain rounds may take."""
-_REST = 16
-"""Plain rounds that are planned together."""
 
 
 class LookaheadController(Controller):
@@ -53,8 +47,6 @@ class LookaheadController(Controller):
         """For rounds whose trees are `window` or nothing."""
         super().__init__(costs, clock)
         self._window, self._pays = window, False
-        self._planning = Pace(_WEIGHING, least=8, most=256)
-        self._situation: tuple[int, ...] = ()
         self._rows_seen, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
         self._plain_seconds = self._window_seconds = self._plain_rate = self._window_rate = 0.0
         self._for_plain, self._for_trials = Allowance(_FOR_PLAIN), Allowance(_FOR_TRIALS)
@@ -84,14 +76,26 @@ class LookaheadController(Controller):
             if self._for_trials.affords(rounds * lost):
                 self._trial = rounds
                 self._forget(_AFTER_REST)
-        self._ahead = 0 if self._trial else _REST - 1
+        self._ahead = 0 if self._trial else REST - 1
         return self._window if self._trial else None
 
     def _learn(self, record: RoundRecord, before: set[int]) -> None:  # noqa: ARG002
         whole, drafted = record.whole, record.draft is not None
-        self._learn_costs(record)
+        self.costs.learn(
+            Work(
+                record.rows,
+                record.lengths,
+                record.tokens,
+                record.pass_seconds if drafted else whole,
+                plain=not drafted,
+                width=1,
+                levels=int(drafted),
+                draft_seconds=record.draft_seconds,
+                pairs=record.emitted if drafted and record.seconds is not None else 0,
+                observe_seconds=whole - record.draft_seconds - record.pass_seconds,
+            )
+        )
         self.audience.round(record.rows, drafted)
-        self._planning.round(whole)
         if drafted:
             self._forget(_FADE)
             self._rows_seen += record.rows if record.drafting is None else sum(record.drafting)
@@ -109,23 +113,6 @@ class LookaheadController(Controller):
                 self._spend(self._for_trials, whole, record.emitted / self._plain_rate)
                 self._trial -= 1
                 self._situation = () if not self._trial else self._situation  # so that the next plan weighs the results
-
-    def _learn_costs(self, record: RoundRecord) -> None:
-        drafted = record.draft is not None
-        self.costs.learn(
-            Work(
-                record.rows,
-                record.lengths,
-                record.tokens,
-                record.pass_seconds if drafted else record.whole,
-                plain=not drafted,
-                width=1,
-                levels=int(drafted),
-                draft_seconds=record.draft_seconds,
-                pairs=record.emitted if drafted and record.seconds is not None else 0,
-                observe_seconds=record.whole - record.draft_seconds - record.pass_seconds,
-            )
-        )
 
     @property
     def probing(self) -> bool:
@@ -156,7 +143,7 @@ class LookaheadController(Controller):
             + costs.observe_seconds(emitted, rows)
         )
         self._plain_rate, self._window_rate = rows / self._plain_seconds, emitted / self._window_seconds
-        self._pays = self._window_rate >= self._plain_rate * (_LEAVE if self._pays else _ENTER)
+        self._pays = self._window_rate >= self._plain_rate * (LEAVE if self._pays else ENTER)
         if self._pays:
             self._trial = 0
         self._planning.done(self._clock() - began)

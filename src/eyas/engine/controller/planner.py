@@ -46,8 +46,6 @@ class Prospect(NamedTuple):
     accepted: float
     """Accepted draft tokens; each row emits one token more."""
     seconds: float
-    drafting: float
-    """The part of `seconds` that drafting takes."""
     rate: float
     """Expected tokens per second, over all rows."""
 
@@ -94,11 +92,10 @@ class Prospects:
             levels[0, :, 0], padded[0, :, 0] = full[0, :, 0], 0.0
             self._nodes[0, :, 0] = rows * full[0, :, 0]
         width = np.array(widths, dtype=np.float64)[:, None, None]
-        self._drafting = costs.draft_seconds(rows, width, levels)
         self._seconds: Array = (
             costs.pass_seconds(rows + self._nodes, rows, lengths)
             + costs.padding_seconds(padded, rows)
-            + self._drafting
+            + costs.draft_seconds(rows, width, levels)
             + costs.observe_seconds(rows + self._accepted, rows)
             + costs.overhead
         )
@@ -133,7 +130,7 @@ class Prospects:
         at = shape._replace(depth=min(shape.depth, self._rate.shape[1] - 1))
         found = self._known.get(at)
         if found is None:
-            tables = (self._nodes, self._accepted, self._seconds, self._drafting, self._rate)
+            tables = (self._nodes, self._accepted, self._seconds, self._rate)
             found = self._known[at] = Prospect(at, *(float(table[at]) for table in tables))
         return found
 

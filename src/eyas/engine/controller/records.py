@@ -41,12 +41,12 @@ class RoundRecord(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """R, how many rows there were."""
+        """R, the number of rows that were decoded together."""
         return len(self.texts)
 
     @property
     def whole(self) -> float:
-        """Time of the whole round."""
+        """Time of the whole round, as far as it was measured."""
         return self.draft_seconds + self.pass_seconds if self.seconds is None else self.seconds
 
     @property

@@ -34,9 +34,10 @@ class PlannedTrees:
         self, prospect: Prospect | None, groups: tuple[int, ...], calibrations: tuple[float, ...], *,
         chooses: bool, keeps: bool, looks_up: bool,
     ) -> TreeSpec:  # fmt: skip
-        """The tree of a shape for rows in `groups` [R]; with None, a tree of what is looked up alone.
+        """The tree of a shape for rows in `groups` [R] and texts with these `calibrations` [R].
 
-        `chooses`: whether only nodes that pay are verified; `keeps`: whether the candidates are kept.
+        With None and no calibrations, it is a tree of what is looked up alone. `chooses`: whether only nodes that
+        pay are verified; `keeps`: whether the candidates are kept.
         """
         key = (None if prospect is None else prospect.shape, groups, calibrations, chooses, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
@@ -48,7 +49,7 @@ class PlannedTrees:
                 made,
                 values=self._values,
                 groups=groups if any(groups) else None,
-                calibrations=None if prospect is None else calibrations,
+                calibrations=calibrations or None,
                 keeps_candidates=keeps,
                 looks_up=looks_up,
             )
