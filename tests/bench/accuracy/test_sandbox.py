@@ -60,6 +60,8 @@ def test_programs_run_to_their_end(sandbox: Sandbox) -> None:
         ("open('note', 'w').write('x'); assert open('note').read() == 'x'", "passed", ""),
         ("import os; assert os.listdir() == []", "passed", ""),
         ("for _ in range(20000): print('x' * 1000)", "passed", ""),
+        ("import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, 1))\nwhile True: pass", "killed", "SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed", "SIGKILL"),
         ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", None, ""),
         ("import os, signal; os.killpg(0, signal.SIGKILL)", None, ""),
     ],

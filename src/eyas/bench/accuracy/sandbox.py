@@ -141,11 +141,16 @@ class Sandbox:
         }
 
     def _wrapper(self) -> list[str]:
-        """The command that starts the program's Python, so that its parent isn't this process."""
+        """The command that starts the program's Python under a shell.
+
+        The shell is the parent that a program can kill in this process's stead. In a namespace it is process 1, which
+        signals don't reach; and it passes on that a program was killed, which `unshare` can't do for SIGKILL.
+        """
+        shell = ["/bin/sh", "-c", '"$@"; exit $?', "sandbox"]
         if not self.isolated:
-            return ["/bin/sh", "-c", '"$@"; exit $?', "sandbox"]
+            return shell
         own = [] if self._superuser else ["--user", "--map-root-user"]
-        return [str(shutil.which("unshare")), *own, *_NAMESPACES]
+        return [str(shutil.which("unshare")), *own, *_NAMESPACES, *shell]
 
     def _can_isolate(self) -> bool:
         if shutil.which("unshare") is None:
