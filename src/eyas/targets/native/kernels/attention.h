@@ -118,34 +118,37 @@ inline float weigh(float* scores, int64_t count, int64_t padded, float softcap, 
     float lanes[LANES], top = sink;
     store(lanes, highest);
     for (float lane : lanes) top = lane > top ? lane : top;
-    for (int64_t j = 0; j < padded; j += LANES) store(scores + j, exponential(sub(load(scores + j), all(top))));
-    for (int64_t j = count; j < padded; j++) scores[j] = 0;
     vec total = zero();
-    for (int64_t j = 0; j < padded; j += LANES) total = add(total, load(scores + j));
+    for (int64_t j = 0; j < padded; j += LANES) {
+        const vec weights = exponential(sub(load(scores + j), all(top)));
+        store(scores + j, weights);
+        total = add(total, weights);
+    }
     return 1.0f / (sink > NO_SINK ? sum(total) + std::exp(sink - top) : sum(total));
 }
 
 constexpr int64_t TILE = 512;    // keys that all queries process before the next ones are read
 constexpr int64_t QUERIES = 32;  // queries that share one read of the keys
 // Accumulator vectors that N queries keep in registers at the same time; they are reduced eight at a time.
-constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : queries == 3 ? 24 : 16; }
+constexpr int sums_of(int queries) { return LANES == 8 || queries == 1 ? 8 : 16; }
 
 // Store the scores of N queries for KEYS keys; `products` has those of one query after the other's.
-template <int N, int KEYS>
-void put_scores(const vec (&products)[N * KEYS], float scale, float* scores, int64_t stride) {
-    float found[N * KEYS];
-    for (int i = 0; i < N * KEYS; i += 8) _mm256_storeu_ps(found + i, _mm256_mul_ps(sums(products + i), _mm256_set1_ps(scale)));
+template <int N, int KEYS, int SUMS>
+void put_scores(const vec (&products)[SUMS], float scale, float* scores, int64_t stride) {
+    float found[SUMS];
+    for (int i = 0; i < SUMS; i += 8) _mm256_storeu_ps(found + i, _mm256_mul_ps(sums(products + i), _mm256_set1_ps(scale)));
     for (int n = 0; n < N; n++) std::memcpy(scores + n * stride, found + n * KEYS, KEYS * sizeof(float));
 }
 
 constexpr int64_t KEYS_AHEAD = 48;
 
 // Prefetch what is read after the scores of keys [first, stop): their values, and the keys that many further on, up to `last`.
-// The weights that a pass has read since may have taken their place in the caches. (Inlined, since GCC drops a function that
-// does nothing else.)
-template <class T>
+// The weights that a pass has read since may have taken their place in the caches. SIZE: of keys and values, if the compiler
+// knows it. (Inlined, since GCC drops a function that does nothing else.)
+template <int64_t SIZE = 0, class T>
 __attribute__((always_inline)) inline void fetch(const Context<T>& context, int64_t first, int64_t stop, int64_t last) {
-    const int64_t of_key = entry_size<T>(context.size) * sizeof(T), of_value = entry_size<T>(context.value_size) * sizeof(T);
+    const int64_t of_key = entry_size<T>(SIZE ? SIZE : context.size) * sizeof(T);
+    const int64_t of_value = entry_size<T>(SIZE ? SIZE : context.value_size) * sizeof(T);
     for (int64_t j = first; j < stop; j++) {
         const char* value = reinterpret_cast<const char*>(context.values) + context.columns[j] * of_value;
         for (int64_t line = 0; line < of_value; line += 64) _mm_prefetch(value + line, _MM_HINT_T0);
@@ -156,23 +159,31 @@ __attribute__((always_inline)) inline void fetch(const Context<T>& context, int6
 }
 
 #if defined(__AVX512BF16__)
-constexpr int64_t PAIRED = 32, MOST_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a query
+constexpr int64_t PAIRED = 32, MOST_PAIRED = 8;  // numbers in a vector of bf16; the most vectors of a key or value
 
-// `score_together` for a bf16 model, whose queries and keys bf16 can hold: two products at a time.
-template <int N>
+// Whether products with keys or values of `size` numbers are computed two at a time.
+template <class T>
+inline bool is_paired(const Context<T>& context, int64_t size) {
+    return std::is_same_v<T, uint16_t> && context.bf16 && size % PAIRED == 0 && size <= PAIRED * MOST_PAIRED;
+}
+
+// `score_together` for a bf16 model, whose queries and keys bf16 can hold: two products at a time. A SIZE known to the
+// compiler saves a tenth of the time.
+template <int N, int64_t SIZE = 0>
 void score_paired(const Context<uint16_t>& context, const Query* query, int64_t first, int64_t stop, float* scores,
                   int64_t stride, bool fetches) {
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;
-    __m512bh states[N][MOST_PAIRED];
+    const int64_t size = SIZE ? SIZE : context.size;
+    __m512bh states[N][SIZE ? SIZE / PAIRED : MOST_PAIRED];
     for (int n = 0; n < N; n++)
-        for (int64_t d = 0; d < context.size; d += PAIRED)
+        for (int64_t d = 0; d < size; d += PAIRED)
             states[n][d / PAIRED] = _mm512_cvtne2ps_pbh(load(query[n].state + d + LANES), load(query[n].state + d));
     for (int64_t j = first; j < stop; j += KEYS) {
         const uint16_t* key[KEYS];
-        for (int i = 0; i < KEYS; i++) key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * context.size;
-        if (fetches) fetch(context, j, std::min<int64_t>(j + KEYS, stop), stop);
+        for (int i = 0; i < KEYS; i++) key[i] = context.keys + context.columns[j + i < stop ? j + i : stop - 1] * size;
+        if (fetches) fetch<SIZE>(context, j, std::min<int64_t>(j + KEYS, stop), stop);
         vec products[SUMS] = {};
-        for (int64_t d = 0; d < context.size; d += PAIRED)
+        for (int64_t d = 0; d < size; d += PAIRED)
             for (int i = 0; i < KEYS; i++) {
                 const auto of_key = reinterpret_cast<__m512bh>(_mm512_loadu_si512(key[i] + d));
                 for (int n = 0; n < N; n++)
@@ -180,6 +191,63 @@ void score_paired(const Context<uint16_t>& context, const Query* query, int64_t 
             }
         put_scores<N, KEYS>(products, context.scale, scores + j, stride);
     }
+}
+
+// Round a query's weights [padded] to bf16, in place.
+inline void narrow_weights(float* weights, int64_t padded) {
+    for (int64_t j = 0; j < padded; j += LANES)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<uint16_t*>(weights) + j),
+                            reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(weights + j))));
+}
+
+// `mix_together` for a bf16 model: two keys at a time, with weights that `narrow_weights` has rounded.
+template <int N>
+void mix_paired(const Context<uint16_t>& context, const Query* query, int64_t first, int64_t stop, const float* weights,
+                int64_t stride, const float* inverse, bool last) {
+    auto mix = [&](auto width, int64_t at) {  // `width` vectors of a value at a time, from number `at` on
+        constexpr int WIDE = decltype(width)::value;
+        vec mixed[N][WIDE][2] = {};  // of every eight numbers the first four, and the others
+        for (int n = 0; first && n < N; n++)
+            for (int p = 0; p < WIDE; p++) {
+                const float* out = query[n].out + at + p * PAIRED;
+                mixed[n][p][0] = _mm512_shuffle_f32x4(load(out), load(out + LANES), 0x88);
+                mixed[n][p][1] = _mm512_shuffle_f32x4(load(out), load(out + LANES), 0xdd);
+            }
+        for (int64_t j = first; j < stop; j += 2) {
+            const uint16_t* one = context.values + context.columns[j] * context.value_size + at;
+            const uint16_t* two = context.values + context.columns[std::min(j + 1, stop - 1)] * context.value_size + at;
+            for (int p = 0; p < WIDE; p++) {
+                const __m512i a = _mm512_loadu_si512(one + p * PAIRED), b = _mm512_loadu_si512(two + p * PAIRED);
+                const auto low = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(a, b));
+                const auto high = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi16(a, b));
+                for (int n = 0; n < N; n++) {
+                    const uint16_t* own = reinterpret_cast<const uint16_t*>(weights + n * stride) + j;
+                    const auto both = reinterpret_cast<__m512bh>(all_of_pair(own));
+                    mixed[n][p][0] = _mm512_dpbf16_ps(mixed[n][p][0], both, low);
+                    mixed[n][p][1] = _mm512_dpbf16_ps(mixed[n][p][1], both, high);
+                }
+            }
+        }
+        for (int n = 0; n < N; n++)
+            for (int p = 0; p < WIDE; p++) {
+                for (int half = 0; half < 2; half++) {  // the numbers in order again
+                    const vec a = mixed[n][p][0], b = mixed[n][p][1];
+                    const vec both = half ? _mm512_shuffle_f32x4(a, b, 0xee) : _mm512_shuffle_f32x4(a, b, 0x44);
+                    vec done = _mm512_shuffle_f32x4(both, both, 0xd8);
+                    if (last) done = rounded(mul(done, all(inverse[n])));
+                    store(query[n].out + at + p * PAIRED + half * LANES, done);
+                }
+            }
+    };
+    int64_t at = 0;
+    auto all_of = [&](auto width) {
+        constexpr int WIDE = decltype(width)::value;
+        if constexpr (N * WIDE <= 8)
+            for (; at + WIDE * PAIRED <= context.value_size; at += WIDE * PAIRED) mix(width, at);
+    };
+    all_of(std::integral_constant<int, 4>());
+    all_of(std::integral_constant<int, 2>());
+    all_of(std::integral_constant<int, 1>());
 }
 #endif
 
@@ -190,8 +258,11 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
                     int64_t stride, bool fetches) {
 #if defined(__AVX512BF16__)
     if constexpr (!TAILS && std::is_same_v<T, uint16_t>)
-        if (context.bf16 && context.size % PAIRED == 0 && context.size <= PAIRED * MOST_PAIRED)
-            return score_paired<N>(context, query, first, stop, scores, stride, fetches);
+        if (is_paired(context, context.size)) {
+            const bool usual = N != 3 && context.size == 64 && context.value_size == 64;  // of three queries, GCC spills sums
+            const auto score = usual ? score_paired<N, 64> : score_paired<N>;
+            return score(context, query, first, stop, scores, stride, fetches);
+        }
 #endif
     constexpr int SUMS = sums_of(N), KEYS = SUMS / N;  // keys that are processed together
     for (int64_t j = first; j < stop; j += KEYS) {
@@ -219,6 +290,11 @@ void score_together(const Context<T>& context, const Query* query, int64_t first
 template <int N, class T>
 void mix_together(const Context<T>& context, const Query* query, int64_t first, int64_t stop, const float* weights,
                   int64_t stride, const float* inverse, bool last) {
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, uint16_t>)
+        if (is_paired(context, context.value_size))
+            return mix_paired<N>(context, query, first, stop, weights, stride, inverse, last);
+#endif
     auto mix = [&](auto width, int64_t d) {  // `width` vectors of values at a time, from feature d on
         constexpr int WIDE = decltype(width)::value;
         vec mixed[N][WIDE] = {};
@@ -290,9 +366,13 @@ class Queries {
             });
         float inverse[QUERIES];
         groups([&](auto size, int64_t at, int64_t longest) {
-            for (int64_t i = at; i < at + decltype(size)::value; i++)
-                inverse[i] = weigh(scores_ + i * stride, waiting_[i].count, (longest + LANES - 1) / LANES * LANES,
-                                   context_.softcap, waiting_[i].sink);
+            const int64_t own = (longest + LANES - 1) / LANES * LANES;
+            for (int64_t i = at; i < at + decltype(size)::value; i++) {
+                inverse[i] = weigh(scores_ + i * stride, waiting_[i].count, own, context_.softcap, waiting_[i].sink);
+#if defined(__AVX512BF16__)
+                if (is_paired(context_, context_.value_size)) narrow_weights(scores_ + i * stride, own);
+#endif
+            }
         });
         for (int64_t first = 0; first < most; first += TILE)
             groups([&](auto size, int64_t at, int64_t longest) {

@@ -25,8 +25,8 @@ inline Tree tree_of_row(const Pass& pass, int64_t row) {
     return {pass.parents ? pass.parents + row * pass.parents_row : nullptr, pass.roots};
 }
 
-constexpr int64_t BLOCK = 16;  // the most tokens of a unit of attention
-constexpr int64_t UNITS = 4;   // units of attention for each thread, so that none waits long for the last
+constexpr int64_t BLOCK = 16;  // the most tokens of a piece of attention
+constexpr int64_t UNITS = 4;   // pieces of attention for each thread, so that none waits long for the last
 
 // Write `size` floats as a T.
 inline void write(float* to, const float* from, int64_t size) { std::memcpy(to, from, size * sizeof(float)); }
@@ -275,51 +275,64 @@ class DecoderRun {
         }
     }
 
-    // The number of units into which the `items` of each share are split: the fewest that threads can share equally, up to
-    // about `UNITS` for each thread.
-    int64_t units_of(int64_t shares, int64_t items) const {
-        int64_t units = (tokens_ + BLOCK - 1) / BLOCK;
-        while (units < items && shares * units % pass_.threads && shares * units < UNITS * pass_.threads) units++;
-        return units;
+    // The number of pieces that attention is split into: one for each of the `shares` and `BLOCK` tokens. If these are few and
+    // threads can't share them equally, all items, of `grain` queries each, are split evenly instead: into few pieces, as each
+    // one reads its keys and values, but not so few that threads wait long for the last. Rows have keys of their own.
+    int64_t pieces_of(int64_t shares, int64_t items, int64_t grain) const {
+        const int64_t threads = pass_.threads, blocks = (tokens_ + BLOCK - 1) / BLOCK, pieces = shares * blocks;
+        if (pieces % threads == 0 || pieces >= UNITS * threads) return pieces;
+        int64_t turns = (pieces + threads - 1) / threads;
+        if (blocks == 1) turns = std::max(pieces / threads, std::clamp<int64_t>(items * grain / (threads * BLOCK), 1, UNITS));
+        return std::min(turns * threads * std::min(row_of(tokens_ - 1) + 1, UNITS), items);
     }
 
     // The heads of a group read the same keys; so do tokens of a row if each sees all that the one before it sees.
     void attend(const Layer& layer, char* all_keys, char* all_values) {
         const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
         const int64_t grain = d_.rank ? group : 1;  // queries that stay together
-        const int64_t items = tokens_ * group / grain, units = units_of(shares, items), most = (items + units - 1) / units * grain;
-        region_.share(shares * units, 1, [&](int64_t unit, int64_t) {
-            Room& room = rooms_.mine(score_room(most, pass_.most), 2 * pass_.most);
-            LatentQueries& latents = of_latents_.mine(d_, most / grain, group);
-            const int64_t h = unit / units, part = unit % units;
-            const int64_t from = items * part / units * grain, to = items * (part + 1) / units * grain;  // queries, by token
-            const int64_t first = from / group, stop = (to + group - 1) / group, head = h * group;
-            const int64_t last = std::min(head + group, d_.heads);
-            if (d_.rank)
-                latents.absorb(layer, q_ + first * q_size_, stop - first, head, last,
-                               [&](int64_t i) { return entry_of(layer, first + i); }, pass_.cosines, pass_.sines);
-            auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
-                const int64_t row = row_of(t);
-                stored([&](auto* kind) {
-                    using C = std::remove_pointer_t<decltype(kind)>;
-                    if (d_.rank)
-                        return latents.attend(static_cast<const C*>(entries_of<C>(all_keys, row, 1, 0, d_.rank)),
-                                              static_cast<const C*>(entries_of<C>(all_values, row, 1, 0, d_.rotated)), list,
-                                              t - first, count, counts, last - head, room.scores.get());
-                    Queries<C> queries({entries_of<C>(all_keys, row, d_.kv_heads, h, d_.size),
-                                        entries_of<C>(all_values, row, d_.kv_heads, h, d_.size), list, d_.size, d_.size,
-                                        d_.scale, d_.softcap, bf16_}, room.scores.get());
-                    const int64_t begin = std::max(from, t * group), end = std::min(to, (t + count) * group);
-                    for (int64_t i = begin; i < end; i++) {
-                        const int64_t g = head + i % group, at = i / group * q_size_ + g * d_.size;
-                        queries.add(q_ + at, mixed_ + at, counts[i / group - t], layer.sinks ? layer.sinks[g] : NO_SINK);
-                    }
-                    queries.finish();
-                });
-            };
-            in_runs(pass_, layer.window, first, stop, room.columns.get(), attend);
-            if (d_.rank) latents.expand(layer, stop - first, head, last, mixed_ + first * out_size_);
+        const int64_t each = tokens_ * group / grain, items = shares * each, pieces = pieces_of(shares, items, grain);
+        const int64_t most = std::min(each, (items + pieces - 1) / pieces) * grain;
+        region_.share(pieces, 1, [&](int64_t piece, int64_t) {
+            const int64_t stop = items * (piece + 1) / pieces;
+            for (int64_t item = items * piece / pieces, next; item < stop; item = next) {
+                const int64_t h = item / each;
+                next = std::min(stop, (h + 1) * each);
+                attend_share(layer, all_keys, all_values, h, (item - h * each) * grain, (next - h * each) * grain, most);
+            }
         });
+    }
+
+    // Attention of queries [from, to), by token, of the heads that share the keys of h; at most `most` at a time.
+    void attend_share(const Layer& layer, char* all_keys, char* all_values, int64_t h, int64_t from, int64_t to, int64_t most) {
+        const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;
+        const int64_t first = from / group, stop = (to + group - 1) / group, head = h * group;
+        const int64_t last = std::min(head + group, d_.heads);
+        Room& room = rooms_.mine(score_room(most, pass_.most), 2 * pass_.most);
+        LatentQueries& latents = of_latents_.mine(d_, (most + group - 1) / group, group);
+        if (d_.rank)
+            latents.absorb(layer, q_ + first * q_size_, stop - first, head, last,
+                           [&](int64_t i) { return entry_of(layer, first + i); }, pass_.cosines, pass_.sines);
+        auto attend = [&](int64_t t, int64_t count, const int64_t* list, const int64_t* counts) {
+            const int64_t row = row_of(t);
+            stored([&](auto* kind) {
+                using C = std::remove_pointer_t<decltype(kind)>;
+                if (d_.rank)
+                    return latents.attend(static_cast<const C*>(entries_of<C>(all_keys, row, 1, 0, d_.rank)),
+                                          static_cast<const C*>(entries_of<C>(all_values, row, 1, 0, d_.rotated)), list,
+                                          t - first, count, counts, last - head, room.scores.get());
+                Queries<C> queries({entries_of<C>(all_keys, row, d_.kv_heads, h, d_.size),
+                                    entries_of<C>(all_values, row, d_.kv_heads, h, d_.size), list, d_.size, d_.size,
+                                    d_.scale, d_.softcap, bf16_}, room.scores.get());
+                const int64_t begin = std::max(from, t * group), end = std::min(to, (t + count) * group);
+                for (int64_t i = begin; i < end; i++) {
+                    const int64_t g = head + i % group, at = i / group * q_size_ + g * d_.size;
+                    queries.add(q_ + at, mixed_ + at, counts[i / group - t], layer.sinks ? layer.sinks[g] : NO_SINK);
+                }
+                queries.finish();
+            });
+        };
+        in_runs(pass_, layer.window, first, stop, room.columns.get(), attend);
+        if (d_.rank) latents.expand(layer, stop - first, head, last, mixed_ + first * out_size_);
     }
 
     // Multiply the output of attention by the sigmoids of its gates.

@@ -51,6 +51,12 @@ inline void store(uint16_t* p, vec a) {  // bf16, of values that one can hold
     __m512i high = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(high));
 }
+// A pair of inputs, broadcast to every word.
+inline __m512i all_of_pair(const uint16_t* pair) {
+    int32_t both;
+    std::memcpy(&both, pair, 4);
+    return _mm512_set1_epi32(both);
+}
 inline __m256 folded(vec a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
 #else
 constexpr int LANES = 8;

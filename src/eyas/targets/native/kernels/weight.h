@@ -95,13 +95,6 @@ inline vec second_of(__m512i words) {
     return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
 }
 
-// A pair of inputs, broadcast to every word.
-inline __m512i all_of_pair(const uint16_t* pair) {
-    int32_t both;
-    std::memcpy(&both, pair, 4);
-    return _mm512_set1_epi32(both);
-}
-
 #endif
 
 // The index of the weight of output `lane` and input i among a panel's values.
