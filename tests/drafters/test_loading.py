@@ -21,7 +21,7 @@ from eyas.targets import Target, load_target
 from eyas.targets.fingerprint import fingerprint
 from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.library import kernels
-from eyas.targets.native.linears import Int8Linear, NativeLinear, weight_formats
+from eyas.targets.native.linears import Int4Linear, Int8Linear, NativeLinear, weight_formats
 
 from .. import pairs, tiny
 
@@ -99,10 +99,10 @@ def test_what_is_no_directory_and_no_hub_model(source: str) -> None:
 
 
 @pytest.mark.skipif(kernels() is None, reason="no compiler, or neither AVX2 nor AVX-512")
-class TestEightBits:
-    """Weights of a drafter's linears in 8 bits."""
+class TestQuantizedDrafters:
+    """Weights of a drafter's linears in 4 or 8 bits."""
 
-    @pytest.mark.parametrize("quantize", [None, "int8", "off"])
+    @pytest.mark.parametrize("quantize", [None, "int8", "int4", "off"])
     @pytest.mark.parametrize("fastest", [NativeLinear, PrepackedLinear, None])
     def test_which_drafters_have_them(
         self,
@@ -111,13 +111,14 @@ class TestEightBits:
         fastest: type[PrepackedLinear] | None,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """By default where our kernels are the fastest."""
+        """By default in 4 bits, where our kernels are the fastest."""
         monkeypatch.setattr("eyas.drafters.loading.best_layout", lambda *_: fastest)
         network = load_drafter(saved(tmp_path), tiny.target(), quantize=quantize).network
-        expected = quantize == "int8" or (quantize is None and fastest is NativeLinear)
-        assert weight_formats(network) == ("int8" if expected else None)
+        expected = quantize or ("int4" if fastest is NativeLinear else "off")
+        assert (weight_formats(network) or "off") == expected
         layers = [module for module in network.modules() if isinstance(module, PrepackedLinear)]
-        assert all(type(layer) is Int8Linear for layer in layers) if expected else bool(layers) == bool(fastest)
+        kind = {"int4": Int4Linear, "int8": Int8Linear, "off": fastest}[expected]
+        assert {type(layer) for layer in layers} == ({kind} if kind else set())
 
     def test_guesses_are_nearly_the_same(self, tmp_path: Path) -> None:
         made = [load_drafter(saved(tmp_path), tiny.target(), quantize=how).network for how in ("off", "int8")]

@@ -111,7 +111,7 @@ def load_drafter(
 
     `method` is the kind that the caller expects. `window` is the number of pairs that it attends to in addition to its
     sinks, `auto` (its own window, or one within its training length), `off`, or None for its own. `quantize` is the
-    format of its linear layers: `int8`, `int4`, `off`, or None = `int8` on a CPU where eyas's own kernels are fastest.
+    format of its linear layers: `int8`, `int4`, `off`, or None = `int4` on a CPU where eyas's own kernels are fastest.
     Quantized weights are faster to read and only change guesses. A drafter trained for other weights than the target's
     is used with a warning in the log: output stays lossless, but it may draft badly.
     Raises CheckpointError, ConfigError, DrafterMismatchError, UnsupportedModelError, UsageError.
@@ -153,7 +153,7 @@ def drafter_layout(target: Target, quantize: str | None = None) -> type[Prepacke
     if quantize in _LAYOUTS and (target.device.type != "cpu" or kernels() is None):
         raise UsageError(f"a drafter runs in {quantize} on a CPU with eyas's own kernels only: leave quantize out")
     if quantize is None and layout is NativeLinear:
-        quantize = "int8"
+        quantize = "int4"
     return layout if quantize in (None, "off") else _LAYOUTS[quantize]
 
 

@@ -80,7 +80,7 @@ class DrafterOptions:
     window: str | int | None = None
     """How many pairs it attends to in addition to its sinks, `auto`, `off`, or None for the value in its config."""
     quantize: str | None = None
-    """Quantization of its linear layers: `int8`, `int4`, `off`, or None = `int8` where that is faster."""
+    """Quantization of its linear layers: `int8`, `int4`, `off`, or None = `int4` where that is faster."""
 
     def of(self, source: str | Path | None, method: str | None = None) -> DrafterOptions:
         """The same options for another drafter; without a source only the method applies."""

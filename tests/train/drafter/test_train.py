@@ -147,7 +147,7 @@ def test_the_best_goes_by_what_was_decoded_or_says_that_nothing_was(
 
 def test_what_is_decoded_is_what_the_checkpoint_does(sure_target: Path, chats: Path, tmp_path: Path) -> None:
     drafter = train_drafter(recipe(sure_target, chats, tmp_path, validation={"prompts": 2}, target_dtype="float32"))
-    engine = load(sure_target, drafter, tree="chain:3", dtype="float32")
+    engine = load(sure_target, drafter, tree="chain:3", dtype="float32", draft_quantize="off")
     rows = read_rows(engine.tokenizer, chats, 0.2, 128, engine.target.vocab_size).rows["validation"]
     stats = Stats()
     for prompt in choose_prompts(rows, 2, None):

@@ -170,7 +170,7 @@ class LoadedDrafterOptions(DrafterFileOptions):
     ] = None
     draft_quantize: Annotated[
         Literal["int8", "int4", "off"] | None,
-        Option(help="Quantize the drafter's weights, on a CPU (default: int8 where eyas's kernels are fastest)."),
+        Option(help="Quantize the drafter's weights, on a CPU (default: int4 where eyas's kernels are fastest)."),
     ] = None
 
     def of(self, source: str | None, method: str | None = None) -> DrafterOptions:
