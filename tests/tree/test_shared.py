@@ -336,6 +336,7 @@ def test_a_text_whose_nodes_are_accepted_less_pays_more_for_them(seed: int, batc
 
 def test_a_search_of_one_row_has_the_prices_of_its_text() -> None:
     plan = PlannedTree(SharedTree(2, 2, 4), prices=(0.2, 0.4, 0.6, 0.8), calibrations=(0.5,))
-    prices = plan.search(1).prices
-    assert prices is not None
-    assert prices.tolist() == pytest.approx([0.4, 0.8, 1.2, 1.6])
+    search = plan.search(1)
+    assert search.calibration == 0.5
+    assert search.prices is not None
+    assert search.prices.tolist() == [0.2, 0.4, 0.6, 0.8]

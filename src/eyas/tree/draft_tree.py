@@ -294,6 +294,8 @@ class BeamSearch(NamedTuple):
     """What 1, 2, ... nodes of a single row must gain in total, up to its limit; None = the search chooses no nodes."""
     finish: Callable[[BeamLevels], DraftTree]
     """Makes the finished trees from the result."""
+    calibration: float = 1.0
+    """What the values of nodes are multiplied by before they are compared with the prices."""
 
     @classmethod
     def by_probability(cls, depth: int, width: int, finish: Callable[[BeamLevels], DraftTree]) -> BeamSearch:
@@ -304,10 +306,10 @@ class BeamSearch(NamedTuple):
 class ChosenNodes(NamedTuple):
     """Candidates of a single row that became nodes, in order."""
 
-    candidates: npt.NDArray[np.int64]  # [N]
-    parents: npt.NDArray[np.int64]  # [N] among the chosen ones, -1 = the root
-    tokens: npt.NDArray[np.int64]  # [N]
+    nodes: npt.NDArray[np.int64]  # [3, N] candidates; their parents among the chosen ones, -1 = the root; tokens
     logprobs: npt.NDArray[np.float32]  # [N]
+    promise: float
+    """The sum of their values."""
 
 
 class BeamLevels(NamedTuple):

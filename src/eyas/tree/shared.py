@@ -174,9 +174,6 @@ class PlannedTree(TreeSpec):
 
     def search(self, batch: int, drafting: Sequence[bool] | None = None) -> BeamSearch:
         threshold, alone = self.shape.threshold, batch == 1 and (drafting is None or drafting[0])
-        prices = self.node_prices[: self.shape.per_row] if alone and self.prices is not None else None
-        if prices is not None and self.calibrations is not None:
-            prices = prices / self.calibrations[0]  # the values are the text's own by this factor
         return BeamSearch(
             self.depth,
             self.max_fanout,
@@ -184,25 +181,27 @@ class PlannedTree(TreeSpec):
             None if self.groups is None else np.array(self.groups),
             None if drafting is None else np.array(drafting),
             math.log(threshold) if threshold > 0.0 else -math.inf,
-            prices,
+            self.row_prices if alone and self.prices is not None else None,
             partial(self._searched, batch, drafting),
+            1.0 if self.calibrations is None else self.calibrations[0],
         )
 
     def _searched(self, batch: int, drafting: Sequence[bool] | None, found: BeamLevels) -> DraftTree:
         if found.chosen is None:
             return HostGrowth(self, batch, drafting).finished(found)
-        candidates, parents, tokens, logprobs = found.chosen
-        size, beams = len(candidates), list(found.beams.swapaxes(0, 1))
+        chosen, size = found.chosen, len(found.chosen.logprobs)
+        _, parents, tokens = torch.from_numpy(chosen.nodes).unsqueeze(1).unbind()  # [1, N] each
+        beams = list(found.beams.swapaxes(0, 1)) if self.keeps_candidates else []
         return DraftTree(
-            tokens=torch.from_numpy(tokens[None]),
-            parents=torch.from_numpy(parents[None]),
-            logprob=torch.from_numpy(logprobs[None]),
+            tokens=tokens,
+            parents=parents,
+            logprob=torch.from_numpy(chosen.logprobs).unsqueeze(0),
             valid=all_valid(1, size),
-            max_depth=_level_of(int(candidates[-1]), found.sizes) if size else 0,
+            max_depth=_level_of(int(chosen.nodes[0, -1]), found.sizes) if size else 0,
             counted=size,
             candidates=_candidates(found.scores, found.sizes, beams) if self.keeps_candidates else None,
             levels=len(found.sizes),
-            promise=[float(np.exp(found.scores[0, candidates]).sum())],
+            promise=[chosen.promise],
         )
 
     def takes_all(self, counts: Sequence[int]) -> bool:
@@ -226,6 +225,11 @@ class PlannedTree(TreeSpec):
     def node_prices(self) -> npt.NDArray[np.float64]:
         """[budget] `prices` for numpy and native searches, converted once for all rounds of a plan."""
         return np.array(self.prices)
+
+    @cached_property
+    def row_prices(self) -> npt.NDArray[np.float64]:
+        """The part of `node_prices` that a single row can have nodes for."""
+        return self.node_prices[: self.shape.per_row]
 
     @cached_property
     def log_calibrations(self) -> Floats | None:

@@ -314,8 +314,12 @@ def test_a_search_in_one_call_is_that_of_its_levels(
 
 
 @pytest.mark.parametrize("limit", [None, 4])
-@pytest.mark.parametrize("price", [0.0, 0.02, 0.2, 2.0])
-def test_a_search_chooses_what_pays(price: float, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("price", "calibration"), [(0.0, 1.0), (0.02, 1.0), (0.2, 1.0), (2.0, 1.0), (0.1, 0.5), (0.2, 1.5)]
+)
+def test_a_search_chooses_what_pays(
+    price: float, calibration: float, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the tree made of all candidates does: all of them, some, none; prices rise faster after the third node."""
     drafter, draw = native_drafter("eagle3", torch.float32), torch.Generator().manual_seed(0)
     sampler = Sampler(1, tiny.VOCAB, torch.device("cpu"))
@@ -326,7 +330,7 @@ def test_a_search_chooses_what_pays(price: float, limit: int | None, monkeypatch
         taps = torch.randn(1, 3, len(drafter.taps), tiny.HIDDEN, generator=draw)
         drafter.observe(range(1), torch.randint(tiny.VOCAB, (1, 3), generator=draw), taps, [3])
         prices = tuple(price * count + 2 * price * max(0, count - 3) for count in range(1, 25))
-        plan = PlannedTree(SharedTree(3, 3, 24, per_row=limit), prices=prices)
+        plan = PlannedTree(SharedTree(3, 3, 24, per_row=limit), prices=prices, calibrations=(calibration,))
         trees = []
         for whole in (True, False):
             monkeypatch.setattr(NativeLevels, "can_search", whole)
@@ -335,6 +339,7 @@ def test_a_search_chooses_what_pays(price: float, limit: int | None, monkeypatch
         for part in ("tokens", "parents", "valid", "logprob", "max_depth", "counted", "levels"):
             one, other = getattr(found, part), getattr(expected, part)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        assert found.promise == pytest.approx(expected.promise, rel=1e-5)
         sizes.add(found.size)
     assert sizes == {limit or 21} if not price else max(sizes) < 21
     assert (sizes == {0}) == (price == 2.0)

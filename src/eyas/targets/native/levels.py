@@ -83,7 +83,7 @@ class NativeLevels:
         scores, logprobs = np.empty((2, rows, children), np.float32)
         most = 0 if search.prices is None else len(search.prices)
         beams, chosen = np.empty((rows, depth - 1, width), np.int64), np.empty(1 + 3 * most, np.int64)
-        chosen_logprobs = np.empty(most, np.float32)
+        chosen_logprobs = np.empty(most + 1, np.float32)
         given, made = (search.worth, search.groups, search.drafting), (tokens, parents, scores, logprobs, beams)
         self._cache.reserve(max(self._lengths) + staged)
         fed, normed = self._last
@@ -91,16 +91,16 @@ class NativeLevels:
             rows, depth, width, self._first(normed), self._first(fed), *map(address, (ids, *warp)),
             *(array if array is None else array.ctypes.data for array in given), search.least,
             *(array.ctypes.data for array in made),
-            None if search.prices is None else search.prices.ctypes.data, most, chosen.ctypes.data,
-            chosen_logprobs.ctypes.data,
+            None if search.prices is None else search.prices.ctypes.data, search.calibration, most,
+            chosen.ctypes.data, chosen_logprobs.ctypes.data,
         )  # fmt: skip
         levels = self._decoder.search(self._cache, self._rows, staged, beam)
         sizes = [width, *[width * width] * (levels - 1)]
         nodes = None
         if search.prices is not None:
             count = int(chosen[0])
-            candidates, above, own = chosen[1 : 1 + 3 * count].reshape(3, count)
-            nodes = ChosenNodes(candidates, above, own, chosen_logprobs[:count])
+            numbers = chosen[1 : 1 + 3 * count].reshape(3, count)
+            nodes = ChosenNodes(numbers, chosen_logprobs[:count], float(chosen_logprobs[most]))
         found = slice(None), slice(sum(sizes))
         return BeamLevels(
             sizes, tokens[found], parents[found], scores[found], logprobs[found], beams[:, : levels - 1], nodes

@@ -205,9 +205,10 @@ struct Beam {                            // a beam search, see beam.h
     float *scores, *logprobs;            // [R, M]
     int64_t* beams;                      // [R, (D - 1) * K] of each level but the last: indices into the level's candidates
     const double* prices;                // [most] what 1, 2, ... nodes must gain together; null = none are chosen
+    double calibration;                  // by which nodes' values are multiplied before that
     int64_t most;                        // the most nodes to choose, of a single row
     int64_t* chosen;                     // [1 + 3 * most] their number; candidates in order, parents among them, and tokens
-    float* chosen_logprobs;              // [most] of the paths
+    float* chosen_logprobs;              // [most + 1] of the paths; and last, the sum of the nodes' values
 };
 
 }  // namespace eyas

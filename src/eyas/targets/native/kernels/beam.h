@@ -67,12 +67,14 @@ inline void choose(const Beam& beam, int64_t candidates) {
     std::iota(order.begin(), order.end(), 0);
     order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t i) { return std::isnan(beam.scores[i]); }), order.end());
     std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return beam.scores[a] > beam.scores[b]; });
-    double value = 0, best = 0;
+    double value = 0, best = 0, promise = 0;
     int64_t count = 0, most = std::min<int64_t>(beam.most, order.size());
     for (int64_t i = 0; i < most; i++) {
         value += std::exp(static_cast<double>(beam.scores[order[i]]));
-        if (value - beam.prices[i] > best) best = value - beam.prices[i], count = i + 1;
+        const double gain = value - beam.prices[i] / beam.calibration;
+        if (gain > best) best = gain, promise = value, count = i + 1;
     }
+    beam.chosen_logprobs[beam.most] = static_cast<float>(promise);
     order.resize(count);
     std::sort(order.begin(), order.end());
     beam.chosen[0] = count;
