@@ -304,7 +304,7 @@ class BeamSearch(NamedTuple):
 
 
 class ChosenNodes(NamedTuple):
-    """Candidates of a single row that became nodes, in order."""
+    """Candidates of a single row that became nodes, depth first, the best child first."""
 
     nodes: npt.NDArray[np.int64]  # [3, N] candidates; their parents among the chosen ones, -1 = the root; tokens
     logprobs: npt.NDArray[np.float32]  # [N]

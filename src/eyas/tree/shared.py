@@ -197,7 +197,7 @@ class PlannedTree(TreeSpec):
             parents=parents,
             logprob=torch.from_numpy(chosen.logprobs).unsqueeze(0),
             valid=all_valid(1, size),
-            max_depth=_level_of(int(chosen.nodes[0, -1]), found.sizes) if size else 0,
+            max_depth=_level_of(max(chosen.nodes[0].tolist()), found.sizes) if size else 0,
             counted=size,
             candidates=_candidates(found.scores, found.sizes, beams) if self.keeps_candidates else None,
             levels=len(found.sizes),

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -61,7 +62,9 @@ inline float worth_of(const Beam& beam, int64_t row, float step, bool later) {
     return beam.worth[(2 * (beam.groups ? beam.groups[row] : 0) + later) * BINS + bin] + TIE_BREAK * step;
 }
 
-// Choose the candidates of a row whose total value exceeds their price by the most, as eyas/tree/values.py does.
+// Choose the candidates of a row whose total value exceeds their price by the most, as eyas/tree/values.py does. They come
+// depth first, the best children before the others: so what is accepted mostly lies together, and needn't be moved to the
+// committed columns, and a path's tokens attend together.
 inline void choose(const Beam& beam, int64_t candidates) {
     std::vector<int64_t> order(candidates);
     std::iota(order.begin(), order.end(), 0);
@@ -76,14 +79,22 @@ inline void choose(const Beam& beam, int64_t candidates) {
     }
     beam.chosen_logprobs[beam.most] = static_cast<float>(promise);
     order.resize(count);
-    std::sort(order.begin(), order.end());
+    std::sort(order.begin(), order.end(), std::greater<>());
+    std::vector<int64_t> nodes, open{-1};
+    while (!open.empty()) {
+        const int64_t node = open.back();
+        open.pop_back();
+        if (node >= 0) nodes.push_back(node);
+        for (const int64_t child : order)
+            if (beam.parents[child] == node) open.push_back(child);
+    }
     beam.chosen[0] = count;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t parent = beam.parents[order[i]];
-        beam.chosen[1 + i] = order[i];
-        beam.chosen[1 + count + i] = parent < 0 ? -1 : std::lower_bound(order.begin(), order.end(), parent) - order.begin();
-        beam.chosen[1 + 2 * count + i] = beam.tokens[order[i]];
-        beam.chosen_logprobs[i] = beam.logprobs[order[i]];
+        const int64_t parent = beam.parents[nodes[i]];
+        beam.chosen[1 + i] = nodes[i];
+        beam.chosen[1 + count + i] = parent < 0 ? -1 : std::find(nodes.begin(), nodes.end(), parent) - nodes.begin();
+        beam.chosen[1 + 2 * count + i] = beam.tokens[nodes[i]];
+        beam.chosen_logprobs[i] = beam.logprobs[nodes[i]];
     }
 }
 
