@@ -76,20 +76,26 @@ def test_a_long_prompt_is_read_alike_in_passes_of_any_size(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "groups"), [(9, 3), (10, 5), (3, 1)])
+@pytest.mark.parametrize("lengths", [(80,), (80, 71)])
 def test_heads_are_split_among_threads_without_a_trace(
-    heads: int, groups: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...],
+    heads: int,
+    groups: int,
+    dtype: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Threads that can't share the heads equally begin and end between the queries of one."""
     sizes = {"num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": 64, "hidden_size": 16 * heads}
     tiny.build_model("llama", **sizes).save_pretrained(tmp_path)
-    target, prompts = load_target(tmp_path, dtype=dtype, device="cpu"), tiny.prompts(80, 71)
+    target, prompts = load_target(tmp_path, dtype=dtype, device="cpu"), tiny.prompts(*lengths)
     assert target.native is not None
     found = []
     for threads, chunk in ((1, 80), (2, 1), (2, 5), (2, 8), (2, 13), (2, 33), (4, 3), (4, 16), (4, 47), (7, 23)):
         monkeypatch.setattr("eyas.targets.native.decoder.threads_for", lambda _, threads=threads: threads)
-        cache = target.allocate(2)
-        pieces = [piece.final[1] for piece in target.prefill(cache, range(2), prompts, (), chunk)]
-        found.append(torch.cat(pieces)[:70])
+        cache, rows = target.allocate(len(lengths)), range(len(lengths))
+        pieces = [piece.final[-1] for piece in target.prefill(cache, rows, prompts, (), chunk)]
+        found.append(torch.cat(pieces)[: lengths[-1] - 1])
     for other in found[1:]:
         assert torch.equal(found[0], other)
 
