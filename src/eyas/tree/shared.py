@@ -191,7 +191,9 @@ class PlannedTree(TreeSpec):
             return HostGrowth(self, batch, drafting).finished(found)
         chosen, size = found.chosen, len(found.chosen.logprobs)
         _, parents, tokens = torch.from_numpy(chosen.nodes).unsqueeze(1).unbind()  # [1, N] each
-        beams = list(found.beams.swapaxes(0, 1)) if self.keeps_candidates else []
+        candidates = None
+        if self.keeps_candidates:
+            candidates = _candidates(found.scores, found.sizes, list(found.beams.swapaxes(0, 1)))
         return DraftTree(
             tokens=tokens,
             parents=parents,
@@ -199,7 +201,7 @@ class PlannedTree(TreeSpec):
             valid=all_valid(1, size),
             max_depth=_level_of(max(chosen.nodes[0].tolist()), found.sizes) if size else 0,
             counted=size,
-            candidates=_candidates(found.scores, found.sizes, beams) if self.keeps_candidates else None,
+            candidates=candidates,
             levels=len(found.sizes),
             promise=[chosen.promise],
         )

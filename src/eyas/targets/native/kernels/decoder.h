@@ -286,9 +286,11 @@ class DecoderRun {
         return std::min(turns * threads * std::min(row_of(tokens_ - 1) + 1, UNITS), items);
     }
 
+    int64_t heads_together() const { return (d_.heads + shares_of(d_) - 1) / shares_of(d_); }  // which share keys
+
     // The heads of a group read the same keys; so do tokens of a row if each sees all that the one before it sees.
     void attend(const Layer& layer, char* all_keys, char* all_values) {
-        const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;  // heads that share keys
+        const int64_t shares = shares_of(d_), group = heads_together();
         const int64_t grain = d_.rank ? group : 1;  // queries that stay together
         const int64_t each = tokens_ * group / grain, items = shares * each, pieces = pieces_of(shares, items, grain);
         const int64_t most = std::min(each, (items + pieces - 1) / pieces) * grain;
@@ -304,7 +306,7 @@ class DecoderRun {
 
     // Attention of queries [from, to), by token, of the heads that share the keys of h; at most `most` at a time.
     void attend_share(const Layer& layer, char* all_keys, char* all_values, int64_t h, int64_t from, int64_t to, int64_t most) {
-        const int64_t shares = shares_of(d_), group = (d_.heads + shares - 1) / shares;
+        const int64_t group = heads_together();
         const int64_t first = from / group, stop = (to + group - 1) / group, head = h * group;
         const int64_t last = std::min(head + group, d_.heads);
         Room& room = rooms_.mine(score_room(most, pass_.most), 2 * pass_.most);
