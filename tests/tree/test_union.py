@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -85,16 +86,31 @@ def test_a_host_unites_trees_as_a_device_does(pair: Pair, seed: int) -> None:
     if not network.size or not found.size:
         return
     there = union._merged(network, found)
-    here = union._Rows.of(network, found).tree(there.max_depth)
-    for name in ("tokens", "parents", "valid", "sources"):
+    rows = union._Rows.of(network, found)
+    assert rows.valid == there.valid.tolist()
+    here = rows.tree([[True] * there.size] * len(pair.found), there.max_depth)
+    for name in ("tokens", "parents", "sources"):
         assert torch.equal(getattr(here, name), getattr(there, name)), name
-    torch.testing.assert_close(here.logprob, there.logprob)
+    torch.testing.assert_close(here.logprob[there.valid], there.logprob[there.valid])
     root = union._steps(there).neg().clamp(min=0.0).sqrt() * 10.0  # PyTorch's root may be rounded to the other bin
     assume(not ((root.round() >= 1.0) & ((root - root.round()).abs() < 1e-3)).any())
     for table in (None, values):
         torch.testing.assert_close(
-            union._path_values_on_host(there, table, pair.groups), union._path_values(there, table, pair.groups)
+            union.path_values(there, table, pair.groups), union._path_values(there, table, pair.groups)
         )
+
+
+PRICED = PlannedTree(SharedTree(3, 3, 6, 4), prices=(0.1, 0.3, 0.4, 0.9, 1.4, 2.0), padding_prices=(0.1, 0.2))
+
+
+@pytest.mark.parametrize("spec", [*map(parse_tree, SPECS), PRICED, replace(PRICED, prices=None, padding_prices=None)])
+@given(rows=st.integers(1, 3), seed=st.integers(0, 999))
+def test_a_host_keeps_the_nodes_that_a_device_keeps(spec: TreeSpec, rows: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    scores = np.log(random.choice([0.05, 0.1, 0.3, 0.5, 0.8], (rows, 12))).astype(np.float32)  # many are equal
+    allowed = random.random((rows, 12)) < 0.8
+    kept = spec.keep(torch.from_numpy(scores), torch.from_numpy(allowed))
+    assert spec.kept(scores.tolist(), allowed.tolist()) == kept.tolist()
 
 
 @pytest.mark.parametrize("text", SPECS)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.tree.values import NodeChoice, most_profitable
+from eyas.tree.values import NodeChoice, most_profitable, most_profitable_of_a_row
 
 VALUES = st.lists(st.lists(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.9)), min_size=3, max_size=3), min_size=1, max_size=3)
 STEPS = st.lists(st.sampled_from((0.0, 0.05, 0.2, 0.4)), min_size=9, max_size=9)
@@ -34,6 +34,16 @@ def test_no_other_number_of_nodes_a_row_pays_more(
     best = max(profit(values, counts, prices, padding) for counts in product(*(range(most + 1) for most in usable)))
     assert found >= -1e-9
     assert found >= best - 1e-9
+
+
+@given(VALUES.map(lambda rows: rows[0]), STEPS, st.none() | st.integers(1, 3))
+def test_a_single_row_gets_what_pays_most(values: list[float], steps: list[float], limit: int | None) -> None:
+    prices = np.cumsum(steps)
+    chosen = most_profitable_of_a_row(values, prices.tolist(), limit)
+    assert chosen == sorted(range(3), key=lambda node: -values[node])[: len(chosen)]  # among equals the earlier ones
+    usable = min(sum(value > 0.0 for value in values), limit or 3)
+    profits = [profit([values], (count,), prices, prices) for count in range(usable + 1)]
+    assert profits[len(chosen)] == max(profits)
 
 
 def test_padding_that_costs_more_than_it_brings_is_avoided() -> None:

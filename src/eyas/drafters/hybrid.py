@@ -26,7 +26,7 @@ from eyas.errors import InvariantError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.tree.proposal import found_tree, on_device
-from eyas.tree.union import path_values, unite
+from eyas.tree.union import expected_lengths, unite
 from eyas.tree.values import ValueTable
 from eyas.verify import Coupling
 
@@ -190,7 +190,7 @@ class HybridDrafter(Drafter):
         """
         if self._usual is None or copies.max_depth < _SURE * self._usual or not copies.size:  # a token a level at most
             return False
-        promised = path_values(copies, values, groups).exp().masked_fill(~copies.valid, 0.0).sum(1).tolist()
+        promised = expected_lengths(copies, values, groups)
         return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
@@ -211,8 +211,11 @@ class HybridDrafter(Drafter):
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:
     """For each row: (parent's node index, token) -> node index, of its valid nodes."""
-    table = torch.stack((tree.parents, tree.tokens, tree.valid), dim=2).tolist()  # [B][N][3]
-    return [{(parent + 1, token): node for node, (parent, token, valid) in enumerate(row, 1) if valid} for row in table]
+    rows = zip(tree.parents.tolist(), tree.tokens.tolist(), tree.valid.tolist(), strict=True)
+    return [
+        {(parent + 1, token): node for node, (parent, token, valid) in enumerate(zip(*row, strict=True), 1) if valid}
+        for row in rows
+    ]
 
 
 def _walked(children: dict[tuple[int, int], int], tokens: Sequence[int]) -> list[int]:

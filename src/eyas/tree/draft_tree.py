@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
+from itertools import compress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -274,6 +275,15 @@ class TreeSpec(ABC):
         """
         scores = scores.masked_fill(~allowed, -math.inf)
         return greatest(scores, min(self.max_nodes, scores.shape[1])) & allowed
+
+    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+        """`keep` in lists [B][M], for trees that are made on the host."""
+        made = []
+        for values, usable in zip(scores, allowed, strict=True):
+            order = sorted(compress(range(len(values)), usable), key=values.__getitem__, reverse=True)
+            chosen = set(order[: self.max_nodes])
+            made.append([node in chosen for node in range(len(values))])
+        return made
 
 
 class BeamSearch(NamedTuple):

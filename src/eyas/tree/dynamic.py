@@ -163,6 +163,15 @@ class DynamicTree(TreeSpec):
         kept = super().keep(scores, allowed)
         return kept & (scores >= math.log(self.threshold)) if self.threshold > 0.0 else kept
 
+    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+        if self.threshold > 0.0:
+            least = math.log(self.threshold)
+            allowed = [
+                [usable and score >= least for usable, score in zip(*row, strict=True)]
+                for row in zip(allowed, scores, strict=True)
+            ]
+        return super().kept(scores, allowed)
+
     def start(self, batch: int, device: torch.device, drafting: Sequence[bool] | None = None) -> DynamicGrowth:
         return DynamicGrowth(self, batch, device, drafting)
 

@@ -42,7 +42,7 @@ from eyas.tree.draft_tree import (
     all_valid,
 )
 from eyas.tree.dynamic import BeamGrowth, path_sums
-from eyas.tree.values import ValueTable, greatest, most_profitable
+from eyas.tree.values import ValueTable, greatest, most_profitable, most_profitable_of_a_row
 
 _IMPOSSIBLE = -1e4
 """Replaces log-probabilities of minus infinity, so that the number of kept nodes is known beforehand."""
@@ -117,6 +117,10 @@ class SharedTree(TreeSpec):
         kept = priority > -math.inf
         if self.budget < priority.numel():
             kept &= greatest(priority.view(1, -1), self.budget).view_as(kept)
+        return kept
+
+    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+        kept: list[list[bool]] = self.keep(torch.tensor(scores), torch.tensor(allowed)).tolist()
         return kept
 
 
@@ -215,13 +219,26 @@ class PlannedTree(TreeSpec):
         mask = None if allowed is None else allowed.numpy()
         return torch.from_numpy(self.profitable(scores.to(torch.float32).numpy(), mask))
 
+    def kept(self, scores: Sequence[Sequence[float]], allowed: Sequence[Sequence[bool]]) -> list[list[bool]]:
+        if self.prices is None:
+            return self.shape.kept(scores, allowed)
+        if len(scores) > 1:
+            kept: list[list[bool]] = self.profitable(np.array(scores, np.float32), np.array(allowed)).tolist()
+            return kept
+        values = [math.exp(score) * usable for score, usable in zip(scores[0], allowed[0], strict=True)]
+        chosen = set(most_profitable_of_a_row(values, self.prices, self.shape.per_row))
+        return [[node in chosen for node in range(len(values))]]
+
     def profitable(self, scores: Floats, allowed: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
         """`keep` by the plan's `prices`, without PyTorch."""
         value = np.exp(scores, dtype=np.float64)
         if allowed is not None:
             value *= allowed
-        padding_prices = self.padding_prices if len(value) > 1 else None
-        return most_profitable(value, self.node_prices, padding_prices, self.shape.per_row).mask(value)
+        if len(value) > 1:
+            return most_profitable(value, self.node_prices, self.padding_prices, self.shape.per_row).mask(value)
+        mask = np.zeros(value.shape, dtype=np.bool_)
+        mask[0, most_profitable_of_a_row(value[0].tolist(), self.prices or (), self.shape.per_row)] = True
+        return mask
 
     @cached_property
     def node_prices(self) -> npt.NDArray[np.float64]:

@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from eyas.tree.acceptance import GROUPS
-from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
+from eyas.tree.draft_tree import DraftTree, Source, TreeSpec, all_valid
 from eyas.tree.values import ValueTable
 
 _LEAST_STEP = -1e-6
@@ -55,7 +55,18 @@ def unite(
 
 def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
     """[B, C] logarithms of the values of paths to a tree's nodes, as float64; `groups` [B] of the rows."""
-    return (_path_values_on_host if tree.tokens.device.type == "cpu" else _path_values)(tree, values, groups)
+    if tree.tokens.device.type != "cpu":
+        return _path_values(tree, values, groups)
+    return torch.tensor(_Rows.of_tree(tree).worth(values, groups), dtype=torch.float64).view(tree.tokens.shape)
+
+
+def expected_lengths(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> list[float]:
+    """[B] how many tokens of each row's tree, which is on the host, will be accepted according to their `values`."""
+    rows = _Rows.of_tree(tree)
+    return [
+        sum(math.exp(value) for value in compress(worth, valid))
+        for worth, valid in zip(rows.worth(values, groups), rows.valid, strict=True)
+    ]
 
 
 def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
@@ -71,141 +82,149 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
     return _along_paths(tree, steps)
 
 
-def _path_values_on_host(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
-    """`path_values` by lists of numbers."""
-    sources = [[0] * tree.size] * len(tree.tokens) if tree.sources is None else tree.sources.tolist()
-    rows = _Rows([], tree.parents.tolist(), tree.logprob.tolist(), tree.valid.tolist(), sources)
-    return torch.from_numpy(rows.worth(values, groups).reshape(tree.tokens.shape))
-
-
 class _Rows(NamedTuple):
     """Trees on the host: for each row, lists with an entry for each node."""
 
     tokens: list[list[int]]
     parents: list[list[int]]
-    logprob: list[list[float]]
+    steps: list[list[float]]
+    """Log-probabilities of the steps to the nodes, not of the paths."""
     valid: list[list[bool]]
     sources: list[list[int]]
 
     @classmethod
+    def of_tree(cls, tree: DraftTree, source: int = Source.NETWORK) -> _Rows:
+        """The rows of a tree, whose nodes come from `source` unless it says so itself."""
+        tokens, parents, logprob, valid = (
+            part.tolist() for part in (tree.tokens, tree.parents, tree.logprob, tree.valid)
+        )
+        sources = [[int(source)] * tree.size for _ in tokens] if tree.sources is None else tree.sources.tolist()
+        steps = [
+            [score - (scores[parent] if parent >= 0 else 0.0) for score, parent in zip(scores, above, strict=True)]
+            for scores, above in zip(logprob, parents, strict=True)
+        ]
+        return cls(tokens, parents, steps, valid, sources)
+
+    @classmethod
     def of(cls, network: DraftTree | None, found: DraftTree) -> _Rows:
         """`_merged`, row by row: a found node is already known if its parent has a child with the same token."""
-        theirs = [part.tolist() for part in (found.tokens, found.parents, found.logprob, found.valid)]
-        if network is None or not network.size:
-            tokens, parents, logprob, valid = theirs
-            return cls(tokens, parents, logprob, valid, [[int(Source.LOOKUP)] * found.size for _ in tokens])
-        ours = [part.tolist() for part in (network.tokens, network.parents, network.logprob, network.valid)]
-        pairs = zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True)
-        tokens, parents, logprob, valid, sources = map(list, zip(*(_merged_row(*pair) for pair in pairs), strict=True))
-        return cls(tokens, parents, logprob, valid, sources)
+        made = cls.of_tree(found, Source.LOOKUP)
+        if network is not None and network.size:
+            made = cls.of_tree(network).followed_by(made)
+        return made
+
+    def followed_by(self, found: _Rows) -> _Rows:
+        """With the nodes of `found` after these; those that are here already become invalid."""
+        for tokens, parents, steps, valid, sources, *theirs in zip(*self, *found, strict=True):
+            at = dict[tuple[int, int], int]()
+            for node, (token, parent, usable) in enumerate(zip(tokens, parents, valid, strict=True)):
+                if usable:
+                    at.setdefault((parent, token), node)
+            columns = list[int]()
+            for token, above, step, usable, source in zip(*theirs, strict=True):
+                parent = columns[above] if above >= 0 else -1
+                known = at.get((parent, token)) if usable else None
+                columns.append(len(tokens) if known is None else known)
+                if known is not None:  # a node of both takes the higher of its two probabilities
+                    steps[known], sources[known] = max(steps[known], step), int(Source.BOTH)
+                tokens.append(token)
+                parents.append(parent)
+                steps.append(step)
+                valid.append(usable and known is None)
+                sources.append(source)
+        return self
 
     def worth(
         self, values: ValueTable | None, groups: Tensor, calibrations: Sequence[float] | None = None
-    ) -> npt.NDArray[np.float64]:
-        """[B, C] `path_values`: step values are looked up together and summed node by node.
+    ) -> list[list[float]]:
+        """[B][C] `path_values`.
 
         `calibrations` [B] count on paths once they leave what was found, and no node is worth more than its parent.
         """
-        logprob, valid = np.array(self.logprob, np.float32), np.array(self.valid, np.bool_)
-        above = np.array(
-            [
-                [row[at] if at >= 0 else 0.0 for at in over]
-                for row, over in zip(self.logprob, self.parents, strict=True)
-            ],
-            np.float32,
+        shifts = [0.0] * len(self.tokens) if calibrations is None else list(map(math.log, calibrations))
+        made = []
+        for parents, steps, valid, sources, group, shift in zip(*self[1:], groups.tolist(), shifts, strict=True):
+            sums, begun = list[float](), set[tuple[int, int]]()
+            for parent, step, usable, source in zip(parents, steps, valid, sources, strict=True):
+                own = min(step, 0.0)
+                if values is not None:
+                    own = values.of_step(own, (parent, source) in begun, group + GROUPS * source)
+                if usable:
+                    begun.add((parent, source))
+                worth, copied = (sums[parent], sources[parent] != Source.NETWORK) if parent >= 0 else (0.0, True)
+                leaves = copied and source == Source.NETWORK
+                own = min(own, _LEAST_STEP) if usable else 0.0
+                sums.append(min(worth, worth + own + (shift if leaves else 0.0)))
+            made.append(sums)
+        return made
+
+    def better_chains(self, worth: Sequence[Sequence[float]]) -> list[list[bool]]:
+        """`_better_chain`."""
+        made = []
+        for valid, sources, sums in zip(self.valid, self.sources, worth, strict=True):
+            total = [0.0, 0.0, 0.0]
+            for usable, source, value in zip(valid, sources, sums, strict=True):
+                total[source] += math.exp(value) * usable
+            kept = {Source.BOTH, Source.LOOKUP if total[Source.LOOKUP] > total[Source.NETWORK] else Source.NETWORK}
+            made.append([usable and source in kept for usable, source in zip(valid, sources, strict=True)])
+        return made
+
+    def tree(self, kept: Sequence[Sequence[bool]], max_depth: int) -> DraftTree:
+        """Only the `kept` [B][C] nodes, in order, as tensors; no tree is deeper than `max_depth`."""
+        chosen = [[node for node, wanted in enumerate(row) if wanted] for row in kept]
+        width, counted = max(map(len, chosen)), sum(map(len, chosen))
+        numbers, logprob = list[list[list[int]]](), list[list[float]]()
+        for nodes, tokens, parents, steps, sources in zip(
+            chosen, self.tokens, self.parents, self.steps, self.sources, strict=True
+        ):
+            column, sums, spare = {-1: -1}, {-1: 0.0}, [0] * (width - len(nodes))
+            for at, node in enumerate(nodes):
+                above = parents[node] if parents[node] in column else -1
+                column[node], sums[node] = at, sums[above] + steps[node]
+            over = [column.get(parents[node], -1) for node in nodes]
+            own_tokens, own_sources = [tokens[node] for node in nodes], [sources[node] for node in nodes]
+            numbers.append([[*own_tokens, *spare], [*over, *(-1 for _ in spare)], [*own_sources, *spare]])
+            logprob.append([*(sums[node] for node in nodes), *map(float, spare)])
+        its_tokens, its_parents, its_sources = torch.from_numpy(np.array(numbers, np.int64)).unbind(1)
+        valid = all_valid(len(chosen), width)
+        if counted < len(chosen) * width:
+            valid = torch.tensor([[column < len(nodes) for column in range(width)] for nodes in chosen])
+        return DraftTree(
+            its_tokens,
+            its_parents,
+            torch.from_numpy(np.array(logprob, np.float32)),
+            valid,
+            max_depth=min(max_depth, width),
+            sources=its_sources,
+            counted=counted,
         )
-        steps = np.minimum(logprob - above, np.float32(0.0))  # in float32: another precision may give another bin
-        if values is not None:
-            later = []
-            for usable, over, sources in zip(self.valid, self.parents, self.sources, strict=True):
-                begun = set[tuple[int, int]]()
-                for known, family in zip(usable, zip(over, sources, strict=True), strict=True):
-                    later.append(family in begun)
-                    if known:
-                        begun.add(family)
-            of_rows = groups.numpy()[:, None] + GROUPS * np.array(self.sources)
-            steps = values.on_host(steps, np.array(later).reshape(steps.shape), of_rows)
-        sums: list[list[float]] = np.where(valid, np.minimum(steps, _LEAST_STEP, dtype=np.float64), 0.0).tolist()
-        shifts = [0.0] * len(sums) if calibrations is None else list(map(math.log, calibrations))
-        for own, over, kinds, shift in zip(sums, self.parents, self.sources, shifts, strict=True):
-            for node, parent in enumerate(over):
-                worth, found = (own[parent], kinds[parent] != Source.NETWORK) if parent >= 0 else (0.0, True)
-                leaves = found and kinds[node] == Source.NETWORK
-                own[node] = min(worth, worth + own[node] + (shift if leaves else 0.0))
-        return np.array(sums, np.float64)
-
-    def tree(self, max_depth: int) -> DraftTree:
-        """The trees as tensors, none deeper than `max_depth`."""
-        kinds = (torch.int64, torch.int64, torch.float32, torch.bool, torch.int64)
-        made = (torch.tensor(lists, dtype=kind) for lists, kind in zip(self, kinds, strict=True))
-        tokens, parents, logprob, valid, sources = made
-        return DraftTree(tokens, parents, logprob, valid, max_depth=max_depth, sources=sources)
-
-    def keeping(self, kept: npt.NDArray[np.bool_]) -> tuple[_Rows, int]:
-        """Only the `kept` [B, C] nodes, in order, and their number."""
-        chosen = [np.flatnonzero(row).tolist() for row in kept]
-        width, made = max(map(len, chosen)), _Rows([], [], [], [], [])
-        for row, nodes in enumerate(chosen):
-            spare = width - len(nodes)
-            column = {node: at for at, node in enumerate(nodes)}
-            for name, blank in (("tokens", 0), ("logprob", 0.0), ("sources", 0)):
-                given = getattr(self, name)[row]
-                getattr(made, name).append([*(given[node] for node in nodes), *[blank] * spare])
-            over = self.parents[row]
-            made.parents.append([*(column.get(over[node], -1) for node in nodes), *[-1] * spare])
-            made.valid.append([True] * len(nodes) + [False] * spare)
-        return made, sum(map(len, chosen))
 
 
 def _united_on_host(
     spec: TreeSpec, network: DraftTree | None, found: DraftTree, values: ValueTable | None, groups: Tensor
 ) -> DraftTree:
-    """`unite` in lists and NumPy: between two passes each operation of PyTorch takes as long as a dozen nodes."""
+    """`unite` in lists: between two passes each operation of PyTorch takes as long as a dozen nodes."""
     rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
     worth = rows.worth(values, groups, spec.calibrations)
-    scores, allowed = torch.from_numpy(worth), torch.tensor(rows.valid)
-    if spec.max_fanout == 1:
-        allowed = _better_chain(rows.tree(depth), scores)
-    kept = spec.keep(scores, allowed).numpy()
-    made, counted = rows.keeping(kept)
-    sources, value = np.array(rows.sources), np.exp(worth) * kept
-    copied = sources == Source.LOOKUP
-    own = np.where(sources == Source.NETWORK, np.array(spec.calibrations or 1.0).reshape(-1, 1), 1.0)  # [B, C]
+    kept = spec.kept(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
+    copies, promise = 0.0, list[float]()
+    for chosen, sources, sums, calibration in zip(
+        kept, rows.sources, worth, spec.calibrations or [1.0] * len(kept), strict=True
+    ):
+        promise.append(0.0)
+        for wanted, source, value in zip(chosen, sources, sums, strict=True):
+            if wanted and source == Source.LOOKUP:
+                copies += math.exp(value)
+            elif wanted:
+                promise[-1] += math.exp(value) / (calibration if source == Source.NETWORK else 1.0)
     return replace(
-        made.tree(min(depth, len(made.tokens[0]))),
-        counted=counted,
+        rows.tree(kept, depth),
         candidates=None if network is None else network.candidates,
         levels=0 if network is None else network.levels,
         looked_up=network is None,
-        copies_promise=float(value[copied].sum()),
-        promise=(value / own * ~copied).sum(axis=1).tolist(),
+        copies_promise=copies,
+        promise=promise,
     )
-
-
-def _merged_row(network: Sequence[list[Any]], found: Sequence[list[Any]]) -> tuple[list[Any], ...]:
-    """A row of `_merged`: tokens, parents, logprob, valid, sources; each argument has the first four."""
-    tokens, parents, scores, valid = map(list, network)
-    steps = [score - (scores[parent] if parent >= 0 else 0.0) for score, parent in zip(scores, parents, strict=True)]
-    at = dict[tuple[int, int], int]()
-    for node, (token, parent, usable) in enumerate(zip(tokens, parents, valid, strict=True)):
-        if usable:
-            at.setdefault((parent, token), node)
-    sources, columns = [0] * len(tokens), list[int]()
-    for token, above, score, usable in zip(*found, strict=True):
-        parent, step = (columns[above], score - found[2][above]) if above >= 0 else (-1, score)
-        known = at.get((parent, token)) if usable else None
-        columns.append(len(tokens) if known is None else known)
-        if known is not None:  # a node of both takes the higher of its two probabilities
-            steps[known], sources[known] = max(steps[known], step), int(Source.BOTH)
-        tokens.append(token)
-        parents.append(parent)
-        steps.append(step)
-        valid.append(usable and known is None)
-        sources.append(int(Source.LOOKUP))
-    sums = list[float]()
-    for parent, step, usable in zip(parents, steps, valid, strict=True):
-        sums.append((sums[parent] if parent >= 0 else 0.0) + (step if usable else 0.0))
-    return tokens, parents, sums, valid, sources
 
 
 def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:

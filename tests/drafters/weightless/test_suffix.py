@@ -9,9 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eyas.drafters.weightless import suffix
 from eyas.drafters.weightless.suffix import FinishedAnswers, SuffixDrafter, SuffixIndex, SuffixLimits
 from eyas.engine import Engine, Speculation
 from eyas.errors import UsageError
+from eyas.targets.native.library import kernels
 from eyas.tree import parse_tree
 from eyas.types import Limits, Request, SamplingParams
 
@@ -66,6 +68,38 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
         made.pairs.move(0, 1)
         made.pairs.reshape(3, 8)
         assert proposed(made, 1, depth) == fresh()
+
+
+@pytest.mark.skipif(kernels() is None, reason="needs the native kernels")
+@given(
+    limits=st.builds(
+        SuffixLimits,
+        factor=st.sampled_from([0.5, 1.0, 2.0]),
+        offset=st.sampled_from([0.0, 0.4, 2.0]),
+        least=st.sampled_from([0.01, 0.1, 0.3, 1.0]),
+        longest=st.sampled_from([2, 3, 16]),
+    ),
+    texts=st.lists(st.lists(st.integers(0, 3), max_size=60), min_size=1, max_size=3),
+    context=st.lists(st.integers(0, 3), max_size=18) | st.none(),
+    depth=st.integers(1, 12),
+    fanout=st.sampled_from([1, 2, 64]),
+    floor=st.sampled_from([0.0, 0.5, 2.0]),
+    dropped=st.integers(0, 70),
+)
+def test_a_kernel_drafts_what_numpy_drafts(
+    limits: SuffixLimits, texts: list[list[int]], context: list[int] | None, depth: int, fanout: int, floor: float,
+    dropped: int,
+) -> None:  # fmt: skip
+    index = SuffixIndex(limits)
+    for text in texts:
+        index.append(text * 3)  # more than it has room for at first, and often repeated
+        index.end_text()
+    index.drop(min(dropped, len(index)))
+    context = texts[-1] if context is None else context
+    drafted = index.draft(context, depth, fanout, floor)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(suffix, "kernels", lambda: None)
+        assert index.draft(context, depth, fanout, floor) == drafted
 
 
 def test_an_empty_history_drafts_nothing() -> None:

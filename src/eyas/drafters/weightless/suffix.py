@@ -25,6 +25,7 @@ from typing_extensions import Self
 from eyas.drafters.history import History, LookupDrafter, TokenPairs
 from eyas.errors import UsageError
 from eyas.targets import Target
+from eyas.targets.native.library import Kernels, SuffixSearch, kernels
 from eyas.tree.proposal import Proposal
 
 _MOST_FANOUT = 64
@@ -195,6 +196,16 @@ class SuffixIndex:
         self._limits.check()
         self._before, self._after = self._limits.longest + 1, self._limits.nodes(self._limits.longest)
         self._margin = max(self._before, self._after)
+        tokens, parents, logprobs = self._made = *np.empty((2, self._after), np.int64), np.empty(self._after)
+        self._search = SuffixSearch(
+            factor=self._limits.factor,
+            offset=self._limits.offset,
+            least=self._limits.least,
+            longest=self._limits.longest,
+            tokens=tokens.ctypes.data,
+            parents=parents.ctypes.data,
+            logprobs=logprobs.ctypes.data,
+        )
         self._size = 0
         self._reserve(64)
 
@@ -237,6 +248,8 @@ class SuffixIndex:
         on ties, the longer suffix. The draft is empty if the text is empty, if the last token is new, or if no score is
         above `floor`.
         """
+        if (native := kernels()) is not None:
+            return self._searched(native, context, depth, fanout, floor)
         best = SuffixDraft(Proposal(), floor)
         stops, lengths = self._matches(context)
         for match in np.unique(lengths)[::-1].tolist():
@@ -248,6 +261,14 @@ class SuffixIndex:
                 best = found
         return best
 
+    def _searched(self, native: Kernels, context: Sequence[int], depth: int, fanout: int, floor: float) -> SuffixDraft:
+        """`draft` by a kernel: between two passes it takes a tenth of NumPy's time."""
+        last, search = np.array(context[-self._limits.longest :], np.int32), self._search
+        search.size, search.context, search.known = self._size, last.ctypes.data, len(last)
+        search.depth, search.fanout, search.score = depth, fanout, floor
+        count = native.suffix(search)
+        return SuffixDraft(Proposal(*(part[:count].tolist() for part in self._made)), search.score)
+
     def _reserve(self, room: int) -> None:
         """Move the text to buffers that hold `room` tokens."""
         margin, kept = self._margin, self._text[: self._size] if self._size else np.empty(0, np.int32)
@@ -255,6 +276,7 @@ class SuffixIndex:
         self._buffer: Array = np.full(margin + room + margin, _NOTHING, np.int32)
         self._text: Array = self._buffer[margin:-margin]
         self._text[: self._size] = kept
+        self._search.text = self._text.ctypes.data
         # row i: the tokens before position i of the text, and from it on
         self._windows_before = sliding_window_view(self._buffer[margin - self._before :], self._before)
         self._windows_after = sliding_window_view(self._buffer[margin:], self._after)

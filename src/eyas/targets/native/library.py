@@ -148,6 +148,11 @@ class Beam(Structure):
     """A beam search and the buffers for its candidates."""
 
 
+@described("SuffixSearch")
+class SuffixSearch(Structure):
+    """A search for what followed a text's last tokens, and the buffers for the draft."""
+
+
 class Kernels:
     """The functions of a compiled library."""
 
@@ -188,6 +193,7 @@ class Kernels:
         self.fold = _function(library.eyas_fold, (POINTER(Decoder), POINTER(Fold)))
         self.decoder = _function(library.eyas_decoder, (POINTER(Decoder), POINTER(NativePass)), c_int64)
         self.beam = _function(library.eyas_beam, (POINTER(Decoder), POINTER(NativePass), POINTER(Beam)), c_int64)
+        self.suffix = _function(library.eyas_suffix, (POINTER(SuffixSearch),), c_int64)
 
     def pack(self, weight: Tensor) -> Tensor:
         """Convert a weight [out, in] to panels of 16 outputs, [panels, in, 16], in its own dtype."""

@@ -211,4 +211,17 @@ struct Beam {                            // a beam search, see beam.h
     float* chosen_logprobs;              // [most + 1] of the paths; and last, the sum of the nodes' values
 };
 
+struct SuffixSearch {                    // a search for what follows a text's last tokens, see suffix.h
+    const int32_t* text;                 // [size] tokens; NOTHING for `longest` places before them and for any draft's after
+    int64_t size;
+    const int32_t* context;              // [known] the last tokens
+    int64_t known, depth, fanout;        // the most levels, and children of a node
+    double factor, offset;               // at most factor * m + offset tokens after a match of m tokens
+    double least;                        // the least probability of a path
+    int64_t longest;                     // longer matches count as matches of this length
+    double score;                        // in: what the draft must exceed; out: its expected number of correct tokens
+    int64_t *tokens, *parents;           // [nodes] of the draft; parents among them, -1 = the root
+    double* logprobs;                    // [nodes] of the steps
+};
+
 }  // namespace eyas

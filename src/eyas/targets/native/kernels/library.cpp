@@ -10,6 +10,7 @@
 #include "guess.h"
 #include "gumbel.h"
 #include "linear.h"
+#include "suffix.h"
 
 using namespace eyas;
 
@@ -50,7 +51,8 @@ extern "C" {
 // The size in bytes of each struct of abi.h, in its order; returns how many there are.
 int64_t eyas_sizes(int64_t* sizes) {
     const int64_t all[] = {sizeof(Linear), sizeof(Gating),    sizeof(Experts), sizeof(Latent), sizeof(Recurrent),
-                           sizeof(Layer),  sizeof(Decoder), sizeof(RowStates), sizeof(Fold),   sizeof(Pass), sizeof(Beam)};
+                           sizeof(Layer),  sizeof(Decoder), sizeof(RowStates), sizeof(Fold),   sizeof(Pass), sizeof(Beam),
+                           sizeof(SuffixSearch)};
     std::copy(std::begin(all), std::end(all), sizes);
     return std::size(all);
 }
@@ -178,4 +180,7 @@ void eyas_gumbel(const int64_t* seeds, const int64_t* positions, int64_t rows, i
         gumbel(seeds[at / steps], positions[at], ids + first, std::min(NOISE_PIECE, count - first), out + at * count + first);
     });
 }
+
+// The best draft of a search, into its buffers; returns its number of tokens.
+int64_t eyas_suffix(SuffixSearch* search) { return best_draft(*search); }
 }
