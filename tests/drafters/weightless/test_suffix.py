@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eyas.drafters.weightless import suffix
@@ -86,6 +86,9 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
     floor=st.sampled_from([0.0, 0.5, 2.0]),
     dropped=st.integers(0, 70),
 )
+@example(
+    SuffixLimits(2.0, 2.0, 0.01, 2), [[9, 1, 4, 9, 1, 5, 9, 2, 6, 9, 2, 7]], [9], 12, 64, 0.0, 24
+)  # many are equal
 def test_a_kernel_drafts_what_numpy_drafts(
     limits: SuffixLimits, texts: list[list[int]], context: list[int] | None, depth: int, fanout: int, floor: float,
     dropped: int,
