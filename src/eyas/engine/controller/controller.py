@@ -313,7 +313,7 @@ class TreeController(Controller):
         self._prospects = prospects
         # forecasts don't include what is looked up, so rounds that look up may be faster
         measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
-        self._trees.renew(prospects, self.gain.values, max(prospects.plain_rate, measured))
+        self._trees.renew(prospects, self.gain.values, prospects.plain_rate)
         if settles:
             self._planning.done(self._clock() - began)
 
