@@ -189,11 +189,11 @@ def test_a_search_that_rests_is_in_no_forecast() -> None:
 def test_new_texts_are_judged_by_themselves() -> None:
     trials = LookupTrials()
     for _ in range(100):
-        trials.learn(1.0, 1.0, True)  # one that is copied
+        trials.learn(1.0, 1, 1.0, True)  # one that is copied
     trials.renew()
     for _ in range(8):
         trials.earn(1.0)
-        trials.learn(-0.2, 1.0, False)
+        trials.learn(-0.2, 1, 1.0, False)
     assert not trials.looking
 
 

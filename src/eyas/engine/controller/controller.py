@@ -217,10 +217,11 @@ class TreeController(Controller):
         self._lookups.earn(whole)
         if prospects is not None and record.spec is not None and record.spec.found_only:
             spent = whole + self._overhead.beyond_plain("looked up")
-            self._lookups.learn(record.emitted / prospects.plain_rate - spent, spent, record.tokens > record.rows)
+            gained = record.emitted / prospects.plain_rate - spent
+            self._lookups.learn(gained, record.emitted, spent, record.tokens > record.rows)
         elif prospects is not None and drafted and self._looks_up and record.spec is not None and record.spec.looks_up:
             rate = prospects.plain_rate if self._choice is None else self._choice.rate
-            self._lookups.learn(sum(copied) / rate - record.lookup_seconds, whole, True)
+            self._lookups.learn(sum(copied) / rate - record.lookup_seconds, record.emitted, whole, True)
             self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
         if self._recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and self._choice is not None:
@@ -312,8 +313,7 @@ class TreeController(Controller):
             self._missed = 0.0
         self._prospects = prospects
         # forecasts don't include what is looked up, so rounds that look up may be faster
-        measured = self._emitted / self._seconds if self._looks_up and self._seconds else 0.0
-        self._trees.renew(prospects, self.gain.values, prospects.plain_rate)
+        self._trees.renew(prospects, self.gain.values, max(prospects.plain_rate, self._lookups.rate))
         if settles:
             self._planning.done(self._clock() - began)
 

@@ -238,7 +238,7 @@ class LookupTrials:
 
     def __init__(self) -> None:
         self._allowance = Allowance(_FOR_LOOKING_UP)
-        self._gained = self._seconds = self._lost = 0.0
+        self._gained = self._emitted = self._seconds = self._lost = 0.0
         self._tried, self.looking = 0, True
         self._rounds = self._plain_at = 0
 
@@ -249,7 +249,13 @@ class LookupTrials:
 
     def renew(self) -> None:
         """Account for new texts: what was copied in others says little about them."""
-        self._gained, self._seconds, self._tried = 0.0, 0.0, 0
+        self._gained = self._emitted = self._seconds = 0.0
+        self._tried = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the current texts' latest rounds that looked up; 0 = there were too few."""
+        return self._emitted / self._seconds if self._tried >= _LOOKUPS else 0.0
 
     def earn(self, seconds: float) -> None:
         """Account for a round of any kind that took `seconds`."""
@@ -259,14 +265,16 @@ class LookupTrials:
             self._allowance.spend(self._lost)
             self._tried, self.looking = 0, True
 
-    def learn(self, gained: float, seconds: float, verified: bool) -> None:
-        """Learn from a round of `seconds` that looked up: `gained` is the time that copies saved, less the search's.
+    def learn(self, gained: float, emitted: int, seconds: float, verified: bool) -> None:
+        """Learn from a round that looked up, and `emitted` tokens in `seconds`.
 
-        `verified`: whether there were nodes; else the pass was a plain one.
+        `gained` is the time that copies saved, less the search's. `verified`: whether there were nodes; else the pass
+        was a plain one.
         """
         if not verified:
             self._plain_at = self._rounds
         self._gained = self._gained * _LOOKUP_FADE + gained
+        self._emitted = self._emitted * _LOOKUP_FADE + emitted
         self._seconds = self._seconds * _LOOKUP_FADE + seconds
         self._tried += 1
         if self._tried >= _LOOKUPS and self._gained < -_NOISE * self._seconds:
