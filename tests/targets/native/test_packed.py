@@ -198,16 +198,26 @@ def test_eight_bits_are_the_nearest_of_255_steps() -> None:
     torch.testing.assert_close(native(x), x @ native.weight.T + plain.bias, rtol=2e-2, atol=2e-2)
 
 
-def test_four_bits_have_less_error_than_the_greatest_value_alone_would_give() -> None:
+def test_four_bits_have_less_error_than_ggml_s() -> None:
     torch.manual_seed(0)
-    weight = torch.randn(64, 256)
+    weight = torch.randn(64, 256) + torch.randn(64, 1)
     blocks = nearest4(weight)
+    assert blocks.kind == WeightFormat.LEAST4
     error = (blocks.floats(256) - weight).square().mean()
-    type_ = gguf.GGMLQuantizationType.Q4_0
-    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
-    assert blocks.kind == WeightFormat.SIGNED4
-    assert error < 0.9 * (theirs - weight).square().mean()
+    for name, most in (("Q4_0", 0.5), ("Q4_1", 0.9)):
+        form = gguf.GGMLQuantizationType[name]
+        theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), form), form))
+        assert error < most * (theirs - weight).square().mean(), name
+
+
+def test_four_bits_recover_weights_that_have_four_bits() -> None:
+    blocks = random_blocks(WeightFormat.LEAST4, 24, 96, seed=3)
+    blocks.codes[:, :, :2] = torch.tensor([0, 15], dtype=torch.uint8)  # else fewer steps fit as well
+    blocks = replace(blocks, scales=blocks.scales.abs())
+    torch.testing.assert_close(nearest4(blocks.floats(96)).floats(96), blocks.floats(96), rtol=2e-3, atol=2e-3)
     assert not nearest4(torch.zeros(3, 64)).floats(64).any()
+    same = torch.full((3, 40), 0.3)
+    torch.testing.assert_close(nearest4(same).floats(40), same, rtol=1e-3, atol=0)
 
 
 def test_large_weights_are_laid_out_in_pieces() -> None:

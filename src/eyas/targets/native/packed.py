@@ -331,30 +331,40 @@ def nearest8(weight: Tensor) -> WeightBlocks:
 
 
 def nearest4(weight: Tensor) -> WeightBlocks:
-    """Quantize a weight [out, in] to 4-bit codes from -8 to 7, with the scale per block of the least squared error.
+    """Quantize a weight [out, in] to 4-bit codes, with a scale and a least weight per block of small squared error.
 
-    Scales are tried that map the value farthest from 0 to about -8, up to a fifth smaller or larger, of either sign.
-    Then the best scale for the resulting codes (least squares) is tried.
+    A block's range is divided into 15 or 16 steps. For the resulting codes, the best scale and least weight follow by
+    least squares, and from these better codes; that is repeated while few blocks would still change.
     """
     wide = _padded(weight)
-    farthest = wide.gather(2, wide.abs().argmax(2, keepdim=True)).squeeze(2)  # [out, B]
-    scales, codes = farthest.half(), torch.zeros_like(wide)
-    least = torch.full_like(farthest, float("inf"))
-    for code in (*_FARTHEST, None):
-        if code is None:
-            tried = ((codes * wide).sum(2) / codes.square().sum(2).clamp(min=1)).half()
-        else:
-            tried = (farthest / code).half()
-        found = (wide / torch.where(tried == 0, 1, tried.float()).unsqueeze(2)).round_().clamp_(-8, 7)
-        errors = (found * tried.float().unsqueeze(2) - wide).square_().sum(2)
-        better = errors < least
-        least, scales = torch.where(better, errors, least), torch.where(better, tried, scales)
-        codes = torch.where(better.unsqueeze(2), found, codes)
-    return WeightBlocks(WeightFormat.SIGNED4, (codes + WeightFormat.SIGNED4.zero).to(torch.uint8), scales)
+    lowest, highest = wide.amin(2), wide.amax(2)  # [out, B]
+    scales, least, codes = torch.zeros_like(lowest).half(), lowest.half(), torch.zeros_like(wide)
+    errors = torch.full_like(lowest, float("inf"))
+    for count in (15.0, 16.0):
+        step = (highest - lowest) / count
+        tried = step, (highest + lowest) / 2 - step * 7.5
+        for _ in range(_FITS):
+            scale, low = (part.half() for part in tried)
+            step, above = scale.float().unsqueeze(2), low.float().unsqueeze(2)
+            found = ((wide - above) / torch.where(step == 0, 1, step)).round_().clamp_(0, 15)
+            missed = (found * step + above - wide).square_().sum(2)
+            better = missed < errors
+            errors = torch.where(better, missed, errors)
+            scales, least = torch.where(better, scale, scales), torch.where(better, low, least)
+            codes = torch.where(better.unsqueeze(2), found, codes)
+            tried = _least_squares(found, wide)
+    return WeightBlocks(WeightFormat.LEAST4, codes.to(torch.uint8), scales, least)
 
 
-_FARTHEST = (-9.3, -8.8, -8.4, -8.0, -7.6, -7.2, -6.7, 6.8, 7.3, 7.7)
-"""Codes, before rounding, that are tried for a block's value farthest from 0."""
+_FITS = 4
+"""How many scales and least weights are tried for each number of steps."""
+
+
+def _least_squares(codes: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the least weight [out, B] with which `codes` [out, B, 32] are nearest to the weights `wide`."""
+    codes = codes - (middle := codes.mean(2, keepdim=True))
+    scale = (codes * wide).sum(2) / codes.square().sum(2).clamp(min=torch.finfo(torch.float32).tiny)
+    return scale, wide.mean(2) - scale * middle.squeeze(2)
 
 
 def _padded(weight: Tensor) -> Tensor:
