@@ -8,11 +8,15 @@ FORMS are ways of loading the same MODEL, measured in turns: a dtype (`auto` kee
         [--prompt-file EVAL/gsm8k.jsonl]
     python -m benchmarks.integer_rounds perplexity MODEL auto bfloat16 --text TEXT [--windows 40]
         [--llama http://127.0.0.1:8080]
+    EYAS_NATIVE=0 python -m benchmarks.integer_rounds rounding MODEL --text TEXT [--windows 40]
 
 `passes` reports the milliseconds that verifying a chain of each length takes, their ratios to a single token's, and the
 milliseconds per prompt token. `perplexity` is defined as in llama.cpp: only the second half of each window of 512
 tokens counts. `--llama` is a llama.cpp server with the same file (`llama-server -m FILE.gguf -c 1024`); it is asked for
 one token at a time.
+
+`rounding` compares int4 with GGML's Q4_0 and Q4_1, in float32 and without rounding inputs. Files in 4 bits would favor
+the format that they are in, so their weights get noise first: evenly distributed over a step of their block's codes.
 """
 
 from __future__ import annotations
@@ -20,13 +24,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 from urllib.request import Request, urlopen
 
+import gguf
 import torch
 
 import eyas
@@ -34,6 +39,7 @@ from benchmarks.harness import Output, interleave, paired, report, script
 from benchmarks.plain_decoding import eyas_rate, prompts_of
 from eyas.targets import Target, load_target, load_tokenizer
 from eyas.targets.native.linears import lone_torch, weight_formats
+from eyas.targets.native.packed import GROUP, nearest4
 from eyas.tree import DraftTree
 
 _PROMPT, _WINDOW = 256, 512
@@ -166,7 +172,37 @@ def perplexity(
     report({"model": model, "text": text.name, "forms": found}, output)
 
 
-main = script(passes, plain, perplexity)
+def rounding(model: str, *, text: Path, windows: int = 40, output: Output = None) -> None:
+    target = load_target(model, device="cpu", dtype="float32")
+    ids = load_tokenizer(model)(text.read_text(encoding="utf-8"), add_special_tokens=False).input_ids
+    draw, weights = torch.Generator().manual_seed(0), dict[str, torch.Tensor]()
+    for name, module in list(target.layers.named_modules()):
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.dim() == 2:
+            blocks = weight.detach().float().unflatten(1, (-1, GROUP))
+            steps = (blocks.amax(2, keepdim=True) - blocks.amin(2, keepdim=True)) / 15
+            weights[name] = (blocks + (torch.rand(blocks.shape, generator=draw) - 0.5) * steps).flatten(1)
+            target.layers.set_submodule(name, torch.nn.Linear(*reversed(weight.shape), bias=False))
+
+    def ggml(form: str, weight: torch.Tensor) -> torch.Tensor:
+        kind = gguf.GGMLQuantizationType[form]
+        return torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind))
+
+    forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "float32": lambda weight: weight,
+        "int4": lambda weight: nearest4(weight).floats(weight.shape[1]),
+        "Q4_0": partial(ggml, "Q4_0"),
+        "Q4_1": partial(ggml, "Q4_1"),
+    }
+    found = {}
+    for form, rounded in forms.items():
+        for name, weight in weights.items():
+            target.layers.get_submodule(name).weight = torch.nn.Parameter(rounded(weight), requires_grad=False)
+        found[form] = round(math.exp(log_loss(target, ids, windows)[0]), 4)
+    report({"model": model, "text": text.name, "perplexity": found}, output)
+
+
+main = script(passes, plain, perplexity, rounding)
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -331,40 +331,45 @@ def nearest8(weight: Tensor) -> WeightBlocks:
 
 
 def nearest4(weight: Tensor) -> WeightBlocks:
-    """Quantize a weight [out, in] to 4-bit codes, with a scale and a least weight per block of small squared error.
+    """Quantize a weight [out, in] to 4-bit codes, with a scale and a least weight per block of small error.
 
-    A block's range is divided into 15 or 16 steps. For the resulting codes, the best scale and least weight follow by
-    least squares, and from these better codes; that is repeated while few blocks would still change.
+    A block's range is divided into 15 steps. For the resulting codes, the best scale and least weight follow by least
+    squares, for these the nearest codes, and so on. Errors of large weights count more, as in llama.cpp's `make_qkx2`:
+    with the same squared error, rounding them costs more quality.
     """
     wide = _padded(weight)
     lowest, highest = wide.amin(2), wide.amax(2)  # [out, B]
+    counts = wide.square() + wide.square().mean(2, keepdim=True)  # [out, B, 32]
     scales, least, codes = torch.zeros_like(lowest).half(), lowest.half(), torch.zeros_like(wide)
     errors = torch.full_like(lowest, float("inf"))
-    for count in (15.0, 16.0):
-        step = (highest - lowest) / count
-        tried = step, (highest + lowest) / 2 - step * 7.5
-        for _ in range(_FITS):
-            scale, low = (part.half() for part in tried)
-            step, above = scale.float().unsqueeze(2), low.float().unsqueeze(2)
-            found = ((wide - above) / torch.where(step == 0, 1, step)).round_().clamp_(0, 15)
-            missed = (found * step + above - wide).square_().sum(2)
-            better = missed < errors
-            errors = torch.where(better, missed, errors)
-            scales, least = torch.where(better, scale, scales), torch.where(better, low, least)
-            codes = torch.where(better.unsqueeze(2), found, codes)
-            tried = _least_squares(found, wide)
+    tried = (highest - lowest) / 15, lowest
+    for _ in range(_FITS):
+        scale, low = (part.half() for part in tried)
+        step, above = scale.float().unsqueeze(2), low.float().unsqueeze(2)
+        found = ((wide - above) / torch.where(step == 0, 1, step)).round_().clamp_(0, 15)
+        missed = ((found * step + above - wide).square_() * counts).sum(2)
+        better = missed < errors
+        errors = torch.where(better, missed, errors)
+        scales, least = torch.where(better, scale, scales), torch.where(better, low, least)
+        codes = torch.where(better.unsqueeze(2), found, codes)
+        tried = _least_squares(found, wide, counts)
     return WeightBlocks(WeightFormat.LEAST4, codes.to(torch.uint8), scales, least)
 
 
 _FITS = 4
-"""How many scales and least weights are tried for each number of steps."""
+"""How many scales and least weights are tried."""
 
 
-def _least_squares(codes: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale and the least weight [out, B] with which `codes` [out, B, 32] are nearest to the weights `wide`."""
-    codes = codes - (middle := codes.mean(2, keepdim=True))
-    scale = (codes * wide).sum(2) / codes.square().sum(2).clamp(min=torch.finfo(torch.float32).tiny)
-    return scale, wide.mean(2) - scale * middle.squeeze(2)
+def _least_squares(codes: Tensor, wide: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the least weight [out, B] with which `codes` are nearest to the weights `wide`, both [out, B, 32].
+
+    `counts` [out, B, 32]: by how much each squared error counts.
+    """
+    total = counts.sum(2).clamp(min=torch.finfo(torch.float32).tiny)
+    middle, mean = (codes * counts).sum(2) / total, (wide * counts).sum(2) / total
+    codes = codes - middle.unsqueeze(2)
+    scale = (codes * wide * counts).sum(2) / (codes.square() * counts).sum(2).clamp(min=torch.finfo(torch.float32).tiny)
+    return scale, mean - scale * middle
 
 
 def _padded(weight: Tensor) -> Tensor:
