@@ -197,6 +197,30 @@ def test_new_texts_are_judged_by_themselves() -> None:
     assert not trials.looking
 
 
+def test_time_is_worth_what_the_texts_at_hand_bring() -> None:
+    trials = LookupTrials()
+    for count in range(4):
+        assert trials.rate == 0.0, count
+        trials.learn(1.0, 3, 0.5, True)
+    assert trials.rate == pytest.approx(6.0)
+    trials.renew()
+    assert trials.rate == 0.0
+    for _ in range(4):
+        trials.learn(0.0, 1, 0.5, False)
+    assert trials.rate == pytest.approx(2.0)
+
+
+def test_an_easy_text_does_not_raise_the_price_of_a_hard_one_s_nodes() -> None:
+    easy = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=5, share=0.9, sure=0.98, network=True))
+    made = looks_up()
+    easy.run(made, 200)
+    raised = made._trees._least_rate
+    assert raised > 1.5 * plain_rate(1)
+    hard = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=6, network=True))
+    hard.run(made, 1)
+    assert made._trees._least_rate < 1.1 * plain_rate(1)
+
+
 def test_a_network_that_does_not_pay_leaves_the_copies() -> None:
     text = CopiedText([0.5] * 4, [0.3] * 4, seed=5, share=0.5, sure=0.95, network=True)
     simulation = Lookups(MACHINE, text)
