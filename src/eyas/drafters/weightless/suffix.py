@@ -109,6 +109,7 @@ class SuffixDrafter(LookupDrafter):
         """Draft for a target on `device`. Raises UsageError for invalid limits."""
         self._limits = limits or SuffixLimits()
         self._limits.check()
+        kernels()  # if they must be compiled, then now, and not in a round
         nodes = self._limits.nodes(self._limits.longest)
         self.default_tree = f"dynamic:{nodes},8,{nodes}"
         self.answers = FinishedAnswers(self._limits)
