@@ -184,6 +184,14 @@ def test_what_nodes_were_worth_decides(text: str, values: ValueTable | None, kep
     assert not tree.looked_up
 
 
+def test_impossible_guesses_leave_the_copies() -> None:
+    spec = PlannedTree(SharedTree(3, 2, 7), prices=(0.1, 0.2, 0.3, 0.4, 4.0, 8.0, 12.0), values=table(0.5, 0.9, 0.9))
+    network, found = Pair([DRAFTED], [COPIED]).trees(parse_tree("dynamic:3,2,3"))
+    network = replace(network, logprob=torch.tensor([[-0.1, -math.inf, -math.inf]]))
+    tree = unite(spec, network, found, spec.values, torch.zeros(1, dtype=torch.int64))
+    assert {(1,), (1, 7), (1, 7, 8), (1, 7, 8, 9)} <= set(sources(tree, 0))
+
+
 def test_prices_choose_among_all_nodes() -> None:
     spec = PlannedTree(SharedTree(3, 2, 7), prices=(0.1, 0.2, 0.3, 0.4, 4.0, 8.0, 12.0), values=table(0.5, 0.9, 0.9))
     pair = Pair([DRAFTED], [COPIED])

@@ -108,20 +108,17 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, network: DraftTree | None, found: DraftTree) -> _Rows:
         """`_merged`, row by row: a found node is already known if its parent has a child with the same token."""
-        made = cls.of_tree(found, Source.LOOKUP)
-        if network is not None and network.size:
-            made = cls.of_tree(network).followed_by(made)
-        return made
-
-    def followed_by(self, found: _Rows) -> _Rows:
-        """With the nodes of `found` after these; those that are here already become invalid."""
-        for tokens, parents, steps, valid, sources, *theirs in zip(*self, *found, strict=True):
+        theirs = cls.of_tree(found, Source.LOOKUP)
+        if network is None or not network.size:
+            return theirs
+        made = cls.of_tree(network)
+        for tokens, parents, steps, valid, sources, *copies in zip(*made, *theirs, strict=True):
             at = dict[tuple[int, int], int]()
             for node, (token, parent, usable) in enumerate(zip(tokens, parents, valid, strict=True)):
                 if usable:
                     at.setdefault((parent, token), node)
             columns = list[int]()
-            for token, above, step, usable, source in zip(*theirs, strict=True):
+            for token, above, step, usable, source in zip(*copies, strict=True):
                 parent = columns[above] if above >= 0 else -1
                 known = at.get((parent, token)) if usable else None
                 columns.append(len(tokens) if known is None else known)
@@ -132,7 +129,7 @@ class _Rows(NamedTuple):
                 steps.append(step)
                 valid.append(usable and known is None)
                 sources.append(source)
-        return self
+        return made
 
     def worth(
         self, values: ValueTable | None, groups: Tensor, calibrations: Sequence[float] | None = None
@@ -159,7 +156,7 @@ class _Rows(NamedTuple):
         return made
 
     def better_chains(self, worth: Sequence[Sequence[float]]) -> list[list[bool]]:
-        """`_better_chain`."""
+        """[B][C] the nodes of each row's more valuable chain, given logarithms of path values, as `_better_chain`."""
         made = []
         for valid, sources, sums in zip(self.valid, self.sources, worth, strict=True):
             total = [0.0, 0.0, 0.0]
@@ -177,14 +174,15 @@ class _Rows(NamedTuple):
         for nodes, tokens, parents, steps, sources in zip(
             chosen, self.tokens, self.parents, self.steps, self.sources, strict=True
         ):
-            column, sums, spare = {-1: -1}, {-1: 0.0}, [0] * (width - len(nodes))
+            column, over, sums, spare = dict[int, int](), list[int](), list[float](), [0] * (width - len(nodes))
             for at, node in enumerate(nodes):
-                above = parents[node] if parents[node] in column else -1
-                column[node], sums[node] = at, sums[above] + steps[node]
-            over = [column.get(parents[node], -1) for node in nodes]
+                above = column.get(parents[node], -1)
+                column[node] = at
+                over.append(above)
+                sums.append(steps[node] + (sums[above] if above >= 0 else 0.0))
             own_tokens, own_sources = [tokens[node] for node in nodes], [sources[node] for node in nodes]
             numbers.append([[*own_tokens, *spare], [*over, *(-1 for _ in spare)], [*own_sources, *spare]])
-            logprob.append([*(sums[node] for node in nodes), *map(float, spare)])
+            logprob.append([*sums, *map(float, spare)])
         its_tokens, its_parents, its_sources = torch.from_numpy(np.array(numbers, np.int64)).unbind(1)
         valid = all_valid(len(chosen), width)
         if counted < len(chosen) * width:

@@ -73,7 +73,8 @@ class ValueTable:
 
     def of_step(self, step: float, later: bool, group: int) -> float:
         """`of_nodes` of a single step, without arrays; `step` is at most 0."""
-        index = min(int(math.sqrt(-step) * _FINENESS), BINS - 1)
+        root = math.sqrt(-step) * _FINENESS
+        index = int(root) if root < BINS - 1 else BINS - 1  # also if it is infinite
         return self._listed[2 * group + later][index] + _TIE_BREAK * step
 
     @cached_property
