@@ -36,7 +36,7 @@ from eyas.cli.common import display
 from eyas.drafters.base import Drafter
 from eyas.drafters.loading import drafter_layout, drafter_of
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord, TreeArm
 from eyas.engine.runner import state_columns
 from eyas.files import write_json
 from eyas.targets import Target, load_target
@@ -261,7 +261,7 @@ class Oracle(tiny.OracleDrafter):
         return next(fitting, None)
 
 
-class Simulated(TreeController):
+class Simulated(Controller):
     """The controller of `--tree auto` with made-up times, so that it plans the same rounds on every machine."""
 
     def __init__(self, token: float) -> None:
@@ -278,7 +278,7 @@ class Simulated(TreeController):
             level_by_positions=little,
             observe_by_pairs=little,
         )
-        super().__init__(CostModel(table), clock=lambda: 0.0)
+        super().__init__(CostModel(table), TreeArm(), clock=lambda: 0.0)
 
     def learn(self, record: RoundRecord) -> None:
         seconds = float(self._pass.at(record.tokens))

@@ -34,7 +34,7 @@ import torch
 from benchmarks.harness import Output, report, script
 from eyas.drafters.decoding import NetworkDrafter
 from eyas.drafters.options import DrafterOptions
-from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController, make_controller
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord, TreeArm, make_controller
 from eyas.engine.round import VerifiedDraft
 from eyas.options import EngineOptions, TargetOptions
 from eyas.session import Session
@@ -98,9 +98,9 @@ def record(
     session = Session.open(TargetOptions(model))
     drafter = session.drafter(DrafterOptions(draft_model, None))
     controller = make_controller(session.target, drafter, "auto", 8)
-    assert isinstance(controller, TreeController)
+    assert isinstance(controller.arm, TreeArm)
     assert isinstance(drafter, NetworkDrafter)
-    recorder = Recorder(drafter, controller.gain.values, int(temperature > 0.0))
+    recorder = Recorder(drafter, controller.arm.gain.values, int(temperature > 0.0))
     engine = session.engine(drafter, EngineOptions(_BEAM, batch_size=1, around=lambda _, __: recorder))
     arrays: dict[str, Any] = {"costs": np.array(controller.costs.table.model_dump_json())}
     number = 0
@@ -270,9 +270,10 @@ class Replay:
         """The time that the controller sees."""
         return self.seconds + self._host
 
-    def watch(self, controller: TreeController) -> TreeController:
-        """Let a controller's plans and analyses take time."""
-        settle, learn = controller.gain.settle, controller.gain.learn
+    def controller(self, costs: CostModel) -> Controller:
+        """A controller whose plans and analyses take time."""
+        arm = TreeArm()
+        settle, learn = arm.gain.settle, arm.gain.learn
 
         def plan(*, values: bool = True) -> None:
             settle(values=values)
@@ -282,10 +283,10 @@ class Replay:
             learn(draft, *args)
             self._host += _ANALYSIS * (draft.tree.candidates is not None)
 
-        controller.gain.settle, controller.gain.learn = plan, analyze  # type: ignore[method-assign, assignment]
-        return controller
+        arm.gain.settle, arm.gain.learn = plan, analyze  # type: ignore[method-assign, assignment]
+        return Controller(costs, arm, clock=self.clock)
 
-    def run(self, answers: Sequence[Answer], controller: TreeController | None) -> float:
+    def run(self, answers: Sequence[Answer], controller: Controller | None) -> float:
         """The seconds that all answers take; without a controller, by plain rounds."""
         waiting = list(answers)
         while waiting or self._live:
@@ -298,7 +299,7 @@ class Replay:
             self._live = [row for row in self._live if row.at < len(row.answer.tokens) - 1]
         return self.seconds
 
-    def _round(self, controller: TreeController | None, pairs: int) -> None:
+    def _round(self, controller: Controller | None, pairs: int) -> None:
         live, costs = self._live, self._costs
         texts, lengths = [row.text for row in live], [row.length for row in live]
         overhead, spec = self._spend(), None
@@ -360,7 +361,7 @@ class Scenario:
         plain = Replay(costs, self.rows, self.noise.factors(draw), sampled).run(order, None)
         replay = Replay(costs, self.rows, self.noise.factors(draw), sampled)
         known = CostModel(self._measured(costs, draw))
-        return plain / replay.run(order, replay.watch(TreeController(known, clock=replay.clock)))
+        return plain / replay.run(order, replay.controller(known))
 
     def _measured(self, costs: CostTable, draw: np.random.Generator) -> CostTable:
         def noisy(curve: Curve, first: float = 1.0) -> Curve:

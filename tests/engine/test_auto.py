@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import count
+from typing import Any
 
 import pytest
 
 from eyas.drafters.decoding import NetworkPairs
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import CostModel, CostTable, Curve, TreeController, explore
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, TreeArm, explore
 from eyas.errors import UsageError
 from eyas.session import load
 from eyas.targets import Target
@@ -40,11 +42,11 @@ def costs(token: float) -> CostTable:
     )
 
 
-class Restless(TreeController):
+class Restless(Controller):
     """Keeps what was planned; takes rounds to last what the costs say, so that what it does is the same everywhere."""
 
-    def __init__(self, token: float, **options: object) -> None:
-        super().__init__(CostModel(costs(token)), **({"clock": lambda: 0.0} | options))  # type: ignore[arg-type]
+    def __init__(self, token: float, clock: Callable[[], float] = lambda: 0.0, **options: Any) -> None:
+        super().__init__(CostModel(costs(token)), TreeArm(**options), clock=clock)
         self.planned: list[TreeSpec | None] = []
 
     def plan(self, texts, lengths, sampled=None, unread=None):  # type: ignore[no-untyped-def]
@@ -70,7 +72,7 @@ def plain(sampled: bool) -> list[list[int]]:
     return [done.token_ids for done in Engine(tiny.target("llama"), batch_size=8).generate(requests(sampled))]
 
 
-def run(controller: TreeController, batch_size: int, sampled: bool) -> list[Completion]:
+def run(controller: Controller, batch_size: int, sampled: bool) -> list[Completion]:
     drafter = tiny.OracleDrafter(
         [[*r.prompt, *t] for r, t in zip(requests(sampled), plain(sampled), strict=True)], (1,)
     )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from eyas.engine import Engine, Limits, Speculation, scheduler
-from eyas.engine.controller import TreeController
+from eyas.engine.controller import Controller
 from eyas.tree import TreeSpec, parse_tree
 from eyas.types import Completion, Request, SamplingParams
 
@@ -42,7 +42,7 @@ def some_request(draw: random.Random, index: int) -> Request:
     return Request(tuple(stem + own), SamplingParams(**params), f"r{index}", speculate=draw.random() < 0.8)
 
 
-class Whims(TreeController):
+class Whims(Controller):
     """Another tree every round, and often none; the drafter observes a `share` of the sequences."""
 
     probing = False

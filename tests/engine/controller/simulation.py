@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from eyas.engine.controller import CostModel, CostTable, Curve, RoundRecord, TreeController
+from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord, TreeArm
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.shared import SharedTree
@@ -207,11 +207,11 @@ class Simulation:
         """Tokens per second so far."""
         return self.tokens / self.seconds
 
-    def run(self, planner: TreeController | TreeSpec | None, rounds: int) -> float:
+    def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:
         """Tokens per second of `rounds` rounds under a controller or a fixed shape."""
         before = self.seconds, self.tokens
         for _ in range(rounds):
-            if isinstance(planner, TreeController):
+            if isinstance(planner, Controller):
                 lengths = self.current_lengths()
                 planner.learn(self.round(planner.plan(self.texts, lengths)))
             else:
@@ -219,9 +219,15 @@ class Simulation:
         return (self.tokens - before[1]) / (self.seconds - before[0])
 
 
-def controller(machine: Machine, **options: object) -> TreeController:
-    """A controller that knows the machine and plans in no time."""
-    return TreeController(CostModel(machine.table()), **{"clock": lambda: 0.0, **options})  # type: ignore[arg-type]
+def controller(
+    machine: Machine,
+    *,
+    max_length: int | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+    **options: Any,
+) -> Controller:
+    """A controller that knows the machine and plans in no time; `options` are its arm's."""
+    return Controller(CostModel(machine.table()), TreeArm(**options), max_length=max_length, clock=clock)
 
 
 def mixed(rows: int, seed: int = 0) -> Text:

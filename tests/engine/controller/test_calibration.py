@@ -159,8 +159,8 @@ def test_a_file_says_whether_the_drafter_is_in_8_bits(tmp_path: Path) -> None:
 def test_widths_fit_the_draft_vocabulary_and_chains_are_chains() -> None:
     target, costs = tiny.target("llama"), costs_for(tiny.target("llama"), tiny.drafter("eagle3"), 1)
     small = tiny.drafter("eagle3", draft_vocab_size=3)
-    assert make_controller(target, small, "auto", 1, costs)._widths == (1, 2, 3)
-    assert make_controller(target, small, "auto:chain", 1, costs)._widths == (1,)
+    assert make_controller(target, small, "auto", 1, costs).arm.gain.widths == (1, 2, 3)
+    assert make_controller(target, small, "auto:chain", 1, costs).arm.gain.widths == (1,)
 
 
 def test_a_pair_is_measured_at_its_first_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from eyas.engine.controller import RoundRecord, TreeController
+from eyas.engine.controller import Controller, RoundRecord
+from eyas.engine.controller.arms import Batch
 from eyas.engine.controller.explore import Probe
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
@@ -24,15 +25,17 @@ def plain_rate(text: Text, machine: Machine = MACHINE) -> float:
     return Simulation(machine, text).run(None, 3)
 
 
-def planned(made: TreeController, simulation: Simulation) -> TreeSpec | None:
+def planned(made: Controller, simulation: Simulation) -> TreeSpec | None:
     """The tree for the next round."""
     lengths = simulation.current_lengths()
     return made.plan(simulation.texts, lengths)
 
 
-def decided(made: TreeController, rows: int) -> SharedTree | None:
+def decided(made: Controller, rows: int) -> PlannedTree | None:
     """The shape in use, a probe or none aside."""
-    spec = made._spec(made._choice, range(rows), (0,) * rows) if made._choice is not None else None
+    used = made._choice.used
+    spec = None if used is None else made.arm.tree(used, Batch(range(rows), (), (0,) * rows, 1), probing=False)
+    assert spec is None or isinstance(spec, PlannedTree)
     return spec
 
 
@@ -313,7 +316,7 @@ def test_predictions_come_true() -> None:
     assert 0 < state.plain_rounds < state.probes < 110
 
 
-def run_specs(made: TreeController, rows: int, rounds: int = 60) -> list[TreeSpec]:
+def run_specs(made: Controller, rows: int, rounds: int = 60) -> list[TreeSpec]:
     simulation, specs = Simulation(MACHINE, mixed(rows)), list[TreeSpec]()
     for _ in range(rounds):
         spec = planned(made, simulation)
@@ -449,14 +452,14 @@ def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:
             break
         plans = [planned(made, simulation)]
         made.learn(simulation.round(plans[0]))
-    known = made.gain.drift
+    known = made.arm.gain.drift
     while made._ahead:
         plans.append(planned(made, simulation))
         made.learn(simulation.round(plans[-1]))
-        assert made._ahead == 0 or made.gain.drift == known
+        assert made._ahead == 0 or made.arm.gain.drift == known
     assert plans == [plans[0]] * 4
     assert plans[0] is not None
-    assert made.gain.drift != known
+    assert made.arm.gain.drift != known
     near = [(made.plan([0], [length]), made._ahead) for length in range(389, 397)]
     assert any(spec is not None for spec, _ in near)
     assert all(ahead == 0 for spec, ahead in near if spec is not None)

@@ -10,9 +10,8 @@ import pytest
 
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.engine import Engine, Speculation
-from eyas.engine.controller import CostModel, RoundRecord, make_controller
+from eyas.engine.controller import Controller, CostModel, RoundRecord, WindowArm, make_controller
 from eyas.engine.controller.calibration import calibrate
-from eyas.engine.controller.lookahead import LookaheadController
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.lookahead import LookaheadTree
@@ -58,19 +57,19 @@ class Windows:
         self.seconds, self.tokens = self.seconds + seconds, self.tokens + emitted
         return RoundRecord(range(self.rows), lengths, spec, draft, drafting, passing, tokens, emitted, seconds)
 
-    def run(self, planner: LookaheadController | TreeSpec | None, rounds: int) -> float:
+    def run(self, planner: Controller | TreeSpec | None, rounds: int) -> float:
         """Tokens per second of so many rounds, under a controller or with windows in all rounds or none."""
         before = self.seconds, self.tokens
         for _ in range(rounds):
-            if isinstance(planner, LookaheadController):
+            if isinstance(planner, Controller):
                 planner.learn(self.round(planner.plan(range(self.rows), [200] * self.rows)))
             else:
                 self.round(planner)
         return (self.tokens - before[1]) / (self.seconds - before[0])
 
 
-def controller(machine: Machine) -> LookaheadController:
-    return LookaheadController(CostModel(machine.table()), WINDOW, clock=lambda: 0.0)
+def controller(machine: Machine) -> Controller:
+    return Controller(CostModel(machine.table()), WindowArm(WINDOW), clock=lambda: 0.0)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
@@ -89,7 +88,7 @@ def test_plain_rounds_at_rest_are_planned_some_at_a_time(monkeypatch: pytest.Mon
     auto, made = Windows(STEEP, 1, 1.0), controller(STEEP)
     auto.run(made, 200)
     asked: list[float] = []
-    monkeypatch.setattr(made._for_trials, "affords", lambda cost: bool(asked.append(cost)))
+    monkeypatch.setattr(made._explorer._further, "affords", lambda cost: bool(asked.append(cost)))
     for length in range(300, 364):
         made.learn(auto.round(made.plan([0], [length]))._replace(lengths=[length]))
     assert 2 <= len(asked) <= 6
@@ -140,11 +139,11 @@ def test_a_text_in_which_nothing_is_guessed_ends_it_and_a_trial_begins_it_again(
     assert made.snapshot().probes > 0
 
 
-class Steady(LookaheadController):
+class Steady(Controller):
     """Takes rounds to last what the costs say, so that what it does is the same everywhere; every fifth is plain."""
 
     def __init__(self, token: float) -> None:
-        super().__init__(CostModel(costs(token)), LookaheadTree(5, 3, 4), clock=lambda: 0.0)
+        super().__init__(CostModel(costs(token)), WindowArm(LookaheadTree(5, 3, 4)), clock=lambda: 0.0)
         self.planned: list[TreeSpec | None] = []
 
     def plan(self, *args: Any) -> TreeSpec | None:
@@ -185,7 +184,7 @@ def test_its_costs_are_measured_with_its_own_windows() -> None:
     assert "LookaheadDrafter" in table.measured_on
     assert len(table.level_by_positions.sizes) > 0
     made = make_controller(target, drafter, "auto", 2, table)
-    assert isinstance(made, LookaheadController)
+    assert isinstance(made.arm, WindowArm)
     assert made.plan([0, 1], [9, 9]) in (None, WINDOW)
     assert drafter.pairs.slots == 0
     assert made.snapshot().plain_tokens_per_second > 0.0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from eyas.engine.controller import CostModel, RoundRecord, TreeController
+from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.controller.explore import LookupTrials
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
@@ -108,7 +108,7 @@ class Lookups(Simulation):
         )
 
 
-def looks_up(**options: object) -> TreeController:
+def looks_up(**options: object) -> Controller:
     return controller(MACHINE, looks_up=True, **options)
 
 
@@ -176,6 +176,7 @@ def test_a_search_that_rests_is_in_no_forecast() -> None:
     searching = 0.2 / plain_rate(1)
     simulation = Lookups(MACHINE, CopiedText([3.0], [0.9], seed=9, network=True), searching=searching)
     made = looks_up()
+    assert made._lookups is not None
     while made._lookups.looking:
         made._situation = ()  # plan anew
         simulation.run(made, 1)
@@ -214,11 +215,11 @@ def test_an_easy_text_does_not_raise_the_price_of_a_hard_one_s_nodes() -> None:
     easy = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=5, share=0.9, sure=0.98, network=True))
     made = looks_up()
     easy.run(made, 200)
-    raised = made._trees._least_rate
+    raised = made.arm._least_rate
     assert raised > 1.5 * plain_rate(1)
     hard = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=6, network=True))
     hard.run(made, 1)
-    assert made._trees._least_rate < 1.1 * plain_rate(1)
+    assert made.arm._least_rate < 1.1 * plain_rate(1)
 
 
 def test_a_network_that_does_not_pay_leaves_the_copies() -> None:
@@ -274,7 +275,7 @@ def test_copies_that_go_wrong_cost_a_fast_target_little(promised: float, sure: f
     for seed in range(4):
         text = CopiedText([1.0], [1.0], seed=seed, share=1.0, sure=sure, promised=promised)
         simulation = Lookups(SMALL, text, searching=0.6e-3)
-        made = TreeController(CostModel(cheap.table()), clock=lambda: 0.0, looks_up=True, computes=False)
+        made = controller(cheap, looks_up=True, computes=False)
         while simulation.tokens < 128:
             simulation.run(made, 1)
         rates.append(simulation.rate)

@@ -23,11 +23,11 @@ from typing import cast
 import torch
 
 from eyas.drafters.base import Drafter
-from eyas.engine.controller.base import Controller
-from eyas.engine.controller.controller import DEPTH, WIDTHS, TreeController
+from eyas.engine.controller.controller import Controller
 from eyas.engine.controller.costs import CostModel, CostTable, Curve
 from eyas.engine.controller.experience import Experience
-from eyas.engine.controller.lookahead import LookaheadController
+from eyas.engine.controller.trees import DEPTH, WIDTHS, TreeArm
+from eyas.engine.controller.window import WindowArm
 from eyas.errors import UsageError
 from eyas.machine import measured_once
 from eyas.targets import Target
@@ -379,13 +379,11 @@ def make_controller(
     if not isinstance(costs, CostTable):
         costs = costs_for(target, drafter, batch_size, costs)
     if window is not None:
-        return LookaheadController(CostModel(costs), window)
+        return Controller(CostModel(costs), WindowArm(window))
     depth = min(DEPTH, drafter.max_depth or DEPTH)
-    controller = TreeController(
-        CostModel(costs),
-        widths=widths,
-        depth=depth,
-        max_length=target.max_length,
+    arm = TreeArm(
+        widths,
+        depth,
         counts_freely=target.device.type == "cpu",
         computes=drafter.computes,
         looks_up=drafter.looks_up,
@@ -394,8 +392,8 @@ def make_controller(
         form = (widths, depth, drafter.looks_up)
         experience = Experience.of(fingerprint(target.model), drafter.module, form)
         if experience is not None:
-            controller.gain.resume(experience)
-    return controller
+            arm.gain.resume(experience)
+    return Controller(CostModel(costs), arm, max_length=target.max_length)
 
 
 def costs_for(target: Target, drafter: Drafter, batch_size: int, saved: Path | None = None) -> CostTable:

@@ -30,6 +30,7 @@ from pydantic import ValidationError, model_validator
 from typing_extensions import Self
 
 from eyas.config import StrictModel
+from eyas.engine.controller.records import RoundRecord
 from eyas.errors import UsageError
 from eyas.files import write_text
 
@@ -318,6 +319,41 @@ class CostModel:
         """
         if work.pass_seconds > 0.0:
             self._waiting.append(work)
+
+    def learn_round(self, record: RoundRecord, *, cold: bool, fresh: bool, counted: bool) -> None:
+        """Record a round.
+
+        A `cold` one, if plain, isn't representative. `fresh`: whether drafting began with reading deferred pairs, or
+        prompts; `counted`: whether the host knows the tree's nodes and the time of drafting.
+        """
+        tree = None if record.draft is None else record.draft.tree
+        in_vain = tree is not None and tree.looked_up and not tree.size  # a plain pass
+        padded = record.padded if counted else 0
+        if tree is None or in_vain or record.spec is None:
+            if (record.spec is None or in_vain) and not cold:
+                seconds = record.pass_seconds if in_vain else record.whole
+                self.learn(Work(record.rows, record.lengths, record.tokens, seconds, plain=True))
+        elif tree.looked_up:  # nothing was drafted, and the pairs are deferred
+            self.learn(Work(record.rows, record.lengths, record.tokens, record.pass_seconds, padded=padded))
+        else:
+            passing, levels = record.pass_seconds, 0 if fresh else tree.levels
+            if not counted:  # the host's clock can't separate drafting from verifying on a device
+                drafting = self.draft_seconds(record.rows, record.spec.max_fanout, record.spec.depth)
+                passing, levels = record.draft_seconds + passing - float(drafting), 0
+            self.learn(
+                Work(
+                    record.rows,
+                    record.lengths,
+                    record.tokens,
+                    passing,
+                    padded=padded,
+                    width=record.spec.max_fanout,
+                    levels=levels,
+                    draft_seconds=record.draft_seconds - record.lookup_seconds,
+                    pairs=record.emitted if record.seconds is not None else 0,
+                    observe_seconds=record.whole - record.draft_seconds - record.pass_seconds,
+                )
+            )
 
     def _errors(self, work: Work) -> tuple[CostError, ...]:
         """The errors of the table's predictions of a round, its pass first."""

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.engine.controller.records import RoundRecord
 from eyas.targets.graphs import USES, recurring
 from eyas.tree import TreeSpec
 
 _FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_RARE_TRIALS, _FOR_FURTHER = 0.002, 0.004, 0.01, 0.002, 0.003
 """Shares of all time that each kind of probe may lose: plain rounds and larger shapes while speculating; the trials of
 new texts while not, those that would need more luck than texts have, and further trials of the same texts."""
-_PLAIN_PAIR = 2
+PLAIN_PAIR = 2
 """Plain rounds of a probe. The first one after a draft takes 5 to 20% longer, as caches are full of other weights, so
 only the second one shows what plain decoding takes."""
 _LEAST = 0.02
@@ -29,6 +30,8 @@ _FOR_LOOKING_UP = 0.005
 """The share of all time that looking up in vain may lose."""
 _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
+_SEARCHES = 8
+"""Rounds in the running mean of the seconds that looking for copies takes."""
 CHECKS = (3, 12, 48)
 """Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
@@ -106,7 +109,9 @@ class Allowance:
 class Explorer:
     """Proposes probes within the budget of each kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: int = 0) -> None:
+        """`whole`: the rounds of a trial of drafts that have one size, and can't be judged sooner; 0 = any others."""
+        self._whole = whole
         self._plain, self._larger, self._trials, self._rare, self._further = map(
             Allowance, (_FOR_PLAIN, _FOR_LARGER, _FOR_TRIALS, _FOR_RARE_TRIALS, _FOR_FURTHER)
         )
@@ -139,10 +144,12 @@ class Explorer:
     def beside(self, prospects: Prospects, choice: Prospect, rows: int, analysis: float) -> Probe | None:
         """An affordable probe while speculating, if any; drafts also cost the `analysis` of candidates, in seconds."""
         least = _LEAST * choice.seconds
-        loss = _PLAIN_PAIR * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up
+        loss = PLAIN_PAIR * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up
         if self._speculated in CHECKS or self._plain.affords(max(loss, least)):
             self._speculated += 1  # else a check would follow itself
-            return Probe(None, _PLAIN_PAIR, prospects.catching_up / _PLAIN_PAIR, self._plain)
+            return Probe(None, PLAIN_PAIR, prospects.catching_up / PLAIN_PAIR, self._plain)
+        if self._whole:
+            return None
         larger = prospects.larger(choice.shape, **_LARGER[self._direction % len(_LARGER)])
         loss = larger.seconds - (rows + larger.accepted) / choice.rate
         if self._larger.affords(max(loss, least) + analysis):
@@ -159,6 +166,9 @@ class Explorer:
         # with all that it offers: the nodes that are likely enough to pay are too few to tell texts apart
         tried = prospects.of(prospects.short(prospects.best.shape).shape._replace(threshold=0))
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds)
+        if self._whole:
+            cost = self._whole * loss + reading()
+            return Probe(tried, self._whole, _LEAST * loss, self._further) if self._further.affords(cost) else None
         if self._age == _TRIAL_AT:
             luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
             pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
@@ -241,6 +251,12 @@ class LookupTrials:
         self._gained = self._emitted = self._seconds = self._lost = 0.0
         self._tried, self.looking = 0, True
         self._rounds = self._plain_at = 0
+        self._searching = 0.0
+
+    @property
+    def searching(self) -> float:
+        """Seconds that looking for copies adds to a network's draft, on average; 0 while none are looked for."""
+        return self._searching * self.looking
 
     @property
     def plain_due(self) -> bool:
@@ -264,6 +280,22 @@ class LookupTrials:
         if not self.looking and self._allowance.affords(self._lost):
             self._allowance.spend(self._lost)
             self._tried, self.looking = 0, True
+
+    def account(self, record: RoundRecord, plain_rate: float, rate: float, beyond: float) -> None:
+        """Account for a round, where plain ones make `plain_rate` tokens per second and those in use `rate`.
+
+        `beyond`: seconds that a round that only looks up takes beyond what is measured.
+        """
+        self.earn(record.whole)
+        if record.spec is None:
+            return
+        if record.spec.found_only:
+            spent = record.whole + beyond
+            gained = record.emitted / plain_rate - spent
+            self.learn(gained, record.emitted, spent, record.tokens > record.rows)
+        elif record.drafted and record.spec.looks_up:
+            self.learn(sum(record.copied) / rate - record.lookup_seconds, record.emitted, record.whole, True)
+            self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
 
     def learn(self, gained: float, emitted: int, seconds: float, verified: bool) -> None:
         """Learn from a round that looked up, and `emitted` tokens in `seconds`.
@@ -289,7 +321,9 @@ class Recordings:
     A tree's draft, a pass of its width and the reading of its pairs are recorded in the first rounds that use it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
+        """For beams of these `widths`."""
+        self._widths = tuple(widths)
         self._allowance = Allowance(_FOR_RECORDING)
         self._uses = Counter[tuple[int, TreeSpec]]()  # by recurring number of rows and tree
         self._spent = defaultdict[tuple[int, TreeSpec], float](float)
@@ -298,9 +332,9 @@ class Recordings:
         self.usual = 0.0
         """Seconds of a usual round that replays recordings; 0 = there was none."""
 
-    def cost(self, wanted: Prospect, widths: Sequence[int], prospects: Prospects) -> float:
+    def cost(self, wanted: Prospect, prospects: Prospects) -> float:
         """The seconds that it takes to record a shape; 0 if it is recorded already."""
-        tree = wanted.recurring_tree(widths[wanted.shape.width], prospects.rows)
+        tree = wanted.recurring_tree(self._widths[wanted.shape.width], prospects.rows)
         if self._uses[recurring(prospects.rows), tree]:
             return 0.0
         return self._latest or _RECORDING * prospects.plain_seconds

@@ -10,6 +10,11 @@ from eyas.engine.round import VerifiedDraft
 from eyas.tree import TreeSpec
 from eyas.tree.draft_tree import Source
 
+_FADE = 1.0 - 1.0 / 100.0
+"""The factor by which running averages decay each round."""
+_ANSWER = 100
+"""An answer's assumed length, added to the emitted tokens over which the reading of prompts is spread."""
+
 
 class RoundRecord(NamedTuple):
     """The measurements of one decoding round, as the engine reports them; R rows."""
@@ -101,3 +106,52 @@ class ControllerState:
     plain_rounds: int = 0
     probes: int = 0
     """Rounds that were probes of other shapes."""
+
+
+class Totals:
+    """What the rounds so far had in common: running averages and counts."""
+
+    def __init__(self) -> None:
+        self._emitted = self._seconds = self._prompt_pairs = 0.0
+        self._counts = {"rounds": 0, "plain_rounds": 0, "probes": 0}
+        self._sums = {"depth": 0, "width": 0, "nodes": 0}
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far."""
+        return self._counts["rounds"]
+
+    @property
+    def prompt_pairs(self) -> float:
+        """The pairs of prompts that come with each generated token."""
+        return self._prompt_pairs / (self._emitted + _ANSWER)
+
+    def count(self, record: RoundRecord) -> None:
+        """Count a round and its tree."""
+        self._counts["rounds"] += 1
+        self._counts["plain_rounds"] += not record.drafted and record.tokens == record.rows
+        self._sums["nodes"] += record.tokens - record.rows
+        if record.drafted and record.spec is not None:
+            self._sums["depth"] += record.spec.depth
+            self._sums["width"] += record.spec.max_fanout
+
+    def probed(self) -> None:
+        """Count a round that was a probe."""
+        self._counts["probes"] += 1
+
+    def average(self, record: RoundRecord) -> None:
+        """Include a round in the running averages."""
+        self._emitted = self._emitted * _FADE + record.emitted
+        self._seconds = self._seconds * _FADE + record.whole
+        self._prompt_pairs = self._prompt_pairs * _FADE + record.prompt_pairs
+
+    def state(self) -> ControllerState:
+        """The part of the state that is about the rounds so far."""
+        depth, width, nodes = (total / max(1, self.rounds) for total in self._sums.values())
+        return ControllerState(
+            measured_tokens_per_second=self._emitted / self._seconds if self._seconds else 0.0,
+            mean_depth=depth,
+            mean_width=width,
+            mean_nodes=nodes,
+            **self._counts,
+        )

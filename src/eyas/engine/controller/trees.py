@@ -1,54 +1,98 @@
-"""The draft trees of a plan's shapes: which nodes a round drafts, and what they must be worth to be verified."""
+"""The arm whose trees are sized by what their nodes are worth: a network's, looked-up ones, or both in one tree."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from eyas.engine.controller.gain import THRESHOLDS
-from eyas.engine.controller.planner import Prospect, Prospects
-from eyas.tree import TreeSpec
-from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import ValueTable
+import numpy as np
 
+from eyas.engine.controller.arms import Batch, DraftArm
+from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Recordings
+from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
+from eyas.engine.controller.planner import Prospect, Prospects, Shape
+from eyas.engine.controller.records import RoundRecord
+from eyas.engine.round import VerifiedDraft
+from eyas.tree import TreeSpec
+from eyas.tree.acceptance import Indices
+from eyas.tree.draft_tree import Source
+from eyas.tree.shared import PlannedTree, SharedTree
+
+WIDTHS = (1, 2, 3, 4, 6, 8)
+DEPTH = 10
+_ANALYSING = 0.005
+"""The share of the time that analyzing drafts may take."""
 _LEAST_PER_ROW = 4
 _MOST_PER_ROW = 64
 _FOUND = 64
 """The most looked-up nodes in a round of one row; rounds of several rows may have a few more."""
 
 
-class PlannedTrees:
-    """The trees of one plan. Each is made once: making one takes several percent of a small target's pass."""
+class TreeArm(DraftArm):
+    """Trees of the shape that promises the most, cut to the nodes that pay."""
 
-    def __init__(self, widths: Sequence[int], counts_freely: bool) -> None:
-        """For beams of `widths`; `counts_freely` as in `Controller`."""
-        self._widths, self._counts_freely = tuple(widths), counts_freely
-        self._made: dict[Hashable, TreeSpec] = {}
+    def __init__(
+        self,
+        widths: Sequence[int] = WIDTHS,
+        depth: int = DEPTH,
+        *,
+        counts_freely: bool = True,
+        computes: bool = True,
+        looks_up: bool = False,
+    ) -> None:
+        """Choose among beams of `widths` (ascending) and trees up to `depth`.
 
-    def renew(self, prospects: Prospects, values: ValueTable, least_rate: float) -> None:
-        """Begin a new plan; `least_rate` is the lowest rate, in tokens per second, that turns time into tokens."""
-        self._prospects, self._values, self._least_rate = prospects, values, least_rate
-        self._made.clear()
-
-    def of(
-        self, prospect: Prospect | None, groups: tuple[int, ...], calibrations: tuple[float, ...], *,
-        chooses: bool, keeps: bool, looks_up: bool,
-    ) -> TreeSpec:  # fmt: skip
-        """The tree of a shape for rows in `groups` [R] and texts with these `calibrations` [R].
-
-        With None and no calibrations, it is a tree of what is looked up alone. `chooses`: whether only nodes that
-        pay are verified; `keeps`: whether the candidates are kept.
+        `counts_freely`: whether nodes can be counted, and drafting stopped, without a device sync, as on a CPU.
+        Elsewhere only the budget limits a tree. `computes`: whether the drafter has a network, whose levels take time;
+        `looks_up`: whether it finds continuations on the host.
         """
-        key = (None if prospect is None else prospect.shape, groups, calibrations, chooses, keeps, looks_up)
+        self.gain: GainModel = GainModel(widths, depth, len(Source) if looks_up else 1)
+        self.explorer, self.depth, self.drafts = Explorer(), depth, computes
+        self.lookups = LookupTrials() if looks_up else None
+        self.recordings = None if counts_freely else Recordings(widths)
+        self._widths, self._counts_freely = tuple(widths), counts_freely
+        self._analysing = Pace(_ANALYSING, least=1, most=64)
+        self._made: dict[Hashable, TreeSpec] = {}
+        """The trees of a plan. Each is made once: making one takes several percent of a small target's pass."""
+
+    @property
+    def analysis(self) -> float:
+        return self._analysing.cost
+
+    def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:
+        self._prospects = Prospects(
+            self.gain.forecast(batch.texts, batch.groups),
+            costs,
+            self._widths,
+            batch.rows,
+            batch.lengths,
+            depth=batch.room,
+            stops_early=self._counts_freely,
+            prompt_pairs=prompt_pairs,
+        )
+        # forecasts don't include what is looked up, so rounds that look up may be faster
+        self._least_rate = max(self._prospects.plain_rate, 0.0 if self.lookups is None else self.lookups.rate)
+        self._made.clear()
+        return self._prospects
+
+    def size(self, shape: Shape) -> tuple[int, int]:
+        return shape.depth + 1, self._widths[shape.width]
+
+    def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
+        keeps = probing or self._analysing.due()
+        looks_up = self.lookups is not None and self.lookups.looking
+        calibrations = () if prospect is None else self.gain.calibrations(batch.texts)
+        key = (None if prospect is None else prospect.shape, batch.groups, calibrations, probing, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
-            self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], len(groups))
+            self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], batch.rows)
         elif key not in self._made:
-            rows = len(groups)
-            made = self._found(rows) if prospect is None else self._drafted(prospect, rows, chooses, looks_up)
+            rows = batch.rows
+            made = self._found(rows) if prospect is None else self._drafted(prospect, rows, not probing, looks_up)
             self._made[key] = replace(
                 made,
-                values=self._values,
-                groups=groups if any(groups) else None,
+                values=self.gain.values,
+                groups=batch.groups if any(batch.groups) else None,
                 calibrations=calibrations or None,
                 keeps_candidates=keeps,
                 looks_up=looks_up,
@@ -56,6 +100,7 @@ class PlannedTrees:
         return self._made[key]
 
     def _drafted(self, prospect: Prospect, rows: int, chooses: bool, looks_up: bool) -> PlannedTree:
+        """The tree of a shape; `chooses`: whether only nodes that pay are verified."""
         shape = prospect.shape
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
@@ -90,3 +135,37 @@ class PlannedTrees:
             padding_prices=self._prospects.padding_prices(self._least_rate, rows * _MOST_PER_ROW),
             found_only=True,
         )
+
+    def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
+        drafted = 0
+        if record.draft is not None and record.spec is not None:
+            drafted = self._learn(record, record.draft, record.spec, judged, clock)
+        self._analysing.round(record.whole)
+        return drafted
+
+    def _learn(
+        self,
+        record: RoundRecord,
+        draft: VerifiedDraft,
+        spec: TreeSpec,
+        judged: Prospect | None,
+        clock: Callable[[], float],
+    ) -> int:
+        """Learn from a draft: from its nodes if reading them takes no sync, or the draft was made for that."""
+        began, reads = clock(), self._counts_freely or spec.keeps_candidates
+        groups: Indices = np.array(spec.groups or (0,) * record.rows)
+        if reads:
+            self.gain.learn(draft, groups, record.drafting)
+        if spec.keeps_candidates:
+            spent = clock() - began
+            if self.recordings is not None and self.recordings.usual and record.seconds is not None:
+                spent += max(0.0, record.seconds - self.recordings.usual)
+            self._analysing.done(spent)
+        kept = [len(path) - 1 - found for path, found in zip(draft.paths, record.copied, strict=True)]
+        drafted = sum(kept)
+        if judged is not None and record.drafted:
+            self.gain.judge(judged.accepted, record.texts, draft.tree.promise, kept, record.drafting)
+        found = found_values(draft.tree, spec, groups) if reads else 0.0
+        if found > 0.0:
+            self.gain.judge_found(found, record.emitted - record.rows - drafted)
+        return drafted

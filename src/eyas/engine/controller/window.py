@@ -1,0 +1,98 @@
+"""The arm of lookahead decoding, whose window runs as a whole or not at all.
+
+A window can't be sized by what its nodes are worth: its scratch nodes are never accepted, and the n-grams of later
+rounds come from all of them. Scratch nodes and candidates both count as nodes. What a row accepts, and how many nodes
+it has, are running averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from eyas.engine.controller.arms import Batch, DraftArm
+from eyas.engine.controller.costs import CostModel
+from eyas.engine.controller.explore import PLAIN_PAIR, Explorer
+from eyas.engine.controller.gain import Forecast
+from eyas.engine.controller.planner import Prospect, Prospects, Shape
+from eyas.engine.controller.records import RoundRecord
+from eyas.tree import TreeSpec
+from eyas.tree.lookahead import LookaheadTree
+
+_GUESS, _GUESSED = 0.5, 16.0
+"""Tokens that a row is assumed to accept in a round before any was seen (published: 0.5 to 1), and the weight of this
+assumption, in rounds of one row."""
+_FADE = 1.0 - 1.0 / 50.0
+"""The factor by which running averages decay with each round that has windows."""
+_TRIAL = 4
+"""Rounds of a trial for each level of the window, which fills in as many rounds as it has levels."""
+_AFTER_REST = 0.2
+"""The weight that earlier averages keep when a window that rested is tried again."""
+
+
+class WindowGain:
+    """Running averages of what rows with a window accept, and of their nodes."""
+
+    hope = 1.0
+
+    def __init__(self, window: LookaheadTree) -> None:
+        self._rows, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
+        self._assumed = _GUESS
+        self._rested = 0
+        """Plain rounds since the last window."""
+
+    @property
+    def drift(self) -> float:
+        return self._accepted / self._rows / self._assumed if self._assumed else 1.0
+
+    def follow(self, texts: Sequence[int]) -> None:  # noqa: ARG002
+        return
+
+    def keep(self) -> None:
+        return
+
+    def settle(self, *, values: bool = True) -> None:  # noqa: ARG002
+        self._assumed = self._accepted / self._rows
+
+    def forecast(self, rows: int) -> Forecast:
+        """The forecast for a batch of `rows` rows."""
+        nodes, accepted = (rows * part / self._rows for part in (self._nodes, self._accepted))
+        return Forecast(np.full((1, 1, 1), nodes), np.full((1, 1, 1), accepted), np.ones((1, 1)))
+
+    def learn(self, record: RoundRecord) -> None:
+        """Account for a round of any kind."""
+        if record.draft is None:
+            self._rested += 1
+            return
+        kept = _AFTER_REST if self._rested > PLAIN_PAIR else _FADE
+        drafting = record.rows if record.drafting is None else sum(record.drafting)
+        self._rows = self._rows * kept + drafting
+        self._accepted = self._accepted * kept + record.emitted - record.rows
+        self._nodes = self._nodes * kept + record.tokens - record.rows
+        self._rested = 0
+
+
+class WindowArm(DraftArm):
+    """A window in every row."""
+
+    depth = 1  # to a plan it is one step
+
+    def __init__(self, window: LookaheadTree) -> None:
+        self._window = window
+        self.gain: WindowGain = WindowGain(window)
+        self.explorer = Explorer(_TRIAL * window.depth)
+
+    def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:  # noqa: ARG002
+        forecast = self.gain.forecast(batch.rows)
+        return Prospects(forecast, costs, (1,), batch.rows, batch.lengths, depth=1, stops_early=False)
+
+    def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:  # noqa: ARG002
+        return self._window
+
+    def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:  # noqa: ARG002
+        self.gain.learn(record)
+        return record.emitted - record.rows
+
+    def size(self, shape: Shape) -> tuple[int, int]:  # noqa: ARG002
+        return self._window.depth, self._window.window
