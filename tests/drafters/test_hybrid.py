@@ -163,20 +163,24 @@ def observe(drafter: HybridDrafter, tokens: Sequence[int]) -> None:
 
 def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
     drafter = hybrid()
-    loop = [5, 6, 7, 8, 9, 10] * 3
-    sampler = slots(drafter, loop)
+    loop, before = [5, 6, 7, 8, 9, 10] * 3, [20, 21, 22]
+    sampler = slots(drafter, before)
     spec = parse_tree("dynamic:3,3,12")
     first = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
-    assert not first.looked_up  # nothing is known of the network yet
-    observe(drafter, [90])  # which guessed wrong
+    assert not first.looked_up  # there is nothing to copy
+    observe(drafter, [90])  # the network guessed wrong
     assert drafter.pairs.unread(0) == 0
     observe(drafter, loop)
     second = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
-    assert second.looked_up
-    assert second.tokens[0].tolist()[:6] == loop[:6]
+    assert not second.looked_up  # no copy has come true yet
+    observe(drafter, loop[:6])
+    assert drafter.pairs.unread(0) == 0
+    third = drafter.draft(range(1), spec, sampler.coupling(range(1), True))
+    assert third.looked_up
+    assert third.tokens[0].tolist()[:6] == loop[:6]
     observe(drafter, [5, 6])
     assert drafter.pairs.unread(0) == 2
-    assert drafter.pairs.length(0) == drafter.lookup.pairs.length(0) == 2 * len(loop) - 1 + 3
+    assert drafter.pairs.length(0) == drafter.lookup.pairs.length(0) == len(before) + len(loop) + 8
     observe(drafter, [91])  # not after a draft
     assert drafter.pairs.unread(0) == 0
 

@@ -18,7 +18,7 @@ from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Source
 from eyas.tree.proposal import Proposal, found_tree, grow
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.union import path_values, unite
+from eyas.tree.union import expected_lengths, path_values, unite
 from eyas.tree.values import BINS, ValueTable
 
 from .test_proposal import CPU, paths, proposals, proposed
@@ -235,3 +235,9 @@ def test_values_multiply_along_paths_and_never_rise() -> None:
     assert values[2].item() == pytest.approx(-1.0)
     later = path_values(tree, table(0.5, 0.5, 0.5), torch.zeros(1, dtype=torch.int64))[0].exp()
     torch.testing.assert_close(later, torch.tensor([0.5, 0.25, 0.5], dtype=torch.float64), atol=1e-3, rtol=0)
+
+
+def test_found_tokens_are_expected_by_what_found_ones_were_worth() -> None:
+    found = found_tree([Proposal.chain([5, 6, 7], -0.1), Proposal()], False)
+    groups = torch.zeros(2, dtype=torch.int64)
+    assert expected_lengths(found, table(0.9, 0.5, 0.9), groups) == pytest.approx([0.5 + 0.25 + 0.125, 0.0], rel=1e-3)

@@ -60,9 +60,9 @@ def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> T
     return torch.tensor(_Rows.of_tree(tree).worth(values, groups), dtype=torch.float64).view(tree.tokens.shape)
 
 
-def expected_lengths(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> list[float]:
-    """[B] how many tokens of each row's tree, which is on the host, will be accepted according to their `values`."""
-    rows = _Rows.of_tree(tree)
+def expected_lengths(found: DraftTree, values: ValueTable | None, groups: Tensor) -> list[float]:
+    """[B] how many tokens of each row's `found` tree, which is on the host, will be accepted by their `values`."""
+    rows = _Rows.of(None, found)
     return [
         sum(math.exp(value) for value in compress(worth, valid))
         for worth, valid in zip(rows.worth(values, groups), rows.valid, strict=True)
