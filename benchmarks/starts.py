@@ -51,7 +51,7 @@ print(json.dumps({"first_token": first, "mib": memory, "pass_ms": 1000 * min(tim
 def start(words: list[str], environment: Mapping[str, str]) -> dict[str, float]:
     """Start a fresh process and return its measurements."""
     line = [sys.executable, "-c", _CHILD, repr(time.time()), *words]
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}  # else every start compiles its libraries
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment}  # else starts compile
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found

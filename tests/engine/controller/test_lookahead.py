@@ -12,6 +12,8 @@ from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, RoundRecord, WindowArm, make_controller
 from eyas.engine.controller.calibration import calibrate
+from eyas.engine.controller.explore import PLAIN_PAIR
+from eyas.engine.controller.window import WindowGain
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.lookahead import LookaheadTree
@@ -103,6 +105,7 @@ def test_where_a_window_is_nearly_free_it_runs() -> None:
     assert (state.depth, state.width) == (WINDOW.depth, WINDOW.window)
     assert state.budget == pytest.approx(SCRATCH + CANDIDATES, abs=2)
     assert 0 < state.plain_rounds <= 0.03 * state.rounds  # they keep its price current
+    assert state.probes == state.plain_rounds  # there is no larger window to try
 
 
 def test_rows_with_windows_that_pay_are_observed() -> None:
@@ -137,6 +140,31 @@ def test_a_text_in_which_nothing_is_guessed_ends_it_and_a_trial_begins_it_again(
     run.run(made, 2500)
     assert made.snapshot().depth > 0
     assert made.snapshot().probes > 0
+
+
+@pytest.mark.parametrize(("plain", "least", "most"), [(PLAIN_PAIR, 0.1, 0.2), (PLAIN_PAIR + 1, 0.6, 0.8)])
+def test_after_a_rest_what_a_window_brings_now_counts_most(plain: int, least: float, most: float) -> None:
+    gain, run = WindowGain(WINDOW), Windows(FLAT, 1, 0.0)
+    for _ in range(200):
+        gain.learn(run.round(WINDOW))
+    for _ in range(plain):
+        gain.learn(run.round(None))
+    before = float(gain.forecast(1).accepted.item())
+    for _ in range(2):
+        gain.learn(run.round(WINDOW)._replace(emitted=5))
+    assert least <= gain.forecast(1).accepted.item() - before <= most
+
+
+def test_a_window_s_gain_says_how_far_its_last_forecast_is_off() -> None:
+    gain, run = WindowGain(WINDOW), Windows(FLAT, 2, 2.0)
+    assert gain.drift == pytest.approx(1.0)
+    for _ in range(20):
+        gain.learn(run.round(WINDOW))
+    now = gain.forecast(2).accepted.item()
+    assert gain.drift == pytest.approx(now / 2 / 0.5)
+    gain.settle()
+    assert gain.drift == pytest.approx(1.0)
+    assert gain.hope == 1.0  # nothing is expected beyond that
 
 
 class Steady(Controller):
