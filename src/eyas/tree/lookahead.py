@@ -84,7 +84,7 @@ def lookahead_trees(branches: Sequence[Branches | None], device: torch.device) -
         valid=valid.to(device),
         max_depth=int(depths.max()),
         counted=sum(sizes),
-        levels=1,
+        levels=1,  # all of it at once, so that its time counts
         scratch=(depths == 0).to(device),
     )
 

@@ -11,6 +11,7 @@ import pytest
 from eyas.drafters.weightless.lookahead import LookaheadDrafter
 from eyas.engine import Engine, Speculation
 from eyas.engine.controller import Controller, CostModel, RoundRecord, WindowArm, make_controller
+from eyas.engine.controller.arms import Batch
 from eyas.engine.controller.calibration import calibrate
 from eyas.engine.controller.explore import PLAIN_PAIR
 from eyas.engine.controller.window import WindowGain
@@ -29,6 +30,7 @@ FLAT = Machine(points=((1, 1.0), (256, 1.1)))
 """An accelerator's ratios: a hundred tokens more are nearly free."""
 STEEP = Machine()
 """The project's CPU: a window takes more than three times a plain pass."""
+BATCH = Batch([0], [9], (0,), 1)
 
 
 @dataclass
@@ -165,6 +167,20 @@ def test_a_window_s_gain_says_how_far_its_last_forecast_is_off() -> None:
     gain.settle()
     assert gain.drift == pytest.approx(1.0)
     assert gain.hope == 1.0  # nothing is expected beyond that
+
+
+def test_its_width_is_the_window_s_and_a_lucky_trial_is_charged() -> None:
+    arm = WindowArm(LookaheadTree(5, 3, 9))
+    made = Controller(CostModel(STEEP.table()), arm, clock=lambda: 0.0)
+    tree = DraftTree.empty(1, CPU)
+    made.learn(RoundRecord([0], [9], arm.tree(None, BATCH, probing=False), VerifiedDraft(tree, [[0]]), 0.1, 0.1, 9, 1))
+    assert (made.snapshot().mean_depth, made.snapshot().mean_width) == (2, 5)
+    prospects = arm.prospects(BATCH, made.costs, 0.0)
+    arm.explorer.earn(1e6, None)
+    probe = arm.explorer.instead_of_plain(prospects, lambda: 0.0, 0.0)
+    assert probe is not None
+    assert (probe.prospect, probe.rounds) == (prospects.best, 4 * 2)
+    assert probe.least == pytest.approx(0.02 * prospects.best.seconds)
 
 
 class Steady(Controller):

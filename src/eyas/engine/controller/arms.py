@@ -30,7 +30,7 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """R."""
+        """R, the number of rows."""
         return len(self.texts)
 
 
@@ -56,7 +56,7 @@ class ArmGain(Protocol):
 
 
 class DraftArm(ABC):
-    """One way to draft."""
+    """A way to draft: forecasts of its rounds, their trees, and what they have shown."""
 
     gain: ArmGain
     explorer: Explorer
@@ -92,6 +92,10 @@ class DraftArm(ABC):
 
         Returns how many of the accepted tokens were drafted, not looked up.
         """
+
+    def width_of(self, spec: TreeSpec) -> int:
+        """The width of one of the arm's trees, for averages."""
+        return spec.max_fanout
 
     @abstractmethod
     def size(self, shape: Shape) -> tuple[int, int]:

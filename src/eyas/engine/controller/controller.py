@@ -203,7 +203,7 @@ class Controller:
         """Learn from a measured round; rounds planned together are learned from together."""
         self._unlearnt.append((record, self._texts))
         self._texts = set(record.texts)
-        self._totals.count(record)
+        self._totals.count(record, 0 if record.spec is None else self.arm.width_of(record.spec))
         if not self._ahead:
             self._end_stretch()
 
@@ -236,7 +236,8 @@ class Controller:
         self._explorer.earn(whole, choice.speedup)
         if self._lookups is not None and choice.prospects is not None:
             beyond = self._overhead.beyond_plain("looked up")
-            self._lookups.account(record, choice.prospects.plain_rate, choice.rate, beyond)
+            copied = record.emitted - record.rows - accepted
+            self._lookups.account(record, copied, choice.prospects.plain_rate, choice.rate, beyond)
         if self.arm.recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and choice.used is not None:
                 self.arm.recordings.learn(record.rows, record.spec, whole, choice.used.seconds)

@@ -32,7 +32,7 @@ _LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
 """Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
 _SEARCHES = 8
 """Rounds in the running mean of the seconds that looking for copies takes."""
-CHECKS = (3, 12, 48)
+_CHECKS = (3, 12, 48)
 """Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
 """The number of rows from which sequences may go unobserved; the rounds that are judged together; the share of them
@@ -40,7 +40,7 @@ with drafts that counts as none; the number of sequences that then go unobserved
 rounds that show how many rows there usually are."""
 _LASTING = 4
 """The rounds after which a batch that has changed is planned for while nothing is drafted."""
-_STRETCH, REST = 8, 16
+_STRETCH, _REST = 8, 16
 """Rounds in a row that are planned together, and learned from together, with and without drafts. After each pass, whose
 weights fill the caches, every line of Python is slow."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
@@ -127,10 +127,10 @@ class Explorer:
     def ahead(self, planned: TreeSpec | None, left: float) -> int:
         """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
         if planned is None:
-            return (min(REST, _TRIAL_AT - self._age) if self._age < _TRIAL_AT else REST) - 1
+            return (min(_REST, _TRIAL_AT - self._age) if self._age < _TRIAL_AT else _REST) - 1
         if planned.keeps_candidates or left < _STRETCH * (planned.depth + 2) or self._age < _TRIAL_AT:
             return 0  # the first rounds of a text say the most about it
-        return min((_STRETCH, *(at - self._speculated for at in CHECKS if at > self._speculated))) - 1
+        return min((_STRETCH, *(at - self._speculated for at in _CHECKS if at > self._speculated))) - 1
 
     def earn(self, seconds: float, speedup: float | None) -> None:
         """Account for a round of `seconds`, and the speedup that speculation promises; None = rounds are plain."""
@@ -145,7 +145,7 @@ class Explorer:
         """An affordable probe while speculating, if any; drafts also cost the `analysis` of candidates, in seconds."""
         least = _LEAST * choice.seconds
         loss = PLAIN_PAIR * (prospects.plain_seconds - rows / choice.rate) + prospects.catching_up
-        if self._speculated in CHECKS or self._plain.affords(max(loss, least)):
+        if self._speculated in _CHECKS or self._plain.affords(max(loss, least)):
             self._speculated += 1  # else a check would follow itself
             return Probe(None, PLAIN_PAIR, prospects.catching_up / PLAIN_PAIR, self._plain)
         if self._whole:
@@ -168,7 +168,11 @@ class Explorer:
         loss = max(tried.seconds - prospects.plain_seconds, _LEAST * prospects.plain_seconds)
         if self._whole:
             cost = self._whole * loss + reading()
-            return Probe(tried, self._whole, _LEAST * loss, self._further) if self._further.affords(cost) else None
+            return (
+                Probe(tried, self._whole, _LEAST * tried.seconds, self._further)
+                if self._further.affords(cost)
+                else None
+            )
         if self._age == _TRIAL_AT:
             luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
             pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
@@ -261,7 +265,7 @@ class LookupTrials:
     @property
     def plain_due(self) -> bool:
         """Whether a plain round is due, because hardly any pass so far has shown its cost without copies."""
-        return self._rounds > 2 * self._plain_at and self._rounds in CHECKS
+        return self._rounds > 2 * self._plain_at and self._rounds in _CHECKS
 
     def renew(self) -> None:
         """Account for new texts: what was copied in others says little about them."""
@@ -281,10 +285,11 @@ class LookupTrials:
             self._allowance.spend(self._lost)
             self._tried, self.looking = 0, True
 
-    def account(self, record: RoundRecord, plain_rate: float, rate: float, beyond: float) -> None:
+    def account(self, record: RoundRecord, copied: int, plain_rate: float, rate: float, beyond: float) -> None:
         """Account for a round, where plain ones make `plain_rate` tokens per second and those in use `rate`.
 
-        `beyond`: seconds that a round that only looks up takes beyond what is measured.
+        `copied`: accepted tokens that no network guessed; `beyond`: seconds that a round that only looks up takes
+        beyond what is measured.
         """
         self.earn(record.whole)
         if record.spec is None:
@@ -294,7 +299,7 @@ class LookupTrials:
             gained = record.emitted / plain_rate - spent
             self.learn(gained, record.emitted, spent, record.tokens > record.rows)
         elif record.drafted and record.spec.looks_up:
-            self.learn(sum(record.copied) / rate - record.lookup_seconds, record.emitted, record.whole, True)
+            self.learn(copied / rate - record.lookup_seconds, record.emitted, record.whole, True)
             self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
 
     def learn(self, gained: float, emitted: int, seconds: float, verified: bool) -> None:
@@ -322,7 +327,7 @@ class Recordings:
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """For beams of these `widths`."""
+        """`widths` are those of the beams among which a plan chooses."""
         self._widths = tuple(widths)
         self._allowance = Allowance(_FOR_RECORDING)
         self._uses = Counter[tuple[int, TreeSpec]]()  # by recurring number of rows and tree

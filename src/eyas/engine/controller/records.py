@@ -118,7 +118,7 @@ class Totals:
 
     @property
     def rounds(self) -> int:
-        """Rounds so far."""
+        """The number of rounds so far, plain ones included."""
         return self._counts["rounds"]
 
     @property
@@ -126,14 +126,14 @@ class Totals:
         """The pairs of prompts that come with each generated token."""
         return self._prompt_pairs / (self._emitted + _ANSWER)
 
-    def count(self, record: RoundRecord) -> None:
-        """Count a round and its tree."""
+    def count(self, record: RoundRecord, width: int) -> None:
+        """Count a round and the depth, `width` and nodes of its tree."""
         self._counts["rounds"] += 1
         self._counts["plain_rounds"] += not record.drafted and record.tokens == record.rows
         self._sums["nodes"] += record.tokens - record.rows
         if record.drafted and record.spec is not None:
             self._sums["depth"] += record.spec.depth
-            self._sums["width"] += record.spec.max_fanout
+            self._sums["width"] += width
 
     def probed(self) -> None:
         """Count a round that was a probe."""

@@ -13,7 +13,6 @@ from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Recordi
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
-from eyas.engine.round import VerifiedDraft
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
@@ -137,21 +136,15 @@ class TreeArm(DraftArm):
         )
 
     def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
-        drafted = 0
-        if record.draft is not None and record.spec is not None:
-            drafted = self._learn(record, record.draft, record.spec, judged, clock)
+        drafted = self._learn(record, judged, clock)
         self._analysing.round(record.whole)
         return drafted
 
-    def _learn(
-        self,
-        record: RoundRecord,
-        draft: VerifiedDraft,
-        spec: TreeSpec,
-        judged: Prospect | None,
-        clock: Callable[[], float],
-    ) -> int:
+    def _learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:
         """Learn from a draft: from its nodes if reading them takes no sync, or the draft was made for that."""
+        draft, spec = record.draft, record.spec
+        if draft is None or spec is None:
+            return 0
         began, reads = clock(), self._counts_freely or spec.keeps_candidates
         groups: Indices = np.array(spec.groups or (0,) * record.rows)
         if reads:

@@ -74,7 +74,7 @@ class WindowGain:
 
 
 class WindowArm(DraftArm):
-    """A window in every row."""
+    """Windows, in every row of a round or in none."""
 
     depth = 1  # to a plan it is one step
 
@@ -85,7 +85,9 @@ class WindowArm(DraftArm):
 
     def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:  # noqa: ARG002
         forecast = self.gain.forecast(batch.rows)
-        return Prospects(forecast, costs, (1,), batch.rows, batch.lengths, depth=1, stops_early=False)
+        return Prospects(
+            forecast, costs, (self._window.max_fanout,), batch.rows, batch.lengths, depth=1, stops_early=False
+        )
 
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:  # noqa: ARG002
         return self._window
@@ -93,6 +95,9 @@ class WindowArm(DraftArm):
     def learn(self, record: RoundRecord, judged: Prospect | None, clock: Callable[[], float]) -> int:  # noqa: ARG002
         self.gain.learn(record)
         return record.emitted - record.rows
+
+    def width_of(self, spec: TreeSpec) -> int:  # noqa: ARG002
+        return self._window.window
 
     def size(self, shape: Shape) -> tuple[int, int]:  # noqa: ARG002
         return self._window.depth, self._window.window
