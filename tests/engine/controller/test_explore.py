@@ -77,7 +77,7 @@ def test_the_first_rounds_of_a_text_are_planned_one_by_one() -> None:
         explorer.earn(1.0, 1.5)
     assert explorer.ahead(planned, math.inf) > 0
     assert explorer.ahead(planned, 20.0) == 0  # the text may end within as many rounds
-    explorer.renew()
+    explorer.renew(together=True)
     assert explorer.ahead(planned, math.inf) == 0
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from eyas.engine.controller.gain import THRESHOLDS, Forecast, GainModel
+from eyas.engine.controller.gain import THRESHOLDS, Forecast, GainModel, Yield
 from eyas.tree.shared import PlannedTree, SharedTree
 
 from .simulation import Machine, Simulation, Text, mixed
@@ -88,7 +89,7 @@ def test_a_text_that_is_offered_less_than_others_is_known_soon_and_forgotten_wit
     assert (poor.levels <= typical.levels).all()
     model.follow([1])
     model.follow([0])
-    assert (of_one(model).accepted >= 0.75 * typical.accepted).all()
+    assert (of_one(model).accepted >= 0.4 * typical.accepted).all()  # others may be like it
 
 
 def test_a_text_whose_nodes_are_accepted_less_than_others_has_as_many_of_them() -> None:
@@ -118,13 +119,42 @@ def test_a_lasting_error_of_forecasts_is_no_property_of_a_text_but_of_all() -> N
     model = GainModel((1,), 2)
     for text in range(100):
         model.follow([text])
-        for _ in range(20):
+        for draft in range(20):
             model.settle()
-            model.judge(2.0 * model._assumed(text).accepted, [text], [1.5], [1], None)
+            model.judge(2.0 * model._assumed(text).accepted, [text], [1.5], [1 + draft % 2], None)
     before = GainModel((1,), 2).forecast([0], [0]).accepted
     model.follow([0])
     assert model.drift == pytest.approx(1.0)
     np.testing.assert_allclose(of_one(model).accepted, 0.75 * before, rtol=0.05)
+
+
+def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_were() -> None:
+    model = GainModel((1, 2), 4)
+    model.follow([0])
+    typical = of_one(model).accepted
+    assert model.usual == 1.0
+
+    def write(offered: float, kept: int, drafts: Sequence[int]) -> Yield:
+        """Texts of so many drafts; returns what the next one is expected to yield."""
+        for count in drafts:
+            model.follow([1])
+            for _ in range(count):
+                model.judge(2.0 * model._assumed(1).accepted, [1], [offered], [kept], None)
+            model.follow([0])
+        model.settle()
+        return model._assumed(0)
+
+    unsure = write(0.0, 0, [6] * 6)
+    assert unsure.offers < 0.35
+    assert unsure.calibration == 1.0
+    assert (of_one(model).accepted <= 0.4 * typical).sum() > 0.7 * typical.size
+    assert model.usual == pytest.approx(model._usual / unsure.accepted)
+    assert write(2.0, 2, [6] * 6).offers > 0.75
+    write(2.0, 2, [6] * 10)
+    wrong = write(2.0, 0, [200, 6, 6, 6, 6])
+    assert wrong.calibration < 0.5
+    assert wrong.offers == pytest.approx(1.0, abs=0.1)
+    assert write(2.0, 2, [6] * 6).calibration > 0.75
 
 
 def test_a_new_text_gets_the_benefit_of_the_doubt_until_it_has_shown_something() -> None:

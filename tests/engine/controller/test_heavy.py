@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -30,11 +31,14 @@ def test_it_is_soon_as_fast_as_the_best_fixed_shape(rows: int, least: float) -> 
 
 def test_an_answer_that_begins_hard_and_goes_on_easily_is_soon_drafted_for() -> None:
     """Answers begin with words that nobody guesses; what was learnt of those must not hold for long."""
-    made = controller(HEAVY)
-    hard, easy = Text([0.8] * 8, [0.5] * 8), Text([3.4] * 8, [0.97] * 8)
-    Simulation(HEAVY, hard).run(made, 15)
-    rate = Simulation(HEAVY, easy).run(made, 60)
-    assert rate >= 0.9 * Simulation(HEAVY, easy).run(SharedTree(3, 1, 24), 60)
+    ratios = list[float]()
+    for seed in range(8):
+        made = controller(HEAVY)
+        Simulation(HEAVY, Text([0.8] * 8, [0.5] * 8, seed)).run(made, 15)
+        planners = (made, SharedTree(3, 1, 24))
+        found, fixed = (Simulation(HEAVY, Text([3.4] * 8, [0.97] * 8, seed)).run(one, 60) for one in planners)
+        ratios.append(found / fixed)
+    assert fmean(ratios) >= 0.9
 
 
 def test_texts_that_are_easy_are_found_among_hard_ones() -> None:
@@ -58,7 +62,7 @@ def test_memory_whose_speed_comes_and_goes() -> None:
     )
     fast = replace(slow, points=((1, 18.0), (8, 21.5), (12, 31.0), *larger))
     gained = {slow: 0.0, fast: 0.0}
-    for seed in range(6):
+    for seed in range(12):
         text = Text([3.3] * 8, [0.92] * 8, seed)
         made, simulation = controller(slow), Simulation(slow, text, clock_noise(seed))
         simulation.run(made, 500)
@@ -66,5 +70,5 @@ def test_memory_whose_speed_comes_and_goes() -> None:
             simulation.machine = slow if turn % 2 else fast
             plain = Simulation(simulation.machine, text).run(None, 1)
             gained[simulation.machine] += simulation.run(made, 80) / plain - 1.0
-    assert gained[slow] / 30 > -0.01
-    assert gained[fast] / 30 > -0.03
+    assert gained[slow] / 60 > -0.01
+    assert gained[fast] / 60 > -0.03

@@ -45,8 +45,12 @@ class ArmGain(Protocol):
     def hope(self) -> float:
         """The factor by which the texts may well yield more than expected, until results are in."""
 
+    @property
+    def usual(self) -> float:
+        """The factor by which texts usually yield more than is expected of new ones; at least 1."""
+
     def follow(self, texts: Sequence[int]) -> None:
-        """The texts being written from now on; forget all others."""
+        """The texts being written from now on; all others have ended."""
 
     def settle(self, *, values: bool = True) -> None:
         """Base forecasts on what is known now; `values`: also the values of nodes."""

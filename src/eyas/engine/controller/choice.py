@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable
 
 from eyas.engine.controller.arms import DraftArm
-from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.engine.controller.planner import BEGIN, Prospect, Prospects
 
-_ENTER, _LEAVE = 1.03, 1.015
-"""The speedups that speculation must promise to begin, and to continue."""
+_CONTINUE = 1.015
+"""The speedup that speculation must promise to continue."""
 _CHANGE, _CHANGE_RECORDED = 1.01, 1.05
 """The factor by which a shape must be faster than the one in use to replace it; the same where shapes are recorded."""
 _DOUBT = 3.0
@@ -60,7 +60,7 @@ class Choice:
 
     def _least(self, doubt: float) -> float:
         """The multiple of the plain rounds' rate that a plan must promise, with `doubt` about the costs to begin."""
-        return _LEAVE if self.used is not None else _ENTER + doubt
+        return _CONTINUE if self.used is not None else BEGIN + doubt
 
     def renew(self, prospects: Prospects, doubt: float) -> None:
         """Choose again, by new forecasts."""

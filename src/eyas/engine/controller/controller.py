@@ -94,6 +94,8 @@ class Controller:
         self._unlearnt: list[tuple[RoundRecord, set[int]]] = []
         """Rounds to learn from, and the texts of the round before each."""
         self._probe: Probe | None = None
+        self._begun = 0
+        """Texts that began since most of them were new."""
         self._deferred = 0
         """Rounds since the drafter last observed; about the number of tokens that it has deferred in each row."""
 
@@ -136,8 +138,10 @@ class Controller:
         new = sum(text not in self._texts for text in batch.texts)
         if new or len(self._texts) > rows:
             self.arm.gain.follow(batch.texts)
-        if 2 * new > rows:
-            self._explorer.renew()
+        self._begun += new
+        if 2 * self._begun > rows:
+            self._begun = 0
+            self._explorer.renew(together=2 * new > rows)
             if self._lookups is not None:
                 self._lookups.renew()
         idle = choice.rests and self._probe is None and self._lookups is None
@@ -167,7 +171,8 @@ class Controller:
             if choice.used is not None:
                 self._probe = self._explorer.beside(prospects, choice.used, rows, self.arm.analysis)
             else:
-                self._probe = self._explorer.instead_of_plain(prospects, reading, self.arm.analysis)
+                usual = self.arm.gain.usual
+                self._probe = self._explorer.instead_of_plain(prospects, usual, reading, self.arm.analysis)
         probe, lookups, used = self._probe, self._lookups, choice.used
         if probe is not None:
             if probe.prospect is None or prospects is None:

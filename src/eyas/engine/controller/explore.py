@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from eyas.engine.controller.planner import Prospect, Prospects
+from eyas.engine.controller.planner import BEGIN, Prospect, Prospects
 from eyas.engine.controller.records import RoundRecord
 from eyas.targets.graphs import USES, recurring
 from eyas.tree import TreeSpec
@@ -44,7 +44,7 @@ _STRETCH, _REST = 8, 16
 """Rounds in a row that are planned together, and learned from together, with and without drafts. After each pass, whose
 weights fill the caches, every line of Python is slow."""
 _TRIAL_AT, _TRIAL_ROUNDS, _TRIAL_GAIN, _IN_VAIN, _PAID = 8, 8, 3.0, 4, 1.15
-"""After `_TRIAL_AT` tokens a new text is tried with `_TRIAL_ROUNDS` rounds of drafting. Texts differ: one may yield
+"""After `_TRIAL_AT` tokens new texts are tried with `_TRIAL_ROUNDS` rounds of drafting. Texts differ: one may yield
 more by the share `_TRIAL_GAIN` (in a single row). If drafting wouldn't pay for that one, trials are rare: what was
 learned may hold no longer. The rounds after which a trial is usually given up, and the speedup after which the next
 text is tried in any case."""
@@ -118,11 +118,13 @@ class Explorer:
         self._trials.earn(math.inf)  # the first one is free
         self._direction = self._speculated = 0
         self._age = 0
-        """Rounds since the texts being written began, as far as can be told."""
+        """Rounds since most of the texts being written had begun."""
+        self._together = True
+        """Whether they began together."""
 
-    def renew(self) -> None:
-        """Account for new texts in all rows, or nearly all."""
-        self._age = 0
+    def renew(self, *, together: bool) -> None:
+        """Account for new texts in most rows, which began `together` or one by one."""
+        self._age, self._together = 0, together
 
     def ahead(self, planned: TreeSpec | None, left: float) -> int:
         """How many more rounds may be like `planned` until a probe may be due; `left` is a row's room in tokens."""
@@ -157,8 +159,10 @@ class Explorer:
             return Probe(larger, 1, least + analysis, self._larger)
         return None
 
-    def instead_of_plain(self, prospects: Prospects, reading: Callable[[], float], analysis: float) -> Probe | None:
-        """An affordable probe while not speculating, if any.
+    def instead_of_plain(
+        self, prospects: Prospects, usual: float, reading: Callable[[], float], analysis: float
+    ) -> Probe | None:
+        """An affordable probe while not speculating, if any; texts of the `usual` kind yield that many times more.
 
         Its cost includes the `analysis` of candidates and the `reading` of deferred pairs, in seconds. The latter is
         computed only if the rest is covered: plain rounds of a small target take little longer than computing it.
@@ -174,10 +178,10 @@ class Explorer:
                 else None
             )
         if self._age == _TRIAL_AT:
-            luckiest = 1.0 + _TRIAL_GAIN / math.sqrt(prospects.rows)  # many texts are seldom all alike
-            pays = tried.rate_if(luckiest, prospects.rows) > prospects.plain_rate
-            allowance = self._trials if pays else self._rare
-            if allowance.affords(_IN_VAIN * loss):
+            more = _TRIAL_GAIN / math.sqrt(prospects.rows) if self._together else 0.0  # many are seldom all alike
+            pays = tried.rate_if(usual * (1.0 + more), prospects.rows) > BEGIN * prospects.plain_rate
+            allowance, in_vain = self._trials if pays else self._rare, _IN_VAIN * loss
+            if allowance.covers(in_vain) and allowance.affords(in_vain + reading()):
                 return Probe(tried, _TRIAL_ROUNDS, 0.0, allowance, tries_text=True)
         loss += analysis
         if self._further.covers(loss) and self._further.affords(loss + reading()):

@@ -38,6 +38,9 @@ _TYPICAL = 5.0
 tokens after which what it accepted does."""
 _USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
 """The same for what all texts are offered, as forecasts may be consistently too high or low; and how that decays."""
+_RECENT, _RECENT_FADE = 1.0, 0.8
+"""The weight of what is usual, in texts, next to what the latest ones yielded, where a new text is concerned; and how
+the weight of a text decays with each one that ends after it."""
 _HOPE = 0.25
 """The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
 _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
@@ -84,11 +87,21 @@ class Evidence:
         self.accepted = self.accepted * _YIELD_FADE + accepted
         self.shown += forecast
 
-    def compared(self, usual: float) -> Yield:
-        """Its yield, by a Gamma prior around what is usual and by its own results; `usual` are all texts' offers."""
-        offers = (self.offered + _TYPICAL) / (self.forecast + _TYPICAL)
-        calibration = (self.accepted + _TYPICAL) / (self.offered + _TYPICAL)
-        return Yield(usual * offers, calibration)
+    def compared(self, prior: Yield) -> Yield:
+        """Its yield, by its own results and by what was expected of it."""
+        return Yield(
+            (self.offered + _TYPICAL * prior.offers) / (self.forecast + _TYPICAL),
+            (self.accepted + _TYPICAL * prior.calibration) / (self.offered + _TYPICAL),
+        )
+
+    @property
+    def shares(self) -> Array:
+        """[4] its forecast and offered tokens, and its offered and accepted ones, scaled to its weight among texts.
+
+        That is 1 if it is known well, however long it was.
+        """
+        offers = np.array((self.forecast, self.offered)) / (self.forecast + _TYPICAL)
+        return np.append(offers, np.array((self.offered, self.accepted)) / (self.offered + _TYPICAL))
 
 
 class Forecast(NamedTuple):
@@ -112,6 +125,8 @@ class GainModel:
         self._settled: dict[int, Yield] = {}
         """What forecasts assume of each text."""
         self._usual_forecast, self._usual_offered = 0.0, 0.0
+        self._ended: Array = np.zeros(4)
+        """The sum of the latest texts' `shares`."""
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learned was last saved."""
@@ -154,11 +169,15 @@ class GainModel:
         self.settle()
 
     def follow(self, texts: Sequence[int]) -> None:
-        """The texts being written from now on; forget all others."""
+        """The texts being written from now on; all others have ended."""
+        current = set(texts)
+        for text, evidence in self._texts.items():
+            if text not in current and evidence.forecast:
+                self._ended = _RECENT_FADE * self._ended + evidence.shares
         self._texts = {text: self._texts.get(text) or Evidence() for text in texts}
 
     def _assumed(self, text: int) -> Yield:
-        return self._settled.get(text) or Yield(self._usual, 1.0)
+        return self._settled.get(text) or self._prior
 
     def calibrations(self, texts: Sequence[int]) -> tuple[float, ...]:
         """Accepted tokens per offered one in each text, as forecasts assume."""
@@ -167,8 +186,8 @@ class GainModel:
     @property
     def drift(self) -> float:
         """What the texts being written yield now, compared with what the last forecast assumed."""
-        usual, assumed = self._usual, sum(self._assumed(text).accepted for text in self._texts)
-        return sum(text.compared(usual).accepted for text in self._texts.values()) / assumed if assumed else 1.0
+        prior, assumed = self._prior, sum(self._assumed(text).accepted for text in self._texts)
+        return sum(text.compared(prior).accepted for text in self._texts.values()) / assumed if assumed else 1.0
 
     @property
     def _usual(self) -> float:
@@ -176,11 +195,26 @@ class GainModel:
         return (self._usual_offered + _USUAL) / (self._usual_forecast + _USUAL)
 
     @property
+    def _prior(self) -> Yield:
+        """What a new text is expected to yield: texts of which hardly anything is guessed seldom come alone."""
+        forecast, offered, nodes, accepted = self._ended.tolist()
+        offers = (offered + _RECENT * self._usual) / (forecast + _RECENT)
+        return Yield(offers, (accepted + _RECENT) / (nodes + _RECENT))
+
+    @property
     def hope(self) -> float:
         """The factor by which the texts may well yield more than expected, until results are in."""
         unknown = [_TYPICAL / (text.shown + _TYPICAL) for text in self._texts.values()]
         count = max(1, len(unknown))
         return 1.0 + _HOPE * sum(unknown) / (count * math.sqrt(count))  # many texts differ less from the average
+
+    @property
+    def usual(self) -> float:
+        """The factor by which texts usually yield more than is expected of new ones, because the latest yielded less.
+
+        At least 1.
+        """
+        return max(1.0, self._usual / self._prior.accepted)
 
     def judge(
         self,
@@ -194,11 +228,11 @@ class GainModel:
 
         Where it isn't known what was offered (None), it counts as what was kept.
         """
-        usual, offered = self._usual, kept if offered is None else offered
+        offered = kept if offered is None else offered
         forecast = promised / sum(self._assumed(text).accepted for text in texts)
         among = [row for row in range(len(texts)) if drafting is None or drafting[row]]
         for row in among:
-            self._texts.setdefault(texts[row], Evidence()).learn(forecast * usual, offered[row], kept[row])
+            self._texts.setdefault(texts[row], Evidence()).learn(forecast, offered[row], kept[row])
         if among:
             self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
             self._usual_offered = self._usual_offered * _USUAL_FADE + sum(offered[row] for row in among) / len(among)
@@ -225,8 +259,8 @@ class GainModel:
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values, self._valued = self._acceptance.table(), self._drafts
-        usual = self._usual
-        self._settled = {name: text.compared(usual) for name, text in self._texts.items()}
+        prior = self._prior
+        self._settled = {name: text.compared(prior) for name, text in self._texts.items()}
 
     def forecast(self, texts: Sequence[int], groups: Sequence[int]) -> Forecast:
         """The forecast for a batch of `texts` [R] in these `groups` [R]."""

@@ -22,6 +22,8 @@ from eyas.engine.controller.gain import Forecast
 from eyas.tree.acceptance import Array
 from eyas.tree.dynamic import DynamicTree
 
+BEGIN = 1.03
+"""The speedup that speculation must promise to begin."""
 _LONGEST = 2.0
 """Assumed ratio of the nodes in the longest row to the average row's."""
 _MANY = 64

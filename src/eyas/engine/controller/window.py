@@ -34,7 +34,7 @@ _AFTER_REST = 0.2
 class WindowGain:
     """Running averages of what rows with a window accept, and of their nodes."""
 
-    hope = 1.0
+    hope = usual = 1.0
 
     def __init__(self, window: LookaheadTree) -> None:
         self._rows, self._accepted, self._nodes = _GUESSED, _GUESS * _GUESSED, window.max_nodes * _GUESSED
