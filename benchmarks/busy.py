@@ -111,7 +111,7 @@ def rates(
         name: {
             "tokens_per_second": round(statistics.median(found[name]), 2),
             "least": round(min(found[name]), 2), "most": round(max(found[name]), 2),
-            "prompt_seconds": round(statistics.median(firsts[name]), 4), "runs": len(found[name]),
+            "prompt_ms": round(1e3 * statistics.median(firsts[name]), 1), "runs": len(found[name]),
             **({} if name == first else {f"over_{first}": paired(found[name], found[first])["median"]}),
         }
         for name in engines

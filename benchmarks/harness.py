@@ -33,6 +33,8 @@ from eyas.bench.offline.runner import rotated
 from eyas.files import write_json
 
 T = TypeVar("T")
+_WIDTH = 80
+"""Columns of a terminal."""
 
 Output = Annotated[Path | None, "the JSON file"]
 
@@ -146,7 +148,7 @@ def report(content: Mapping[str, Any], output: Path | None = None, rows: Sequenc
     made = described(content)
     if rows:
         made["rows"] = list(rows)
-        Console(width=80).print(table(rows))
+        Console(width=_WIDTH).print(table(rows))
     else:
         print(json.dumps(made, indent=2), flush=True)
     if output is not None:
@@ -168,11 +170,18 @@ def command() -> str:
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows as a table; a mapping in a row gets a column for each of its values."""
     flat = [_flat(row) for row in rows]
-    made = Table(box=None, pad_edge=False)
-    for name in dict.fromkeys(name for row in flat for name in row):
-        made.add_column(name, overflow="fold")
-    for row in flat:
-        made.add_row(*(_cell(row.get(column.header)) for column in made.columns))
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    names = dict.fromkeys(name for row in flat for name in row)
+    cells = {name: [_cell(row.get(name)) for row in flat] for name in names}
+    titles = [name.replace("_", " ") for name in cells]  # a long name breaks between its words, where it must
+    widths: Sequence[int | None] = [None] * len(titles)
+    for parts in ([title.split() for title in titles], [[title] for title in titles]):
+        wanted = [max(map(len, [*own, *column])) for own, column in zip(parts, cells.values(), strict=True)]
+        widths = wanted if sum(wanted) + len(wanted) <= _WIDTH else widths
+    for title, width in zip(titles, widths, strict=True):
+        made.add_column(title, overflow="fold", width=width)
+    for row in zip(*cells.values(), strict=True):
+        made.add_row(*row)
     return made
 
 

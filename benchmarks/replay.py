@@ -49,6 +49,8 @@ from eyas.verify import Coupling
 
 WIDTH, DEPTH = 8, 10
 _BEAM = SharedTree(DEPTH, WIDTH, WIDTH + (DEPTH - 1) * WIDTH**2)
+_UNKNOWN = -2
+"""A token that no beam holds."""
 _NEVER = -30.0
 """The log-probability of children that no beam held."""
 _PLAN, _PLAN_AND_FIT, _ANALYSIS, _DRAFTED = 0.35e-3, 0.7e-3, 0.15e-3, 0.2e-3
@@ -353,11 +355,15 @@ class Scenario:
     """The spread of start-up costs around the true ones."""
     plain: float = 1.0
     """The factor by which start-up costs of plain rounds are wrong."""
+    hopeless: int = 0
+    """If above 0, answers are cut to so many tokens, of which the drafter guesses none."""
 
     def speedup(self, answers: Sequence[Answer], costs: CostTable, seed: int, sampled: bool) -> float:
         """How many times faster a controller decodes the answers, in some order, than plain rounds do."""
         draw = np.random.default_rng(seed)
         order = [answers[index] for index in draw.permutation(len(answers))]
+        if self.hopeless:
+            order = [replace(answer, tokens=[_UNKNOWN] * min(self.hopeless, len(answer.tokens))) for answer in order]
         plain = Replay(costs, self.rows, self.noise.factors(draw), sampled).run(order, None)
         replay = Replay(costs, self.rows, self.noise.factors(draw), sampled)
         known = CostModel(self._measured(costs, draw))
@@ -383,6 +389,8 @@ SCENARIOS = {
     "1 cheap": replace(ONE, wrong=0.12, plain=1.15),
     "4 cheap": replace(ONE, rows=4, wrong=0.12, plain=1.15),
     "1 noisy": replace(ONE, noise=Noise(0.05, 0.08, 1 / 300, 0.03)),
+    "1 vain": replace(ONE, hopeless=32),
+    "4 vain": replace(ONE, rows=4, hopeless=32),
 }
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
+from rich.console import Console
 
-from benchmarks.harness import command, interleave, paired, report, script
+from benchmarks.harness import command, interleave, paired, report, script, table
 
 
 def call(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int | None], line: str) -> int | None:
@@ -104,6 +106,18 @@ def test_ratios_are_of_the_same_turn() -> None:
     assert paired([3.0, 1.0, 8.0], [1.0, 2.0, 4.0]) == {"median": 2.0, "least": 0.5, "most": 3.0}
     with pytest.raises(ValueError, match="zip"):
         paired([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(3, 1), (7, 2), (11, 2)])
+def test_a_table_breaks_titles_between_words_and_cuts_nothing(
+    columns: int, lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"the_{index}_words" for index in range(columns)]
+    Console(width=80).print(table([dict.fromkeys(names, 0.12345)]))
+    *titles, cells = capsys.readouterr().out.splitlines()
+    assert len(titles) == lines
+    assert cells.split() == ["0.1235"] * columns
+    assert Counter(" ".join(titles).split()) == Counter(" ".join(names).replace("_", " ").split())
 
 
 def test_a_report_says_when_where_and_how(
