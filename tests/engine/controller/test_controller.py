@@ -12,7 +12,7 @@ import pytest
 
 from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.controller.arms import Batch
-from eyas.engine.controller.explore import Probe
+from eyas.engine.controller.explore import Allowance, Explorer, Probe
 from eyas.engine.controller.records import ControllerState
 from eyas.tree import TreeSpec
 from eyas.tree.shared import PlannedTree, SharedTree
@@ -202,6 +202,36 @@ def test_hopeless_texts_are_tried_now_and_then_though_not_even_the_luckiest_woul
     assert 2 <= len(trials) <= 12  # of 40 answers
     luckiest = [trial.prospect.rate_if(4.0, 1) for trial in trials if trial.prospect is not None]
     assert max(luckiest) < made.snapshot().plain_tokens_per_second
+
+
+def test_texts_are_new_once_most_of_them_are_together_or_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, simulation, renewed = controller(MACHINE), Simulation(MACHINE, mixed(4)), list[tuple[int, bool]]()
+    monkeypatch.setattr(made._explorer, "renew", lambda *, together: renewed.append((max(simulation.texts), together)))
+    simulation.current_lengths()
+    for latest in range(10_003, 10_012):
+        simulation.texts = list(range(latest - 3, latest + 1))
+        made.learn(simulation.round(planned(made, simulation)))
+    assert renewed == [(10_003, True), (10_006, False), (10_009, False)]
+
+
+def test_a_trial_has_to_pay_for_reading_the_prompts() -> None:
+    made, simulation = controller(MACHINE), Simulation(MACHINE, Text([1.0], [0.05]))
+    simulation.run(made, 30)
+    prospects = made._choice.prospects
+    assert prospects is not None
+
+    def trial(reading: float) -> Probe | None:
+        explorer = Explorer()
+        explorer._trials = Allowance(1.0)
+        explorer._trials.earn(10.0 * prospects.plain_seconds)
+        for _ in range(8):
+            explorer.earn(0.0, None)
+        return explorer.instead_of_plain(prospects, 4.0, lambda: reading, 0.0)
+
+    first, second = trial(0.0), trial(10.0 * prospects.plain_seconds)
+    assert first is not None
+    assert first.rounds == 8
+    assert second is None
 
 
 def test_hard_answers_and_easy_ones_take_turns() -> None:
@@ -462,14 +492,14 @@ def test_drafts_are_planned_some_at_a_time_far_from_the_context_s_end() -> None:
             break
         plans = [planned(made, simulation)]
         made.learn(simulation.round(plans[0]))
-    known = made.arm.gain.drift
+    known = made.arm.texts.drift
     while made._ahead:
         plans.append(planned(made, simulation))
         made.learn(simulation.round(plans[-1]))
-        assert made._ahead == 0 or made.arm.gain.drift == known
+        assert made._ahead == 0 or made.arm.texts.drift == known
     assert plans == [plans[0]] * 4
     assert plans[0] is not None
-    assert made.arm.gain.drift != known
+    assert made.arm.texts.drift != known
     near = [(made.plan([0], [length]), made._ahead) for length in range(389, 397)]
     assert any(spec is not None for spec, _ in near)
     assert all(ahead == 0 for spec, ahead in near if spec is not None)

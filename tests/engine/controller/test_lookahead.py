@@ -177,7 +177,7 @@ def test_its_width_is_the_window_s_and_a_lucky_trial_is_charged() -> None:
     assert (made.snapshot().mean_depth, made.snapshot().mean_width) == (2, 5)
     prospects = arm.prospects(BATCH, made.costs, 0.0)
     arm.explorer.earn(1e6, None)
-    probe = arm.explorer.instead_of_plain(prospects, arm.gain.usual, lambda: 0.0, 0.0)
+    probe = arm.explorer.instead_of_plain(prospects, arm.texts.usual, lambda: 0.0, 0.0)
     assert probe is not None
     assert (probe.prospect, probe.rounds) == (prospects.best, 4 * 2)
     assert probe.least == pytest.approx(0.02 * prospects.best.seconds)

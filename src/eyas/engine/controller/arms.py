@@ -34,8 +34,8 @@ class Batch(NamedTuple):
         return len(self.texts)
 
 
-class ArmGain(Protocol):
-    """What rounds with an arm have brought, and what the texts being written yield compared with that."""
+class ArmTexts(Protocol):
+    """What the texts being written yield, compared with what rounds with an arm have brought."""
 
     @property
     def drift(self) -> float:
@@ -52,6 +52,10 @@ class ArmGain(Protocol):
     def follow(self, texts: Sequence[int]) -> None:
         """The texts being written from now on; all others have ended."""
 
+
+class ArmGain(Protocol):
+    """What rounds with an arm have brought."""
+
     def settle(self, *, values: bool = True) -> None:
         """Base forecasts on what is known now; `values`: also the values of nodes."""
 
@@ -63,6 +67,7 @@ class DraftArm(ABC):
     """A way to draft: forecasts of its rounds, their trees, and what they have shown."""
 
     gain: ArmGain
+    texts: ArmTexts
     explorer: Explorer
     """Proposes rounds that show what the arm, or plain decoding, would bring."""
     depth: int

@@ -71,7 +71,7 @@ class Choice:
             change = _CHANGE if recordings is None else _CHANGE_RECORDED
             best = held if best.rate < change * held.rate else best
         used: Prospect | None = None
-        if arm.drafts and best.rate_if(arm.gain.hope, prospects.rows) >= least:
+        if arm.drafts and best.rate_if(arm.texts.hope, prospects.rows) >= least:
             used = best if best.rate >= least else prospects.short(best.shape)  # in hope
         self._recording = 0.0
         if used is not None and recordings is not None:
@@ -89,11 +89,11 @@ class Choice:
         """Whether the texts' yield has changed so much that the choice may have to change."""
         if self.prospects is None or self._best is None:
             return True
-        gain = self._arm.gain
-        drift = gain.drift
+        texts = self._arm.texts
+        drift = texts.drift
         if not 1.0 / _DRIFT < drift < _DRIFT:
             return True
-        rate = self._best.rate_if(drift * gain.hope, rows)
+        rate = self._best.rate_if(drift * texts.hope, rows)
         return self._arm.drafts and self.rests == (rate >= self._least(doubt) * self.prospects.plain_rate)
 
     def begin(self, rows: int, reading: Callable[[], float]) -> float:
@@ -118,4 +118,4 @@ class Choice:
         """Seconds that the wanted shape would save in each round of `rows` rows; 0 = none is wanted."""
         if self.wanted is None or self.prospects is None:
             return 0.0
-        return self.prospects.plain_seconds - rows / self.wanted.rate_if(self._arm.gain.hope, rows)
+        return self.prospects.plain_seconds - rows / self.wanted.rate_if(self._arm.texts.hope, rows)

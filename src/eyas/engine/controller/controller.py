@@ -137,7 +137,7 @@ class Controller:
         changed = situation[:count] != self._situation[:count]
         new = sum(text not in self._texts for text in batch.texts)
         if new or len(self._texts) > rows:
-            self.arm.gain.follow(batch.texts)
+            self.arm.texts.follow(batch.texts)
         self._begun += new
         if 2 * self._begun > rows:
             self._begun = 0
@@ -171,7 +171,7 @@ class Controller:
             if choice.used is not None:
                 self._probe = self._explorer.beside(prospects, choice.used, rows, self.arm.analysis)
             else:
-                usual = self.arm.gain.usual
+                usual = self.arm.texts.usual
                 self._probe = self._explorer.instead_of_plain(prospects, usual, reading, self.arm.analysis)
         probe, lookups, used = self._probe, self._lookups, choice.used
         if probe is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.supply import Supply
+from eyas.engine.controller.texts import Texts
 from eyas.engine.round import VerifiedDraft
 from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
 from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
@@ -33,75 +33,13 @@ _KEPT: Array = np.maximum(_TOP - _BOTTOM, 0.0) / (_TOP - BIN_EDGES[1:, None])
 """[K, L] the share of a bin's nodes that reach a threshold."""
 _WORTH: Array = _KEPT * np.exp((_TOP + _BOTTOM) / 2)
 """[K, L] the average value of a bin's nodes, counting those below the threshold as 0."""
-_TYPICAL = 5.0
-"""The forecast tokens of a text after which what it was offered weighs as much as what others were, and the offered
-tokens after which what it accepted does."""
-_USUAL, _USUAL_FADE = 60.0, 1.0 - 1.0 / 500.0
-"""The same for what all texts are offered, as forecasts may be consistently too high or low; and how that decays."""
-_RECENT, _RECENT_FADE = 1.0, 0.8
-"""The weight of what is usual, in texts, next to what the latest ones yielded, where a new text is concerned; and how
-the weight of a text decays with each one that ends after it."""
-_HOPE = 0.25
-"""The spread of texts' yields, as a share: a new text gets the benefit of the doubt."""
 _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights", "usual")
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
-_YIELD_FADE = 1.0 - 1.0 / 64.0
-"""The factor by which a text's own results decay with each draft."""
 _FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
 """Rounds after which the promise of copies is compared with results; the standard deviations beyond which it was wrong;
 the weight that what was learned about copies then keeps, as copied passages end suddenly."""
-
-
-class Yield(NamedTuple):
-    """How a text compares with all others."""
-
-    offers: float
-    """What the drafter offers, by the values of its nodes, per forecast token."""
-    calibration: float
-    """Accepted tokens per offered one."""
-
-    @property
-    def accepted(self) -> float:
-        """Accepted tokens per forecast one."""
-        return self.offers * self.calibration
-
-
-@dataclass(slots=True)
-class Evidence:
-    """What the drafts of an answer have shown so far: sums in tokens, which decay."""
-
-    forecast: float = 0.0
-    """What they would have brought if the text were like all others."""
-    offered: float = 0.0
-    """The values of their nodes: what they would have brought if nodes were worth what they are worth elsewhere."""
-    accepted: float = 0.0
-    shown: float = 0.0
-    """`forecast` without decay: how much is known."""
-
-    def learn(self, forecast: float, offered: float, accepted: float) -> None:
-        """Account for a draft; what earlier ones showed decays."""
-        self.forecast = self.forecast * _YIELD_FADE + forecast
-        self.offered = self.offered * _YIELD_FADE + offered
-        self.accepted = self.accepted * _YIELD_FADE + accepted
-        self.shown += forecast
-
-    def compared(self, prior: Yield) -> Yield:
-        """Its yield, by its own results and by what was expected of it."""
-        return Yield(
-            (self.offered + _TYPICAL * prior.offers) / (self.forecast + _TYPICAL),
-            (self.accepted + _TYPICAL * prior.calibration) / (self.offered + _TYPICAL),
-        )
-
-    @property
-    def shares(self) -> Array:
-        """[4] its forecast and offered tokens, and its offered and accepted ones, scaled to its weight among texts.
-
-        That is 1 if it is known well, however long it was.
-        """
-        offers = np.array((self.forecast, self.offered)) / (self.forecast + _TYPICAL)
-        return np.append(offers, np.array((self.offered, self.accepted)) / (self.offered + _TYPICAL))
 
 
 class Forecast(NamedTuple):
@@ -120,13 +58,8 @@ class GainModel:
         self.widths, self.depth = tuple(widths), depth
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
+        self.texts = Texts()
         self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
-        self._texts: dict[int, Evidence] = {}
-        self._settled: dict[int, Yield] = {}
-        """What forecasts assume of each text."""
-        self._usual_forecast, self._usual_offered = 0.0, 0.0
-        self._ended: Array = np.zeros(4)
-        """The sum of the latest texts' `shares`."""
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learned was last saved."""
@@ -145,8 +78,7 @@ class GainModel:
     @property
     def _learnt(self) -> dict[str, Array]:
         """What was learned about the drafter, by name."""
-        usual = np.array((self._usual_forecast, self._usual_offered))
-        return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, usual), strict=True))
+        return dict(zip(_LEARNT, (*self._acceptance.counts, *self._supply.counts, self.texts.sums), strict=True))
 
     def keep(self) -> None:
         """Save what was learned, now that there is time, if it is enough."""
@@ -165,77 +97,7 @@ class GainModel:
             return
         for name, state in own.items():
             state[:] = _RESUMED * learnt[name]
-        self._usual_forecast, self._usual_offered = map(float, own["usual"])
         self.settle()
-
-    def follow(self, texts: Sequence[int]) -> None:
-        """The texts being written from now on; all others have ended."""
-        current = set(texts)
-        for text, evidence in self._texts.items():
-            if text not in current and evidence.forecast:
-                self._ended = _RECENT_FADE * self._ended + evidence.shares
-        self._texts = {text: self._texts.get(text) or Evidence() for text in texts}
-
-    def _assumed(self, text: int) -> Yield:
-        return self._settled.get(text) or self._prior
-
-    def calibrations(self, texts: Sequence[int]) -> tuple[float, ...]:
-        """Accepted tokens per offered one in each text, as forecasts assume."""
-        return tuple(self._assumed(text).calibration for text in texts)
-
-    @property
-    def drift(self) -> float:
-        """What the texts being written yield now, compared with what the last forecast assumed."""
-        prior, assumed = self._prior, sum(self._assumed(text).accepted for text in self._texts)
-        return sum(text.compared(prior).accepted for text in self._texts.values()) / assumed if assumed else 1.0
-
-    @property
-    def _usual(self) -> float:
-        """What all texts are offered: the shape that promises the most is often one whose forecast is too high."""
-        return (self._usual_offered + _USUAL) / (self._usual_forecast + _USUAL)
-
-    @property
-    def _prior(self) -> Yield:
-        """What a new text is expected to yield: texts of which hardly anything is guessed seldom come alone."""
-        forecast, offered, nodes, accepted = self._ended.tolist()
-        offers = (offered + _RECENT * self._usual) / (forecast + _RECENT)
-        return Yield(offers, (accepted + _RECENT) / (nodes + _RECENT))
-
-    @property
-    def hope(self) -> float:
-        """The factor by which the texts may well yield more than expected, until results are in."""
-        unknown = [_TYPICAL / (text.shown + _TYPICAL) for text in self._texts.values()]
-        count = max(1, len(unknown))
-        return 1.0 + _HOPE * sum(unknown) / (count * math.sqrt(count))  # many texts differ less from the average
-
-    @property
-    def usual(self) -> float:
-        """The factor by which texts usually yield more than is expected of new ones, because the latest yielded less.
-
-        At least 1.
-        """
-        return max(1.0, self._usual / self._prior.accepted)
-
-    def judge(
-        self,
-        promised: float,
-        texts: Sequence[int],
-        offered: Sequence[float] | None,
-        kept: Sequence[int],
-        drafting: Sequence[bool] | None,
-    ) -> None:
-        """Compare what a round of all `texts` [R] `promised` with what each was `offered`, and the tokens it `kept`.
-
-        Where it isn't known what was offered (None), it counts as what was kept.
-        """
-        offered = kept if offered is None else offered
-        forecast = promised / sum(self._assumed(text).accepted for text in texts)
-        among = [row for row in range(len(texts)) if drafting is None or drafting[row]]
-        for row in among:
-            self._texts.setdefault(texts[row], Evidence()).learn(forecast, offered[row], kept[row])
-        if among:
-            self._usual_forecast = self._usual_forecast * _USUAL_FADE + forecast
-            self._usual_offered = self._usual_offered * _USUAL_FADE + sum(offered[row] for row in among) / len(among)
 
     def judge_found(self, promised: float, kept: float) -> None:
         """Compare the accepted tokens `promised` by a round's copied nodes with those `kept`.
@@ -259,8 +121,7 @@ class GainModel:
         """
         if values or self._drafts - self._valued >= min(_VALUED, self._drafts // 32):
             self.values, self._valued = self._acceptance.table(), self._drafts
-        prior = self._prior
-        self._settled = {name: text.compared(prior) for name, text in self._texts.items()}
+        self.texts.settle()
 
     def forecast(self, texts: Sequence[int], groups: Sequence[int]) -> Forecast:
         """The forecast for a batch of `texts` [R] in these `groups` [R]."""
@@ -269,7 +130,7 @@ class GainModel:
         nodes, accepted = np.zeros(shape), np.zeros(shape)
         idle = np.ones(shape[1:])  # [D, L] the probability that no row has a node worth another level
         for group in range(GROUPS):
-            assumed = [self._assumed(text) for text, own in zip(texts, groups, strict=True) if own == group]
+            assumed = [self.texts.assumed(text) for text, own in zip(texts, groups, strict=True) if own == group]
             if not assumed:
                 continue
             rows, offers = len(assumed), sum(one.offers for one in assumed)

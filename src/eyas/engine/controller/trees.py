@@ -13,6 +13,7 @@ from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Recordi
 from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
+from eyas.engine.controller.texts import Texts
 from eyas.tree import TreeSpec
 from eyas.tree.acceptance import Indices
 from eyas.tree.draft_tree import Source
@@ -47,6 +48,7 @@ class TreeArm(DraftArm):
         `looks_up`: whether it finds continuations on the host.
         """
         self.gain: GainModel = GainModel(widths, depth, len(Source) if looks_up else 1)
+        self.texts: Texts = self.gain.texts
         self.explorer, self.depth, self.drafts = Explorer(), depth, computes
         self.lookups = LookupTrials() if looks_up else None
         self.recordings = None if counts_freely else Recordings(widths)
@@ -81,7 +83,7 @@ class TreeArm(DraftArm):
     def tree(self, prospect: Prospect | None, batch: Batch, *, probing: bool) -> TreeSpec:
         keeps = probing or self._analysing.due()
         looks_up = self.lookups is not None and self.lookups.looking
-        calibrations = () if prospect is None else self.gain.calibrations(batch.texts)
+        calibrations = () if prospect is None else self.texts.calibrations(batch.texts)
         key = (None if prospect is None else prospect.shape, batch.groups, calibrations, probing, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
             self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], batch.rows)
@@ -157,7 +159,7 @@ class TreeArm(DraftArm):
         kept = [len(path) - 1 - found for path, found in zip(draft.paths, record.copied, strict=True)]
         drafted = sum(kept)
         if judged is not None and record.drafted:
-            self.gain.judge(judged.accepted, record.texts, draft.tree.promise, kept, record.drafting)
+            self.texts.judge(judged.accepted, record.texts, draft.tree.promise, kept, record.drafting)
         found = found_values(draft.tree, spec, groups) if reads else 0.0
         if found > 0.0:
             self.gain.judge_found(found, record.emitted - record.rows - drafted)

@@ -81,6 +81,7 @@ class WindowArm(DraftArm):
     def __init__(self, window: LookaheadTree) -> None:
         self._window = window
         self.gain: WindowGain = WindowGain(window)
+        self.texts = self.gain
         self.explorer = Explorer(_TRIAL * window.depth)
 
     def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:  # noqa: ARG002

@@ -1,0 +1,114 @@
+"""What texts yield compared with others, and what that does to forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from eyas.engine.controller.gain import Forecast, GainModel
+from eyas.engine.controller.texts import Texts, Yield
+
+
+def of_one(model: GainModel) -> Forecast:
+    """The forecast for the text 0."""
+    model.settle()
+    return model.forecast([0], [0])
+
+
+def test_a_text_that_is_offered_less_than_others_is_known_soon_and_forgotten_with_it() -> None:
+    model = GainModel((1, 2), 4)
+    model.texts.follow([0])
+    typical = of_one(model)
+    for _ in range(8):
+        model.texts.judge(2.0, [0], [0.25], [0], None)
+    assert model.texts.drift < 0.6
+    poor = of_one(model)
+    assert model.texts.drift == 1.0
+    assert (poor.nodes <= 0.6 * typical.nodes).all()
+    assert (poor.accepted <= 0.6 * typical.accepted + 1e-9).sum() > 0.7 * typical.accepted.size  # wide beams: at most 1
+    assert (poor.levels <= typical.levels).all()
+    model.texts.follow([1])
+    model.texts.follow([0])
+    assert (of_one(model).accepted >= 0.4 * typical.accepted).all()  # others may be like it
+
+
+def test_a_text_whose_nodes_are_accepted_less_than_others_has_as_many_of_them() -> None:
+    model = GainModel((1, 2), 4)
+    model.texts.follow([0, 1])
+    typical = of_one(model)
+    for _ in range(8):
+        model.texts.judge(4.0, [0, 1], [2.0, 2.0], [0, 2], None)
+    poor = of_one(model)
+    np.testing.assert_allclose(poor.nodes, typical.nodes, rtol=0.1)
+    assert (poor.accepted <= 0.5 * typical.accepted + 1e-9).sum() > 0.7 * typical.accepted.size
+    low, usual = model.texts.calibrations([0, 1])
+    assert low < 0.5
+    assert usual == pytest.approx(1.0)
+    assert model.texts.calibrations([7]) == (1.0,)
+
+
+def test_rows_that_are_not_drafted_for_show_nothing() -> None:
+    texts = Texts()
+    texts.follow([0, 1])
+    texts.judge(4.0, [0, 1], [2.0, 0.0], [2, 0], [True, False])
+    assert texts._evidence[1].forecast == 0.0
+    assert texts._evidence[0].forecast > 0.0
+
+
+def test_a_lasting_error_of_forecasts_is_no_property_of_a_text_but_of_all() -> None:
+    model = GainModel((1,), 2)
+    for text in range(100):
+        model.texts.follow([text])
+        for draft in range(20):
+            model.settle()
+            model.texts.judge(2.0 * model.texts.assumed(text).accepted, [text], [1.5], [1 + draft % 2], None)
+    before = GainModel((1,), 2).forecast([0], [0]).accepted
+    model.texts.follow([0])
+    assert model.texts.drift == pytest.approx(1.0)
+    np.testing.assert_allclose(of_one(model).accepted, 0.75 * before, rtol=0.05)
+
+
+def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_were() -> None:
+    model = GainModel((1, 2), 4)
+    model.texts.follow([0])
+    typical = of_one(model).accepted
+    assert model.texts.usual == 1.0
+
+    def write(offered: float, kept: int, drafts: Sequence[int]) -> Yield:
+        """Texts of so many drafts; returns what the next one is expected to yield."""
+        for count in drafts:
+            model.texts.follow([1])
+            for _ in range(count):
+                model.texts.judge(2.0 * model.texts.assumed(1).accepted, [1], [offered], [kept], None)
+            model.texts.follow([0])
+        model.settle()
+        return model.texts.assumed(0)
+
+    unsure = write(0.0, 0, [6] * 6)
+    assert unsure.offers < 0.35
+    assert unsure.calibration == 1.0
+    assert (of_one(model).accepted <= 0.4 * typical).sum() > 0.7 * typical.size
+    assert model.texts.usual == pytest.approx(model.texts._usual / unsure.accepted)
+    assert write(2.0, 2, [6] * 6).offers > 0.75
+    write(2.0, 2, [6] * 10)
+    wrong = write(2.0, 0, [200, 6, 6, 6, 6])
+    assert wrong.calibration < 0.5
+    assert wrong.offers == pytest.approx(1.0, abs=0.1)
+    assert write(2.0, 2, [6] * 6).calibration > 0.75
+
+
+def test_a_new_text_gets_the_benefit_of_the_doubt_until_it_has_shown_something() -> None:
+    texts = Texts()
+    texts.follow([0, 1, 2, 3])
+    assert texts.hope == pytest.approx(1.125)  # four texts differ less from the average
+    texts.follow([0])
+    assert texts.hope == pytest.approx(1.25)
+    for _ in range(40):
+        texts.judge(1.0, [0], [1.0], [1], None)
+    assert 1.0 < texts.hope < 1.04
+    texts.follow([0])
+    assert texts.hope < 1.04  # the same text
+    texts.follow([1])
+    assert texts.hope == pytest.approx(1.25)  # another one
