@@ -269,7 +269,7 @@ class Passes(EmbeddingAndHead):
         if width == 0:
             none = window.new_empty(len(rows), 0, len(taps) + 1, self.hidden_size)
             return PrefillChunk(window[:, 1:], none[:, :, 1:], counts, none[:, :, 0])
-        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
+        final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
         return PrefillChunk(window[:, 1:], caught, counts, final)
 
     @inference
@@ -282,12 +282,12 @@ class Passes(EmbeddingAndHead):
         """
         counts = [len(row) for row in tokens]
         window = to_device([[*row, *[row[-1]] * (max(counts) + 1 - len(row))] for row in tokens], self.device)
-        final, caught = self._read(cache, rows, window[:, :-1], counts, taps)
+        final, caught = self.read(cache, rows, window[:, :-1], counts, taps)
         last = to_device(counts, self.device) - 1
         logits = self.head(final[torch.arange(len(counts), device=self.device), last])
         return NodeLogits.of(logits.unsqueeze(1)), PrefillChunk(window[:, 1:], caught, counts, final)
 
-    def _read(
+    def read(
         self, cache: SlotCache, rows: range, tokens: Tensor, counts: Sequence[int], taps: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Commit the first `counts[r]` tokens of each row [R, Q]; return final states [R, Q, Ht] and taps."""

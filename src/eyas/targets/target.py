@@ -28,8 +28,8 @@ from eyas.targets.trials import check_states, choose_passes, find_odd_steps
 
 AT_ONCE = 4096
 """Most positions of a row that are read in one pass."""
-CHUNK = 1024
-"""Positions per pass over longer rows."""
+CHUNK, NATIVE_CHUNK = 1024, 128
+"""Positions per pass over longer rows, and over any rows if passes are native: their states stay in the caches."""
 
 
 class Trace(NamedTuple):
@@ -59,9 +59,27 @@ class Target(Passes):
 
     @torch.no_grad()
     def trace(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:
-        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without using the slots."""
+        """Teacher-force right-padded `tokens` [B, S] of `lengths` [B], without using the slots.
+
+        What stands at padded positions means nothing.
+        """
         with lone_torch() if self.alone else nullcontext(), attention_of_any_shape():
+            if self.native is not None:
+                return _natively(self, tokens, lengths.tolist(), taps)
             return _whole(self, tokens, lengths, taps) if tokens.shape[1] <= AT_ONCE else _in_chunks(self, tokens, taps)
+
+
+def _natively(target: Passes, tokens: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Trace:
+    """`trace` by the passes that serve, which are two to four times as fast as the modules, and skip padding."""
+    rows = range(len(tokens))
+    cache = target.allocate(len(rows), tokens.shape[1])
+    parts: list[Trace] = []
+    for start in range(0, tokens.shape[1], NATIVE_CHUNK):
+        piece = tokens[:, start : start + NATIVE_CHUNK]
+        counts = [min(max(length - start, 0), piece.shape[1]) for length in lengths]
+        final, caught = target.read(cache, rows, piece, counts, taps)
+        parts.append(Trace(caught, final))
+    return Trace(*(torch.cat(part, dim=1) for part in zip(*parts, strict=True)))
 
 
 def _whole(target: Passes, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Trace:

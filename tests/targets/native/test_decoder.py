@@ -103,6 +103,36 @@ def test_a_pass_computes_what_the_modules_do(folders: Path, name: str, dtype: to
             assert ((one - other).abs() <= atol * scale).float().mean() > 0.75
 
 
+def check_trace(target: Target, monkeypatch: pytest.MonkeyPatch, taps: tuple[int, ...]) -> None:
+    """What is traced equals what serving reads, in rows of any length, and no module runs."""
+    prompts = tiny.prompts(19, 4, 16)
+    monkeypatch.setattr("eyas.targets.target.NATIVE_CHUNK", 8)
+    monkeypatch.setattr(type(target.model.base_model), "forward", None)
+    padded = torch.tensor([prompt + [0] * (19 - len(prompt)) for prompt in prompts])
+    traced = target.trace(padded, torch.tensor([19, 4, 16]), taps)
+    assert traced.final.shape[:2] == traced.taps.shape[:2] == padded.shape
+    for row, prompt in enumerate(prompts):
+        cache = target.allocate(1)
+        read = list(target.prefill(cache, range(1), [[*prompt, 0]], taps, chunk=8))
+        for made, name in ((traced.final, "final"), (traced.taps, "taps")):
+            served = torch.cat([getattr(piece, name) for piece in read], dim=1)
+            assert torch.equal(made[row, : len(prompt)], served[0]), (name, row)
+
+
+@pytest.mark.parametrize(("name", "dtype"), SOME)
+def test_traced_states_are_those_of_serving(
+    folders: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_trace(native_target(folders, name, dtype), monkeypatch, BOUNDARIES)
+
+
+@pytest.mark.parametrize("name", tiny.NATIVE_RECURRENT)
+def test_traced_states_of_recurrent_layers_are_those_of_serving(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny.as_loaded(name, "float32")
+    assert target.native is not None
+    check_trace(target, monkeypatch, (1, 2))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_models_of_another_kind_run_their_modules(folders: Path, dtype: torch.dtype) -> None:
     target = load_target(folders / "cohere", device="cpu", dtype=dtype)
