@@ -108,8 +108,9 @@ def test_beside_the_kernels_a_trace_keeps_torch_to_one_thread(
     target = load_target(tmp_path, dtype=torch.float32, device="cpu")
     assert target.native is not None
     target.native = target.native if native else None
-    seen, masks, before = [], target.masks, torch.get_num_threads()
-    monkeypatch.setattr(target, "masks", lambda *args: seen.append(torch.get_num_threads()) or masks(*args))
+    part = "read" if native else "masks"
+    seen, run, before = [], getattr(target, part), torch.get_num_threads()
+    monkeypatch.setattr(target, part, lambda *args: seen.append(torch.get_num_threads()) or run(*args))
     torch.set_num_threads(2)
     try:
         target.trace(torch.tensor(tiny.prompts(5)), torch.tensor([5]), (1,))
