@@ -220,13 +220,10 @@ class Passes(EmbeddingAndHead):
         final = self.model.base_model(input_ids=token, attention_mask=mask, position_ids=zero, use_cache=False)[0]
         self.head_is_exact = self._gives(final, out.logits)
 
-    def allocate(self, slots: int, columns: int = COLUMNS, *, of_modules: bool = False) -> SlotCache:
-        """Allocate an empty cache of `slots` x `columns` for passes of this model; it grows as rows do.
-
-        `of_modules`: for passes that run the modules, even if the model's passes are native.
-        """
+    def allocate(self, slots: int, columns: int = COLUMNS) -> SlotCache:
+        """Allocate an empty cache of `slots` x `columns` for passes of this model; it grows as rows do."""
         states: SlotStates | None = None
-        if self.states and self.native is not None and not of_modules:
+        if self.states and self.native is not None:
             states = NativeStates.of(self.native, slots)
         elif self.states:
             states = RecurrentStates(self.states, slots, self.device)

@@ -90,7 +90,7 @@ def test_a_new_text_is_expected_to_be_like_the_latest_ones_however_long_they_wer
     assert unsure.offers < 0.35
     assert unsure.calibration == 1.0
     assert (of_one(model).accepted <= 0.4 * typical).sum() > 0.7 * typical.size
-    assert model.texts.usual == pytest.approx(model.texts._usual / unsure.accepted)
+    assert model.texts.usual == pytest.approx(model.texts._usual_offers / unsure.accepted)
     assert write(2.0, 2, [6] * 6).offers > 0.75
     write(2.0, 2, [6] * 10)
     wrong = write(2.0, 0, [200, 6, 6, 6, 6])

@@ -108,7 +108,7 @@ def check_trace(target: Target, monkeypatch: pytest.MonkeyPatch, taps: tuple[int
     prompts = tiny.prompts(19, 4, 16)
     monkeypatch.setattr("eyas.targets.target.NATIVE_CHUNK", 8)
     monkeypatch.setattr(type(target.model.base_model), "forward", None)
-    padded = torch.tensor([prompt + [0] * (19 - len(prompt)) for prompt in prompts])
+    padded = torch.tensor([prompt + [0] * (27 - len(prompt)) for prompt in prompts])
     traced = target.trace(padded, torch.tensor([19, 4, 16]), taps)
     assert traced.final.shape[:2] == traced.taps.shape[:2] == padded.shape
     for row, prompt in enumerate(prompts):

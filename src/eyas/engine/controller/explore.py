@@ -92,13 +92,16 @@ class Allowance:
         """Add the budget's share of `seconds` of elapsed time."""
         self._credit += self._share * seconds
 
-    def affords(self, cost: float) -> bool:
-        """Whether `cost` seconds may be lost now. More than twice that is never saved up, so probes don't cluster."""
-        self._credit = min(self._credit, 2.0 * cost)
-        return self._credit >= cost
+    def affords(self, cost: float, further: Callable[[], float] | None = None) -> bool:
+        """Whether `cost` seconds may be lost now. More than twice that is never saved up, so probes don't cluster.
 
-    def covers(self, cost: float) -> bool:
-        """Whether there is credit for `cost` seconds: `affords`, but without a limit to what is saved up."""
+        A `further` cost is computed only if the rest is covered.
+        """
+        if further is not None:
+            if self._credit < cost:
+                return False
+            cost += further()
+        self._credit = min(self._credit, 2.0 * cost)
         return self._credit >= cost
 
     def spend(self, cost: float) -> None:
@@ -180,11 +183,11 @@ class Explorer:
         if self._age == _TRIAL_AT:
             more = _TRIAL_GAIN / math.sqrt(prospects.rows) if self._together else 0.0  # many are seldom all alike
             pays = tried.rate_if(usual * (1.0 + more), prospects.rows) > BEGIN * prospects.plain_rate
-            allowance, in_vain = self._trials if pays else self._rare, _IN_VAIN * loss
-            if allowance.covers(in_vain) and allowance.affords(in_vain + reading()):
+            allowance = self._trials if pays else self._rare
+            if allowance.affords(_IN_VAIN * loss, reading):
                 return Probe(tried, _TRIAL_ROUNDS, 0.0, allowance, tries_text=True)
         loss += analysis
-        if self._further.covers(loss) and self._further.affords(loss + reading()):
+        if self._further.affords(loss, reading):
             return Probe(tried, 1, loss, self._further, tries_text=True)
         return None
 

@@ -113,16 +113,16 @@ class Texts:
         return sum(text.compared(prior).accepted for text in self._evidence.values()) / assumed if assumed else 1.0
 
     @property
-    def _usual(self) -> float:
+    def _usual_offers(self) -> float:
         """What all texts are offered: the shape that promises the most is often one whose forecast is too high."""
-        forecast, offered = (self.sums + _USUAL).tolist()
-        return float(offered / forecast)
+        forecast, offered = self.sums.tolist()
+        return float((offered + _USUAL) / (forecast + _USUAL))
 
     @property
     def _prior(self) -> Yield:
         """What a new text is expected to yield: texts of which hardly anything is guessed seldom come alone."""
         forecast, offered, nodes, accepted = self._ended.tolist()
-        offers = (offered + _RECENT * self._usual) / (forecast + _RECENT)
+        offers = (offered + _RECENT * self._usual_offers) / (forecast + _RECENT)
         return Yield(offers, (accepted + _RECENT) / (nodes + _RECENT))
 
     @property
@@ -138,7 +138,7 @@ class Texts:
 
         At least 1.
         """
-        return max(1.0, self._usual / self._prior.accepted)
+        return max(1.0, self._usual_offers / self._prior.accepted)
 
     def judge(
         self,
