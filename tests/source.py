@@ -26,10 +26,6 @@ def module(path: Path) -> str:
     return ".".join(("eyas", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
 
-def lines(path: Path) -> int:
-    return path.read_text(encoding="utf-8").count("\n")
-
-
 @cache
 def importers() -> dict[str, set[str]]:
     """File -> the files that import it. A name that a package re-exports counts for the file that defines it."""

@@ -1,15 +1,14 @@
-"""The shape of the source: imports point one way, files are small, loading is strict, errors are named."""
+"""The shape of the source: imports point one way, loading is strict, errors are named."""
 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .source import FILES, SOURCE, ids, importers, lines, parsed
+from .source import FILES, SOURCE, ids, importers, parsed
 
 FOUNDATION = frozenset(
     {
@@ -68,20 +67,10 @@ ALLOWED: dict[str, frozenset[str]] = {
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 
-MOST_LINES, MOST_FILES, SLIVER = 600, 20, 60
-MOST_STATEMENT_LINES, MOST_PARAMETERS, MOST_METHODS = 60, 8, 16
-LARGE: dict[str, str] = {}
-"""Folders of more files -> why."""
-PUBLIC = {"session.py load"}
-"""Functions of the public API whose parameters are a user's options, as a verb's are."""
-FAMILIES = {"drafters/kinds", "serve/api"}
-"""Folders of plug-ins, as verbs of the command line are, which may be short and have one importer."""
 CIRCLES: set[str] = set()
 """Rooms in which files import each other in circles."""
 RUNS_CODE = {("bench/accuracy/jail.py", "exec"): "the inside of the sandbox, which the user asks for by --execute"}
 """(file, call) -> why it may run code."""
-VERBS = {"cli/app.py"}
-"""The importer of all verbs."""
 
 
 def room(path: Path) -> str:
@@ -205,51 +194,6 @@ def test_what_is_to_know_of_a_drafter_is_asked_of_it() -> None:
         if kinds & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
     }
     assert asked == {"learn/serving.py"}, f"give `Drafter` what these want to know: {asked}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_files_are_small_and_say_what_they_are_for(path: Path) -> None:
-    assert lines(path) <= MOST_LINES
-    assert not lines(path) or ast.get_docstring(parsed(path)), f"{ids(path)} has no docstring"
-
-
-def excess(path: Path) -> Iterator[tuple[str, int]]:
-    """What of a file is above a cap, and by which size. Parameters that are a user's options aren't counted."""
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ClassDef):
-            methods = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
-            if methods > MOST_METHODS:
-                yield f"{ids(path)} {node.name}", methods
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body[1:] if ast.get_docstring(node) else node.body
-            statements = 0 if not body else (node.end_lineno or 0) - body[0].lineno + 1
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            parameters = sum(one.arg not in ("self", "cls") for one in arguments)
-            if statements > MOST_STATEMENT_LINES:
-                yield f"{ids(path)} {node.name}", statements
-            elif parameters > MOST_PARAMETERS and room(path) != "cli" and f"{ids(path)} {node.name}" not in PUBLIC:
-                yield f"{ids(path)} {node.name}", parameters
-
-
-def test_functions_and_classes_can_be_read_at_once() -> None:
-    found = dict(part for path in FILES for part in excess(path))
-    caps = f"{MOST_STATEMENT_LINES} lines, {MOST_PARAMETERS} parameters or {MOST_METHODS} methods"
-    assert not found, f"more than {caps}: {found}"
-
-
-def test_folders_can_be_looked_over() -> None:
-    found = Counter(str(path.parent.relative_to(SOURCE)) for path in FILES if path.name != "__init__.py")
-    large = {folder: count for folder, count in found.items() if count > MOST_FILES and folder not in LARGE}
-    assert not large, f"rooms of more than {MOST_FILES} files: {large}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=ids)
-def test_no_sliver_has_one_importer(path: Path) -> None:
-    """What only one file needs, and is short, belongs into that file."""
-    if path.name in ("__init__.py", "__main__.py") or path.parent.relative_to(SOURCE).as_posix() in FAMILIES:
-        return
-    users = importers().get(ids(path), set())
-    assert lines(path) >= SLIVER or len(users) != 1 or users == VERBS, f"{ids(path)} belongs into {', '.join(users)}"
 
 
 def test_importers_are_found() -> None:
