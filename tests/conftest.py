@@ -62,6 +62,19 @@ def _commands_are_made_once() -> Generator[None, None, None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _tables_fit_every_terminal() -> Generator[None, None, None]:
+    """Print every table that any test prints on narrow and wide terminals, too: see `tests/test_tables.py`."""
+    from eyas import tables
+
+    from .test_tables import check_every_width
+
+    fits = tables._fits
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_fits", lambda console, table: check_every_width(table, fits) or fits(console, table))
+        yield
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """A tokenizer trained on a few lines."""

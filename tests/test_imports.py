@@ -26,6 +26,7 @@ FOUNDATION = frozenset(
         "assets",
         "hub",
         "recipes",
+        "tables",
     }
 )
 ENGINE = FOUNDATION | {"tree", "verify", "targets", "drafters", "engine"}
@@ -45,6 +46,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "assets": frozenset({"gguf_target"}),
     "hub": frozenset({"assets", "errors"}),
     "recipes": frozenset({"config", "errors"}),
+    "tables": frozenset(),
     "cluster": frozenset({"config", "errors", "files", "runtime"}),
     "tree": FOUNDATION,
     "verify": FOUNDATION | {"tree", "targets"},

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from eyas.cli.common import display
 from eyas.cli.common.display import (
@@ -22,7 +20,6 @@ from eyas.cli.common.display import (
     next_step,
     quietly_refreshing,
     row_bar,
-    show_table,
     stats_line,
 )
 from eyas.types import Chunk, Completion, Stats
@@ -122,42 +119,6 @@ def test_the_bar_of_runs_is_lines_without_a_terminal(
     with counting() as report:
         report("reading", 5, None)
     assert capsys.readouterr().err == "reading: 5\n"
-
-
-def wide_table() -> Table:
-    table = Table("file", "method", title="a title")
-    for name in ("tokens/s", "speedup", "quartiles", "accept length", "efficiency", "drafting"):
-        table.add_column(name, justify="right")
-    table.add_column("by position")
-    table.add_column("identical", justify="right")
-    for method in ("none", "runs_of_mine+suffix"):
-        table.add_row(
-            "humaneval",
-            method,
-            "1234.5",
-            "1.77x",
-            "1.70-1.81",
-            "2.28",
-            "0.78",
-            "12%",
-            "0.81 0.52 0.33 0.20 0.11",
-            "9/9",
-        )
-    return table
-
-
-@pytest.mark.parametrize("columns", [60, 80, 100, 200])
-def test_nothing_of_a_table_is_cut(columns: int) -> None:
-    """Whatever the screen's width: every word of every header and cell is there, and no line is longer."""
-    screen = StringIO()
-    show_table(Console(file=screen, width=columns, force_terminal=True, color_system=None), wide_table())
-    lines = screen.getvalue().splitlines()
-    assert max(map(len, lines)) <= columns
-    assert "…" not in screen.getvalue()
-    words = screen.getvalue().split()
-    for cell in ("tokens/s", "speedup", "efficiency", "1234.5", "1.77x", "1.70-1.81", "2.28", "0.78", "12%", "9/9"):
-        assert cell in words
-    assert words.count("0.11") == 2
 
 
 def test_a_command_that_comes_next_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:

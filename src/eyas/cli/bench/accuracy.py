@@ -12,7 +12,7 @@ from typer import Option
 
 from eyas.cli.bench.bench import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
 from eyas.cli.common.build import check_tree, open_session, sampling_params
-from eyas.cli.common.display import note, output, row_bar, show_table
+from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, write_report
 from eyas.cli.common.options import (
     BatchSize,
@@ -30,6 +30,7 @@ from eyas.cli.common.verb import FAILURE, Given
 from eyas.drafters.options import WITHOUT_DRAFTER, check_source
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.bench.accuracy.compare import AnswerProblems, MethodAccuracy

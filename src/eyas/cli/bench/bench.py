@@ -13,7 +13,7 @@ from typer import Option
 
 from eyas.cli.common.aliases import option_name
 from eyas.cli.common.build import check_tree, open_session, sampling_params
-from eyas.cli.common.display import note, output, row_bar, show_table
+from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, finish, note_impossible, plan_settings, settings_of, write_report
 from eyas.cli.common.options import (
     Coupled,
@@ -29,6 +29,7 @@ from eyas.cli.common.options import (
 from eyas.cli.common.verb import Given
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from rich.table import Table

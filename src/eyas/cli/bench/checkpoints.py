@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import next_step, note, output, row_bar, show_table
+from eyas.cli.common.display import next_step, note, output, row_bar
 from eyas.cli.common.measuring import (
     check_output,
     finish,
@@ -29,6 +29,7 @@ from eyas.cli.common.verb import keeping
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import DataError, UsageError
 from eyas.options import EngineOptions, check_device
+from eyas.tables import show_table
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:

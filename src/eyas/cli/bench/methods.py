@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from typer import Option
 
 from eyas.cli.common.build import check_tree, open_session, sampling_params
-from eyas.cli.common.display import next_step, note, output, row_bar, show_table
+from eyas.cli.common.display import next_step, note, output, row_bar
 from eyas.cli.common.measuring import (
     check_output,
     finish,
@@ -32,6 +32,7 @@ from eyas.cli.common.options import (
 from eyas.drafters.options import read_method
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.bench.offline.methods import MethodChoice, MethodOpener, OpenedMethod, Skipped

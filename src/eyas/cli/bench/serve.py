@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from typer import Option
 
 from eyas.cli.common.build import sampling_params
-from eyas.cli.common.display import note, output, row_bar, show_table
+from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, finish, numbers, whole_numbers, write_report
 from eyas.cli.common.options import Json, Limit, PromptFiles, ReportFile, SamplingOptions
 from eyas.errors import UsageError
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.bench.serving.client import Load

@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count, takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -17,7 +17,6 @@ from eyas.runtime import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from eyas.types import Chunk, Completion, Stats
 
@@ -84,73 +83,12 @@ def loading(name: str) -> Iterator[None]:
 
 
 def output() -> Console:
-    """A console on standard output for tables: as wide as the terminal, else 200 columns, so that nothing is cut."""
+    """A console on standard output: as wide as the terminal or COLUMNS; where neither is known, 200 columns."""
     from rich.console import Console
 
     screen = sys.stdout.isatty()
-    return Console(width=None if screen else 200, highlight=False, markup=False, soft_wrap=not screen)
-
-
-def show_table(console: Console, table: Table) -> None:
-    """Print a table without cutting anything: on a narrow screen without rules, or split into several tables."""
-    endless = console.options.update(width=100_000)  # a table's measured width is capped at the available width
-    if console.measure(table, options=endless).maximum <= console.width:
-        console.print(table)
-        return
-    columns = [_Column(column.header, list(column.cells), column.justify) for column in table.columns]
-    keys = list(takewhile(lambda column: column.justify != "right", columns))[:3]
-    rest, title = columns[len(keys) :], table.title
-    while True:
-        fitting = len(rest)
-        while fitting > 1 and _least([*keys, *rest[:fitting]]) > console.width:
-            fitting -= 1
-        console.print(_compact([*keys, *rest[:fitting]], title, console.width))
-        rest, title = rest[fitting:], None
-        if not rest:
-            return
-        console.print()
-
-
-class _Column(NamedTuple):
-    """A column of text."""
-
-    header: Any
-    cells: list[Any]
-    justify: Any
-
-    @property
-    def least(self) -> int:
-        """The least width that breaks no word of the header and no number; names may break."""
-        header = max(map(len, str(self.header).split()), default=1)
-        cells = max((len(line) for cell in self.cells for line in str(cell).splitlines()), default=1)
-        return max(header, cells if self.justify == "right" else min(cells, 24))
-
-    @property
-    def most(self) -> int:
-        """The width at which nothing is broken."""
-        lines = [line for text in (self.header, *self.cells) for line in str(text).splitlines()]
-        return max(map(len, lines), default=1)
-
-
-def _least(columns: Sequence[_Column]) -> int:
-    """The least width of a compact table of these columns."""
-    return sum(column.least + 1 for column in columns)
-
-
-def _compact(columns: Sequence[_Column], title: Any, width: int) -> Table:
-    """The columns as a table without rules, each between its least and its full width."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, title=title)
-    spare = max(0, width - _least(columns))
-    for column in columns:
-        more = min(spare, column.most - column.least)
-        spare -= more
-        table.add_column(column.header, justify=column.justify, width=column.least + more, overflow="fold")
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*row)
-    return table
+    known = screen or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if known else 200, highlight=False, markup=False, soft_wrap=not screen)
 
 
 def next_step(*words: object) -> None:

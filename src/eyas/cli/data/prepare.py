@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.display import counting, next_step, note, output, show_table
+from eyas.cli.common.display import counting, next_step, note, output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import keeping
 from eyas.errors import UsageError
 from eyas.hub import find_target
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -30,6 +30,7 @@ from eyas.cli.common.options import (
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
 from eyas.other_engines.workers import EngineProgram, ServerAnswererMaker
+from eyas.tables import show_table
 from eyas.urls import deliver, mirror
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def show(summary: RegenerationSummary, tally: RegenerationProgress | None) -> No
             table.add_row(str(getattr(summary, name)), text)
     for name, value in _speed(tally).items():
         table.add_row(str(value), f"{name.replace('_', ' ')} in this run")
-    screen().print(table)
+    show_table(screen(), table)
 
 
 def report_errors(summary: RegenerationSummary) -> None:

@@ -17,6 +17,7 @@ from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOp
 from eyas.cli.common.verb import keeping
 from eyas.cli.data.regenerate import RegenerateProgress
 from eyas.errors import DataError, UsageError
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.data.synthesize import SynthesisSummary
@@ -120,4 +121,4 @@ def _show(summary: SynthesisSummary) -> None:
     table.add_row(f"{summary.yield_rate:.0%}", f"of {summary.tried} that were tried")
     for reason, count in summary.dropped.most_common():
         table.add_row(str(count), f"left out: {reason}")
-    screen().print(table)
+    show_table(screen(), table)

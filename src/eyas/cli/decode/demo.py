@@ -16,12 +16,13 @@ import typer
 from typer import Option
 
 from eyas.cli.common.build import check_tree
-from eyas.cli.common.display import note, output, quietly_refreshing, show_table
+from eyas.cli.common.display import note, output, quietly_refreshing
 from eyas.cli.common.options import Dtype, Json, MaxNewTokens
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import OutputError
 from eyas.files import write_text
 from eyas.options import EngineOptions, TargetOptions
+from eyas.tables import show_table
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def _draw(path: Path, raced: Sequence[tuple[str, Sequence[Lane]]], table: Any) -
     for text, lanes in raced[:2]:
         console.print(f"\n> {text.strip()}", markup=False, highlight=False)
         console.print(side_by_side(lanes, DRAWN))
-    console.print(table)
+    show_table(console, table)
     drawn = re.sub(r"@font-face {.*?}\s*", "", console.export_svg(title="eyas demo"), flags=re.DOTALL)
     try:
         write_text(path, drawn)  # without the fonts that it would fetch from the network

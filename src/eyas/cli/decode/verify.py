@@ -27,6 +27,7 @@ from eyas.cli.common.options import (
 )
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
+from eyas.tables import show_table
 from eyas.tree.spec import is_auto
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _print(certificate: Certificate) -> None:
             cell.verdict,
         )
     console = output()
-    console.print(table)
+    show_table(console, table)
     for cell in certificate.cells:
         for divergence in cell.divergences:
             where = f"row {divergence.row}, turn {divergence.turn}, position {divergence.position}"

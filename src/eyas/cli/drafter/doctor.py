@@ -14,6 +14,7 @@ from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
 from eyas.cli.common.verb import FAILURE
 from eyas.files import refuse_used
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.doctor.diagnosis import Diagnosis, Doctor
@@ -90,7 +91,7 @@ def _print(found: dict[str, Any]) -> None:
     blind = found["without_the_targets_states"]
     table.add_row("", "the best one, shown other positions' states", _rates(blind), "", "", "")
     console = output()
-    console.print(table)
+    show_table(console, table)
     for name, words in (("as_is", "as the files say"), ("best", "with the best reading")):
         forced, decoded = found[name]["teacher_forced"], found[name]["decoded"]
         console.print(

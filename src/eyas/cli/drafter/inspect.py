@@ -17,6 +17,7 @@ from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
 from eyas.hub import find_target
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.interop.inspect.report import DrafterReport, TargetReport
@@ -81,7 +82,7 @@ def _print(report: dict[str, Any], verbose: bool) -> None:
         if name not in ("problems", "warnings") and value not in (None, [], {}, "") and (verbose or name != "used"):
             table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else show(value))
     console = output()
-    console.print(table)
+    show_table(console, table)
     for kind in ("problems", "warnings"):
         for message in report[kind]:
             console.print(f"{kind[:-1]}: {message}")

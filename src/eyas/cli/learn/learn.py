@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 from typer import Argument, Option
 
-from eyas.cli.common.display import note, output, show_table
+from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Device, DraftOptions, Json
 from eyas.errors import UsageError
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from eyas.learn.cycle import CycleConfig

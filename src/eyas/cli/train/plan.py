@@ -9,10 +9,11 @@ from typer import Option
 
 from eyas.cli.common.aliases import ModelArgument
 from eyas.cli.common.build import quiet
-from eyas.cli.common.display import note, output, show_table
+from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
 from eyas.hub import find_target
+from eyas.tables import show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,7 +138,7 @@ def plan(
     console.print(f"your choice, {ours}: {_amount(stored_bytes)}, {stored_bytes / work.tokens:,.0f} bytes a token")
     hours = _show_hours(console, costs, on, count, batch_size, stored_bytes)
     if cluster is not None:
-        console.print(_prices(cluster, hours, epochs, hardware.price))
+        show_table(console, _prices(cluster, hours, epochs, hardware.price))
     _show_memory(console, costs, count, config)
     _show_speedup(console, costs, on, model)
     console.print("Assumed:")

@@ -9,10 +9,11 @@ from typer import Argument
 
 from eyas.cli.common.build import quiet
 from eyas.cli.common.cluster import ClusterOptions
-from eyas.cli.common.display import note, output, row_bar, show_table
+from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.options import recipe_names
 from eyas.cli.common.verb import FAILURE, keeping
 from eyas.errors import UsageError
+from eyas.tables import show_table
 
 
 def sweep(

@@ -20,6 +20,7 @@ from eyas.drafters.network import DraftNetwork
 from eyas.drafters.window.window import SINKS
 from eyas.errors import ConfigError
 from eyas.files import write_text
+from eyas.tables import show_table
 from eyas.targets.loading import resolve_dtype
 from eyas.train.drafter.config import DrafterTrainConfig
 from eyas.train.drafter.data import CutOff, DraftVocabulary, count_answer_tokens
@@ -318,7 +319,7 @@ def announce(outlook: Outlook) -> None:
     warnings = [f"warning: {warning}" for warning in outlook.warnings()]
     kept = StringIO()
     for console in (Console(stderr=True), Console(file=kept, width=120)):
-        console.print(table, highlight=False)
+        show_table(console, table)
         for warning in warnings:
             console.print(warning, highlight=False, soft_wrap=True)
     write_text(Path(outlook.config.output) / FILE, kept.getvalue())
