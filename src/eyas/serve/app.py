@@ -30,12 +30,12 @@ from eyas.serve.errors import ApiError, as_api_error, error_code, handle
 from eyas.serve.http.request import BodyLimitMiddleware
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
-from eyas.serve.playground.page import Gauges, playground
+from eyas.serve.playground.page import PAGE_PATHS, Gauges, playground
 
 _ROUTERS = (chat.router, responses.router, messages.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Paths of the API, the only ones used as metric labels."""
-OPEN = frozenset({"/", "/health", "/load", "/metrics", "/ping", "/version"})
+OPEN = PAGE_PATHS | {"/health", "/load", "/metrics", "/ping", "/version"}
 """Paths that need no key: for probes, scrapers and the playground's page. Everything that uses the model needs one."""
 
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -68,7 +68,11 @@ def create_app(
     for router in _ROUTERS:
         app.include_router(router)
     if gauges is not None:
-        app.include_router(playground(gauges, lambda: context.engine.speculation is not None, learnt))
+
+        def speculating() -> bool:
+            return context.engine.speculation is not None
+
+        app.include_router(playground(gauges, speculating, learnt, with_keys=bool(settings.api_keys)))
     if metrics is not None:
         app.include_router(service.metrics_router(metrics))
     for kind in (ApiError, EyasError, RequestValidationError, HTTPException):

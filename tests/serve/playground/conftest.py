@@ -1,40 +1,54 @@
-"""A headless Chromium for all tests of the page, and a page that must not throw or violate its CSP."""
+"""A headless Chromium for all tests of the page, and a page that must have nothing to say on its console."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on the path")
-    api.expect.set_options(timeout=20_000)  # a busy machine must not fail tests
-    with api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    """Chromium from the path or, as `make browser` installs it, Playwright's; without any, tests of it are skipped.
+
+    With EYAS_BROWSER=required they fail instead, so that a machine that should have one can't skip them unnoticed.
+    """
+    expect.set_options(timeout=20_000)  # a busy machine must not fail tests
+    with sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, NAMES)), playwright.chromium.executable_path)
+        if not Path(path).exists() and os.environ.get("EYAS_BROWSER") != "required":
+            pytest.skip("no Chromium: `make browser` installs one")
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield found
         found.close()
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Any]:
-    """`open_page(url, **context)`: a fresh browser profile at `url`; errors on the page fail the test."""
+    """`open_page(url, **context)`: a fresh browser profile at `url`; any message on the console fails the test.
+
+    With `refusals` the browser itself may report that requests failed, as they are meant to.
+    """
     contexts, wrong = [], []
 
-    def opened(url: str, **settings: Any) -> Any:
+    def opened(url: str, *, refusals: bool = False, **settings: Any) -> Any:
+        def said(message: Any) -> None:
+            if not (refusals and message.text.startswith("Failed to load resource")):
+                wrong.append(f"{message.type}: {message.text}")
+
         context = browser.new_context(**settings)
         context.set_default_timeout(10_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+        page.on("console", said)
         page.goto(url)
         return page
 

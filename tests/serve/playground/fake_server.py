@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from eyas.serve.errors import ApiError
 from eyas.serve.playground.page import Gauges, playground
 from eyas.types import EngineState
 
@@ -35,18 +36,21 @@ class FakeServer:
         self.written: list[str] = []
         """The answer to "write"."""
         self.drafts = True
+        self.loading = False
         self.bodies: list[dict[str, Any]] = []
         self.left = threading.Event()
         self.polls = 0
         self.url = ""
         self.app = FastAPI()
         self.gauges = Gauges()
-        self.app.include_router(playground(self.gauges, self._count))
+        self.app.include_router(playground(self.gauges, self._count, with_keys=bool(key)))
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/chat/completions")(self.chat)
 
     def _count(self) -> bool:
         self.polls += 1
+        if self.loading:
+            raise ApiError(503, "the model is being loaded")
         return True
 
     async def models(self, request: Request) -> Response:

@@ -8,11 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
-from eyas.engine.controller import ControllerState
 from eyas.serve.playground import page as gauges
 
 from .fake_server import HOSTILE, WORDS, FakeServer, engine_state, serving
@@ -113,7 +110,7 @@ def test_the_tree_of_a_token_on_focus_and_round_by_round(server: FakeServer, ope
     ],
 )
 def test_errors_in_words(server: FakeServer, open_page: Any, said: str, words: str, kept: int) -> None:
-    page = open_page(server.url)
+    page = open_page(server.url, refusals=True)
     say(page, said)
     expect(page.get_by_role("alert")).to_contain_text(words)
     expect(page.locator(".answer")).to_have_count(kept)
@@ -123,7 +120,7 @@ def test_errors_in_words(server: FakeServer, open_page: Any, said: str, words: s
 
 
 def test_a_server_that_is_gone(server: FakeServer, open_page: Any) -> None:
-    page = open_page(server.url)
+    page = open_page(server.url, refusals=True)
     expect(page.locator("#model")).to_have_text("fake-model")
     page.route("**/v1/chat/completions", lambda route: route.abort())
     say(page, "anyone?")
@@ -149,7 +146,7 @@ def test_stopping(server: FakeServer, open_page: Any) -> None:
     say(page, "endless")
     expect(page.locator(".answer .tok").nth(8)).to_be_visible()
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator(".figures-line")).to_contain_text("stopped")
+    expect(page.locator(".notice")).to_contain_text("Stopped")
     assert server.left.wait(5)  # the server saw the client go
     part = shown(page)
     say(page, "go on")
@@ -206,7 +203,7 @@ def test_by_keyboard_alone(server: FakeServer, open_page: Any) -> None:
     page.keyboard.press("Enter")
     expect(page.locator(".answer").nth(1).locator(".tok").nth(4)).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.locator(".figures-line").nth(1)).to_contain_text("stopped")
+    expect(page.locator(".notice")).to_contain_text("Stopped")
     page.get_by_role("tab", name="Chat").focus()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("tab", name="Race")).to_be_focused()
@@ -227,7 +224,7 @@ def test_a_phone_scrolls_only_down(server: FakeServer, open_page: Any, scheme: s
     page = open_page(server.url, color_scheme=scheme, has_touch=True, **PHONE)
     fits = "document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"
     busy = engine_state(running=256, waiting=1024, cached_tokens=999_999, cache_limit=1_000_000)
-    server.gauges.stepped(busy, ControllerState(depth=12, width=8, budget=1024), None)
+    server.gauges.stepped(busy, None, None)
     expect(page.locator("#gauge-waiting")).to_have_text("1024")
     assert page.evaluate(fits)
     say(page, "W" * 200)
@@ -266,7 +263,7 @@ def test_text_that_looks_like_markup_stays_text(server: FakeServer, open_page: A
 def test_the_race(open_page: Any) -> None:
     fake = FakeServer(pause=0.02)
     with serving(fake.app) as url:
-        page = open_page(url)
+        page = open_page(url, refusals=True)
         page.get_by_role("tab", name="Race").click()
         page.get_by_label("Prompt for the race").fill("go")
         page.keyboard.press("Enter")
@@ -293,6 +290,7 @@ def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pyte
     warning = "the machine was busy (load 9 on 2 cores)"
     monkeypatch.setattr(gauges, "busy", lambda _: warning)
     fake = FakeServer(pause=0.02)  # its plain passes take four times as long: no draft can do that
+    fake.gauges.stepped(engine_state(), None, None)
     with serving(fake.app) as url:
         page = open_page(url)
         expect(page.locator("#gauge-running")).to_have_text("0")
@@ -304,12 +302,12 @@ def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pyte
 
 
 def test_the_gauges_show_the_load(server: FakeServer, open_page: Any) -> None:
-    page = open_page(server.url)
-    outcome: Any = SimpleNamespace(accepted=[3, 2], tokens=[[1] * 4, [1] * 3], contexts=[30, 5000])
+    page = open_page(server.url, refusals=True)
+    outcome: Any = SimpleNamespace(accepted=[3, 2], tokens=[[1] * 4, [1] * 3], contexts=[30, 5000], nodes=[20, 10])
     load = engine_state(running=2, waiting=5, cached_tokens=40, cache_limit=100)
     expect(page.locator("#gauge-running")).to_have_text("0")
-    server.gauges.stepped(load, ControllerState(depth=4, width=2, budget=20), outcome)
-    shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "20 nodes"}
+    server.gauges.stepped(load, None, outcome)
+    shown = {"running": "2", "waiting": "5", "accept": "3.50", "cache": "40%", "tree": "15 nodes"}
     shown["context"] = "0-1k: 4.00, 4-8k: 3.00"
     for name, text in shown.items():
         expect(page.locator(f"#gauge-{name}")).to_have_text(text)

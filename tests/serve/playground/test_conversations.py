@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 from .fake_server import MARKDOWN, WORDS, FakeServer, serving
@@ -122,8 +120,11 @@ def test_answering_anew_and_changing_a_message(server: FakeServer, open_page: An
     say(page, "first")
     say(page, "second", 2)
     page.get_by_role("button", name="Regenerate").last.click()
-    expect(page.locator(".figures-line").last).to_contain_text("at temperature 0 it stays the same")
-    assert [body["seed"] for body in server.bodies] == [0, 0, 1]
+    expect(page.locator(".figures-line").last).to_contain_text(
+        "temperature 0.7, seed 1: at 0 the answer would be the same"
+    )
+    sampled = [(body["temperature"], body["seed"]) for body in server.bodies]
+    assert sampled == [(0, 0), (0, 0), (0.7, 1)]
     assert server.bodies[2]["messages"] == server.bodies[1]["messages"]
     page.get_by_role("button", name="Edit the message").first.click()
     page.get_by_label("Edited message").fill("changed")
@@ -140,7 +141,7 @@ def test_a_cut_answer_goes_on(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
     most_tokens(page, 4)
     say(page, "first")
-    expect(page.locator(".figures-line")).to_contain_text("cut off at the token limit")
+    expect(page.locator(".notice")).to_contain_text("Cut off at 4 tokens, the limit in the settings.")
     page.get_by_role("button", name="Continue").click()
     expect(page.locator(".figures-line")).to_contain_text("8 tokens")
     expect(page.locator(".answer")).to_contain_text("The eagle sees its And so on.")

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
-
-pytest.importorskip("playwright")
 from playwright.sync_api import expect
+from pydantic import SecretStr
 
 from eyas.serve.app import create_app
 from eyas.serve.context import ServeSettings
@@ -48,7 +46,7 @@ def url(thread: EngineThread, gauges: Gauges) -> Iterator[str]:
 
 @pytest.fixture
 def page(url: str, open_page: Callable[..., Any]) -> Any:
-    opened = open_page(url)
+    opened = open_page(url, refusals=True)
     expect(opened.locator("#model")).to_have_text("demo", timeout=30_000)  # it may be loading still
     opened.get_by_role("button", name="Settings").click()
     opened.get_by_label("Most tokens").fill("40")
@@ -102,7 +100,7 @@ def test_stopping_frees_the_server(page: Any, thread: EngineThread, gauges: Gaug
     say(page, "What does this function do?\n\ndef f(x):\n    return x")
     expect(page.locator(".answer .tok").first).to_be_visible(timeout=30_000)
     page.keyboard.press("Escape")
-    expect(page.locator(".figures-line")).to_contain_text("stopped")
+    expect(page.locator(".notice")).to_contain_text("Stopped")
     until = time.monotonic() + 10
     while not (thread.idle and gauges.read()["running"] == 0):
         assert time.monotonic() < until
@@ -112,7 +110,7 @@ def test_stopping_frees_the_server(page: Any, thread: EngineThread, gauges: Gaug
 def test_a_server_with_a_key(thread: EngineThread, gauges: Gauges, open_page: Any) -> None:
     settings = ServeSettings(model_names=("demo",), api_keys=(SecretStr("sesame"),))
     with serving(create_app(thread, settings, gauges, gauges)) as url:
-        page = open_page(url)
+        page = open_page(url, refusals=True)
         expect(page.get_by_role("alert")).to_contain_text("API key")
         page.get_by_label("API key").fill("wrong")
         page.keyboard.press("Enter")

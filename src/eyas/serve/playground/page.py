@@ -1,15 +1,14 @@
 """The playground: its routes, its page, and the observer behind its gauges.
 
-The scripts are ES modules, joined in the order of `_SCRIPTS` without their `import` lines and `export` keywords. The
-libraries that they use come before them, as released. The Content-Security-Policy allows only this style and these
-scripts, by their hashes, and only DOMPurify may turn text into markup.
+The page, its style and its scripts are served as they lie in this folder: the scripts are ES modules, each with names
+of its own, and the libraries are as released. The Content-Security-Policy runs only what the document names, by a nonce
+that is new in every response and that modules pass on to their imports; only DOMPurify may turn text into markup.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import re
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
+from starlette.requests import Request
+from starlette.responses import Response
 
 from eyas.runtime import busy, machine_load
+from eyas.serve.errors import ApiError
 from eyas.serve.observe.observer import Observer
 from eyas.types import CONTEXT_BUCKETS, context_bucket
 
@@ -38,6 +40,8 @@ class _Totals:
     row_rounds: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
     """By context: entry i belongs to bucket i, as in `accepted`."""
     accepted: tuple[int, ...] = (0,) * len(CONTEXT_BUCKETS)
+    nodes: int = 0
+    """Of all draft trees."""
 
     def plus(self, outcome: RoundOutput) -> _Totals:
         tokens = sum(len(emitted) for emitted in outcome.tokens)
@@ -45,7 +49,7 @@ class _Totals:
         for count, context in zip(outcome.accepted, outcome.contexts, strict=True):
             rounds[context_bucket(context)] += 1
             accepted[context_bucket(context)] += count
-        return _Totals(self.tokens + tokens, tuple(rounds), tuple(accepted))
+        return _Totals(self.tokens + tokens, tuple(rounds), tuple(accepted), self.nodes + sum(outcome.nodes))
 
 
 class Gauges(Observer):
@@ -54,20 +58,19 @@ class Gauges(Observer):
     def __init__(self) -> None:
         self._totals = _Totals()
         self._state: EngineState | None = None
-        self._controller: ControllerState | None = None
 
-    def stepped(self, state: EngineState, controller: ControllerState | None, outcome: RoundOutput | None) -> None:
+    def stepped(self, state: EngineState, _: ControllerState | None, outcome: RoundOutput | None) -> None:
         """Keep the state and add the round to the totals."""
-        self._state, self._controller = state, controller
+        self._state = state
         if outcome is not None:
             self._totals = self._totals.plus(outcome)
 
     def read(self) -> dict[str, Any]:
         """The JSON of `/stats`; the page computes rates from the totals and `seconds` of two readings.
 
-        `busy` says why timings can't be trusted now, or is null.
+        `busy` says why timings can't be trusted now, or is null, as it is before the first step.
         """
-        totals, state, controller = self._totals, self._state, self._controller
+        totals, state = self._totals, self._state
         return {
             "seconds": time.monotonic(),
             "running": state.running if state else 0,
@@ -78,50 +81,52 @@ class Gauges(Observer):
             "tokens_total": totals.tokens,
             "row_rounds_total": sum(totals.row_rounds),
             "accepted_total": sum(totals.accepted),
+            "nodes_total": totals.nodes,
             "by_context": {
                 name: {"row_rounds_total": rounds, "accepted_total": accepted}
                 for name, rounds, accepted in zip(CONTEXT_BUCKETS, totals.row_rounds, totals.accepted, strict=True)
                 if rounds
             },
-            "busy": busy(machine_load()),
-            "tree": {"depth": controller.depth, "width": controller.width, "budget": controller.budget}
-            if controller
-            else None,
+            "busy": busy(machine_load()) if state else None,
         }
 
 
 _HERE = Path(__file__).parent
-_LIBRARIES = ("purify.min", "marked.umd", "highlight.min")
-_SCRIPTS = (
-    "dom", "look", "stream", "settings", "markdown", "answer", "tree", "rounds", "turn", "history", "chat", "race",
-    "gauges", "learning", "main",
-)  # fmt: skip
-_MODULE_WORDS = re.compile(r"^import .*;\n|^export (?=\w)", re.MULTILINE)
+_TYPES = {".css": "text/css", ".js": "text/javascript"}  # the system's table may call scripts plain text
+_FILES = {
+    f"/playground/{path.relative_to(_HERE).as_posix()}": path
+    for path in sorted(_HERE.rglob("*"))
+    if path.suffix in _TYPES
+}
+PAGE_PATHS = frozenset({"/", *_FILES})
+"""What a browser loads of the page: it holds no secrets, and asks for the API's key."""
 
 
-class Page(NamedTuple):
-    """The document and its Content-Security-Policy."""
+class File(NamedTuple):
+    """A file of the page as it was when the server first sent it, so that a page is never made of two versions."""
 
-    html: str
-    policy: str
+    content: bytes
+    media_type: str
+    etag: str
 
 
 @cache
-def page() -> Page:
-    """Build the page from its sources, once."""
-    style = _read("style.css")
-    libraries = [_read(f"libraries/{name}.js") for name in _LIBRARIES]
-    script = "\n".join(_MODULE_WORDS.sub("", _read(f"script/{name}.js")) for name in _SCRIPTS)
-    parts = {
-        "{{style}}": style,
-        "{{libraries}}": "\n".join(f"<script>{text}</script>" for text in libraries),
-        "{{script}}": script,
-    }
-    html = re.sub("|".join(map(re.escape, parts)), lambda found: parts[found[0]], _read("page.html"))
+def _file(path: Path) -> File:
+    content = path.read_bytes()
+    return File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()}"')
+
+
+@cache
+def _document() -> str:
+    return (_HERE / "page.html").read_text(encoding="utf-8")
+
+
+def content_policy(nonce: str) -> str:
+    """The Content-Security-Policy of a document whose style and scripts carry this nonce."""
     policy = {
         "default-src": "'none'",
-        "style-src": _hash(style),
-        "script-src": " ".join(map(_hash, (*libraries, script))),
+        "style-src": f"'nonce-{nonce}'",
+        "script-src": f"'nonce-{nonce}'",
         "require-trusted-types-for": "'script'",
         "trusted-types": "dompurify",
         "connect-src": "'self'",
@@ -130,42 +135,55 @@ def page() -> Page:
         "form-action": "'none'",
         "frame-ancestors": "'none'",
     }
-    return Page(html, "; ".join(" ".join(pair) for pair in policy.items()))
-
-
-def _read(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+    return "; ".join(" ".join(pair) for pair in policy.items())
 
 
 def playground(
-    gauges: Gauges, speculating: Callable[[], bool], learnt: Callable[[], dict[str, Any]] | None = None
+    gauges: Gauges,
+    speculating: Callable[[], bool],
+    learnt: Callable[[], dict[str, Any]] | None = None,
+    *,
+    with_keys: bool = False,
 ) -> APIRouter:
-    """Make the routes `/`, which is open and without secrets, `/stats` and `/learning`, which need the API's key.
+    """Make the routes of `PAGE_PATHS`, which are open, and `/stats` and `/learning`, which need the API's key.
 
     `speculating` says whether the engine has a drafter; it raises ApiError 503 unless the engine is ready. `learnt`
     returns what a learning server shows of its progress, read from disk; without it there is no `/learning`.
+    `with_keys`: the API wants a key, which the page then asks for before it sends anything.
     """
     router = APIRouter(include_in_schema=False)
 
     @router.get("/")
     async def show_page() -> HTMLResponse:
-        document = page()
+        nonce = secrets.token_urlsafe(16)
+        html = _document().replace("{{nonce}}", nonce).replace("{{keys}}", "needed" if with_keys else "none")
         headers = {
-            "Content-Security-Policy": document.policy,
+            "Content-Security-Policy": content_policy(nonce),
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-cache",
+            "Cache-Control": "no-store",  # a nonce is used once
         }
-        return HTMLResponse(document.html, headers=headers)
+        return HTMLResponse(html, headers=headers)
+
+    def add(url: str, path: Path) -> None:
+        @router.get(url)
+        async def send_file(request: Request) -> Response:
+            file = _file(path)
+            headers = {"ETag": file.etag, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+            if file.etag in request.headers.get("if-none-match", ""):
+                return Response(status_code=304, headers=headers)
+            return Response(file.content, media_type=file.media_type, headers=headers)
+
+    for url, path in _FILES.items():
+        add(url, path)
 
     @router.get("/stats")
     async def show_stats() -> dict[str, Any]:
-        return {"speculating": speculating(), "learning": learnt is not None, **gauges.read()}
+        try:
+            drafts, unavailable = speculating(), None
+        except ApiError as error:  # no failure of this request: the page waits, and says for what
+            drafts, unavailable = False, str(error)
+        return {"unavailable": unavailable, "speculating": drafts, "learning": learnt is not None, **gauges.read()}
 
     if learnt is not None:
 

@@ -4,11 +4,8 @@ import { el } from "./dom.js";
 import { blocks, dressCode, elements, wrap } from "./markdown.js";
 
 export class Answer {
-  /**
-   * Appended to `parent`; `look(answer, round)` is called when a round is pointed at or reached by the keyboard. It is
-   * shown as the Markdown it is, or with `verbatim` token by token, for comparisons.
-   */
-  constructor(parent, look, { verbatim = false } = {}) {
+  /** Appended to `parent`; `look(answer, round)` is called when a round is pointed at or reached by the keyboard. */
+  constructor(parent, look) {
     this.look = look;
     this.tokens = []; // {id, piece, drafted, round, start}
     this.rounds = []; // {tokens, accepted, drafted, draft, seconds}
@@ -18,7 +15,7 @@ export class Answer {
     this.walked = 0; // draft tokens that they accepted
     this.counted = 0; // the rounds in these two
     this.seconds = 0;
-    this.element = el("div", { className: `answer${verbatim ? " verbatim" : ""}`, role: "group", ariaLabel: "Answer: arrow keys step through it" });
+    this.element = el("div", { className: "answer", role: "group", ariaLabel: "Answer: arrow keys step through it" });
     this.element.addEventListener("pointermove", (event) => {
       // text that scrolls under a resting mouse fires the event, too
       if (event.pointerType === "mouse" && (event.movementX || event.movementY)) this.point(event.target);
@@ -26,7 +23,7 @@ export class Answer {
     this.element.addEventListener("click", (event) => this.reach(event.target));
     this.element.addEventListener("focusin", (event) => this.point(event.target));
     this.element.addEventListener("keydown", (event) => this.key(event));
-    this.view = verbatim ? new Verbatim(this) : new Rendered(this);
+    this.view = new Rendered(this);
     parent.append(this.element);
   }
 
@@ -54,7 +51,7 @@ export class Answer {
     });
     this.tokens.push(...tokens);
     this.rounds.push({ tokens, accepted, drafted, draft, seconds: this.seconds });
-    this.view.grown(tokens);
+    this.view.grown();
   }
 
   /** A stream has ended; `usage` is the server's account of it, if it came to that. */
@@ -125,6 +122,9 @@ export class Answer {
     for (const span of this.element.querySelectorAll(".tok")) {
       span.classList.toggle("unseen", this.rounds[span.dataset.round].seconds > seconds);
     }
+    for (const box of this.element.querySelectorAll(".block, .block li")) { // bullets and heads of code, too
+      box.classList.toggle("unseen", box.querySelector(".tok.unseen") !== null && box.querySelector(".tok:not(.unseen)") === null);
+    }
     return this.rounds.filter((round) => round.seconds <= seconds);
   }
 
@@ -171,21 +171,6 @@ export class Answer {
 }
 
 const sum = (rounds) => rounds.reduce((total, round) => total + round.accepted, 0);
-
-/** The tokens one after the other, as they are. */
-class Verbatim {
-  constructor(answer) {
-    this.answer = answer;
-  }
-
-  grown(tokens) {
-    const first = this.answer.tokens.length - tokens.length;
-    this.answer.element.append(...tokens.map((token, i) => this.answer.span(first + i, token.piece)));
-    this.answer.tabStop();
-  }
-
-  finish() {} // all is shown already
-}
 
 /** The answer's Markdown, with its tokens marked in it. Only blocks that have changed are made anew. */
 class Rendered {

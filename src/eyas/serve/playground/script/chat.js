@@ -1,10 +1,11 @@
 // The chat: a conversation, the answer while it is streamed, stopping it, and answering again.
 
-import { announce, byId, el } from "./dom.js";
-import { History, messages } from "./history.js";
+import { announce, byId, el, follow } from "./dom.js";
+import { History, messages, newId } from "./history.js";
 import { streamJson } from "./stream.js";
 import { Turn } from "./turn.js";
 
+const ANEW = 0.7; // the temperature of a second answer where the settings say 0, at which it would be the first one again
 const EXAMPLES = [
   "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many clips did she sell altogether?",
   'Complete this Python function:\n\ndef is_palindrome(text):\n    """Return True if text reads the same backwards."""',
@@ -17,15 +18,15 @@ export class Chat {
     this.rounds = rounds;
     this.abort = null;
     this.box = byId("message");
-    this.transcript = byId("transcript");
     this.place = byId("turns");
     this.welcome = byId("welcome");
-    this.following = true; // the reader is at the end
+    this.follow = follow(byId("transcript"), this.place);
     this.does = {
       look: (answer, round) => this.rounds.show(answer, round),
       again: (turn) => this.again(turn),
       more: (turn) => !this.busy && this.run(turn, turn.resume(), { continuing: true }),
       edit: (turn, text) => this.edit(turn, text),
+      limit: () => this.settings.open("", "maxTokens"),
     };
     this.history = new History(settings, {
       open: (chat) => this.show(chat),
@@ -55,11 +56,6 @@ export class Chat {
     byId("clear").addEventListener("click", () => this.clear());
     byId("system-line").addEventListener("click", () => this.settings.open("", "system"));
     window.addEventListener("pagehide", () => this.busy && this.history.save(this.chat));
-    this.transcript.addEventListener("scroll", () => {
-      const view = this.transcript;
-      this.following = view.scrollHeight - view.scrollTop - view.clientHeight < 60;
-    });
-    new ResizeObserver(() => this.follow()).observe(this.place);
   }
 
   get busy() {
@@ -89,7 +85,7 @@ export class Chat {
     this.history.last = chat.id;
     this.place.replaceChildren(...this.chat.turns.map((turn) => turn.element));
     this.dress();
-    this.follow(true);
+    this.follow();
   }
 
   /** Show what depends on whether there is a conversation, and on the settings. */
@@ -114,7 +110,7 @@ export class Chat {
     await this.run(turn, turn.begin());
   }
 
-  /** Answer a message anew, with the next seed if there was an answer. */
+  /** Answer a message anew; if there was an answer, so that it may be another. */
   again(turn) {
     if (this.busy) return;
     if (turn.text) turn.attempt += 1;
@@ -143,15 +139,16 @@ export class Chat {
     const earlier = messages(chat.turns.slice(0, chat.turns.indexOf(turn)));
     const sent = [...earlier, { role: "user", content: turn.question }];
     if (changes.continuing) sent.push({ role: "assistant", content: turn.text });
-    const seed = (this.settings.values.seed + turn.attempt) % Number.MAX_SAFE_INTEGER;
+    const body = this.settings.body(sent, { ...this.sampling(turn), ...changes });
+    turn.limit = body.max_tokens;
+    turn.note = turn.attempt ? this.sampled(body) : "";
     const abort = new AbortController();
     this.working(abort);
     this.history.save(chat);
-    this.follow(true);
+    this.follow();
     announce("Answering");
     let [ending, failure, usage] = ["", null, null];
     try {
-      const body = this.settings.body(sent, { seed, ...changes });
       for await (const event of streamJson("v1/chat/completions", body, this.settings.key, abort.signal)) {
         usage = event.usage ?? usage;
         const choice = event.choices?.[0];
@@ -164,14 +161,24 @@ export class Chat {
       if (error.name === "AbortError") ending = "stopped";
       else failure = error;
     }
-    if (turn.attempt && this.settings.values.temperature === 0) turn.note = "at temperature 0 it stays the same";
-    else if (turn.attempt) turn.note = `seed ${seed}`;
-    turn.finish(ending, failure, usage);
+    const full = ending === "length" && usage?.completion_tokens < body.max_tokens;
+    turn.finish(full ? "context" : ending, failure, usage);
     if (this.history.has(chat.id)) this.history.save(chat); // it may have been deleted meanwhile
     if (this.abort === abort) this.working(null);
     if (failure?.status === 401) this.settings.open(failure.message, "key");
     else if (!failure) announce(`Answer complete, ${turn.figures()}: ${turn.text}`);
-    this.follow();
+  }
+
+  /** The temperature and the seed of a turn's answer. */
+  sampling({ attempt }) {
+    const { temperature, seed } = this.settings.values;
+    if (!attempt) return { temperature, seed };
+    return { temperature: temperature || ANEW, seed: (seed + attempt) % Number.MAX_SAFE_INTEGER };
+  }
+
+  sampled({ temperature, seed }) {
+    const why = this.settings.values.temperature === 0 ? ": at 0 the answer would be the same again" : "";
+    return `temperature ${temperature}, seed ${seed}${why}`;
   }
 
   working(abort) {
@@ -183,15 +190,6 @@ export class Chat {
     if (focused === byId("send") && this.busy) byId("stop").focus();
     if (focused === byId("stop") && !this.busy) this.box.focus();
   }
-
-  /** Keep the end visible, unless the reader has scrolled away from it. */
-  follow(always = false) {
-    if (always) this.following = true;
-    if (this.following) this.transcript.scrollTop = this.transcript.scrollHeight;
-  }
 }
 
-function fresh() {
-  const id = `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
-  return { id, turns: [] };
-}
+const fresh = () => ({ id: newId(), turns: [] });

@@ -57,6 +57,22 @@ async function writeClipboard(text) {
   }
 }
 
+/** Keep the end of `view` visible as `content` in it grows, unless the reader has scrolled away. Returns what goes to the end. */
+export function follow(view, content) {
+  let following = true;
+  const keep = () => {
+    if (following) view.scrollTop = view.scrollHeight;
+  };
+  view.addEventListener("scroll", () => {
+    following = view.scrollHeight - view.scrollTop - view.clientHeight < 60;
+  });
+  new ResizeObserver(keep).observe(content);
+  return () => {
+    following = true;
+    keep();
+  };
+}
+
 /** Let the browser save a text as a file. */
 export function saveFile(name, text, type) {
   const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });

@@ -49,7 +49,14 @@ export class History {
 
   /** Keep a conversation; where the storage is full, the oldest ones make room. */
   save(chat) {
-    const text = JSON.stringify({ ...chat, changed: Date.now() });
+    const stored = this.read(PREFIX + chat.id);
+    if (stored && stored.changed !== chat.changed) { // it went on in another tab, too: from here on they are two
+      const shown = sessionStorage.getItem(CURRENT) === chat.id;
+      chat.id = newId();
+      if (shown) this.last = chat.id;
+    }
+    chat.changed = Date.now();
+    const text = JSON.stringify(chat);
     const others = this.all().filter((other) => other.id !== chat.id);
     while (true) {
       try {
@@ -127,6 +134,10 @@ export class History {
     const { stream, stream_options, eyas, ...body } = this.settings.body(messages(chat.turns));
     return `${JSON.stringify(body, null, 2)}\n`;
   }
+}
+
+export function newId() {
+  return `${Date.now().toString(36)}-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`;
 }
 
 const fileName = (name) => name.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 40) || "conversation";

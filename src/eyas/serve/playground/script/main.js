@@ -16,14 +16,21 @@ const rounds = new Rounds();
 const chat = new Chat(settings, rounds);
 const race = new Race(settings, rounds);
 const learning = new Learning(settings);
-let keyWanted = false;
-const gauges = new LoadGauges(settings, (stats) => {
-  race.drafter = stats.speculating;
-  race.warning = stats.busy;
-  byId("set-speculate").disabled = !stats.speculating;
-  byId("legend").hidden = !stats.speculating;
-  byId("tab-learning").hidden = !stats.learning;
-  if (!settings.model && !keyWanted) connect();
+const tabs = [byId("tab-chat"), byId("tab-race"), byId("tab-learning")];
+let connected = false;
+let keyRefused = null; // the key, perhaps "", for which the user was asked to give another
+const gauges = new LoadGauges(settings, {
+  onStats(stats) {
+    if (stats.unavailable) return lost("not ready");
+    race.drafter = stats.speculating;
+    race.warning = stats.busy;
+    byId("set-speculate").disabled = !stats.speculating;
+    byId("legend").hidden = !stats.speculating;
+    byId("tab-learning").hidden = !stats.learning;
+    if (!stats.learning && !byId("learning").hidden) choose(tabs[0]);
+    return connected ? undefined : connect();
+  },
+  onFailure: failed,
 });
 
 /** The name in a model's id, which may be the path of its folder. */
@@ -34,29 +41,39 @@ function modelName(id) {
   return id.split("/").filter(Boolean).at(-1) ?? id;
 }
 
-/** Find out which model is served; ask the user for the API key if one is needed. */
+/** Find out which model is served, first of all and whenever the server was away: it may be another one then. */
 async function connect() {
+  connected = true;
   try {
     const models = await getJson("v1/models", settings.key);
     settings.model = models.data[0].id;
     byId("model").textContent = modelName(settings.model);
     document.title = `${byId("model").textContent} · eyas`;
     byId("model").title = settings.model;
-    keyWanted = false;
   } catch (error) {
-    keyWanted = error.status === 401;
-    byId("model").textContent = keyWanted ? "API key needed" : "not connected";
-    if (keyWanted) settings.open(error.message, "key");
+    failed(error);
   }
 }
 
+function lost(why) {
+  connected = false;
+  byId("model").textContent = why;
+}
+
+/** The server didn't answer. If it wants another API key, the user is asked for it once. */
+function failed(error) {
+  const keyWanted = error.status === 401;
+  lost(keyWanted ? "API key needed" : "not connected");
+  if (!keyWanted || keyRefused === settings.key) return;
+  keyRefused = settings.key;
+  settings.open(error.message, "key");
+}
+
 settings.onChange = () => {
-  if (!settings.model) connect();
+  keyRefused = null;
   gauges.resume();
   chat.dress();
 };
-
-const tabs = [byId("tab-chat"), byId("tab-race"), byId("tab-learning")];
 
 function choose(tab) {
   for (const other of tabs) {
@@ -80,10 +97,9 @@ for (const tab of tabs) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || byId("settings").open) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   chat.stop();
   race.stop();
 });
 
-connect();
 if (matchMedia("(hover: hover)").matches) byId("message").focus();

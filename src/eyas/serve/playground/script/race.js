@@ -1,7 +1,7 @@
 // The race: the same request decoded plainly and speculatively, timed and compared token by token.
 
 import { Answer } from "./answer.js";
-import { announce, byId, el } from "./dom.js";
+import { announce, byId, el, follow } from "./dom.js";
 import { streamJson } from "./stream.js";
 
 const LANES = { plain: false, speculative: true };
@@ -26,7 +26,11 @@ export class Race {
     });
     byId("race-stop").addEventListener("click", () => this.stop());
     byId("race-replay").addEventListener("click", () => this.replay());
-    for (const lane of Object.keys(LANES)) this.figures(lane, null, 0);
+    this.ends = {}; // lane -> what scrolls to its end
+    for (const lane of Object.keys(LANES)) {
+      this.ends[lane] = follow(byId(`lane-${lane}`).parentElement, byId(`lane-${lane}`));
+      this.figures(lane, null, 0);
+    }
   }
 
   get busy() {
@@ -46,6 +50,7 @@ export class Race {
     this.working(new AbortController());
     const messages = [{ role: "user", content: prompt }];
     this.answers = {};
+    this.cut = false; // whether an answer isn't whole
     this.replaying += 1;
     byId("race-replay").hidden = true;
     for (const lane of Object.keys(LANES)) byId(`lane-${lane}`).replaceChildren();
@@ -70,17 +75,17 @@ export class Race {
   }
 
   async lap(lane, messages, speculate) {
-    const view = byId(`lane-${lane}`);
-    const answer = new Answer(view, (shown, index) => this.rounds.show(shown, index), { verbatim: true });
+    const answer = new Answer(byId(`lane-${lane}`), (shown, index) => this.rounds.show(shown, index));
     answer.begin();
+    this.ends[lane]();
     const timer = setInterval(() => this.figures(lane, answer, (performance.now() - answer.began) / 1000), 100);
     let usage = null;
     try {
       for await (const event of this.ask(messages, { speculate })) {
         usage = event.usage ?? usage;
         if (event.choices?.[0]) answer.add(event.choices[0]);
+        this.cut ||= event.choices?.[0]?.finish_reason === "length";
         this.rounds.grown(answer);
-        view.scrollTop = view.scrollHeight;
       }
     } finally {
       clearInterval(timer);
@@ -133,6 +138,7 @@ export class Race {
     byId("race-result").replaceChildren(
       el("strong", { className: "speedup", textContent: speed }),
       el("span", { className: at < 0 ? "same" : "problem-text", textContent: sameness }),
+      ...(this.cut ? [el("span", { textContent: `Cut off at ${this.settings.values.maxTokens} tokens, the limit in the settings.` })] : []),
       ...this.doubts(ratio, speculative.perPass() ?? 1),
     );
   }

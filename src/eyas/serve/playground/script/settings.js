@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 
-const DEFAULTS = { temperature: 0, topP: 1, seed: 0, maxTokens: 256, system: "", speculate: true };
+const DEFAULTS = { temperature: 0, topP: 1, seed: 0, maxTokens: 1024, system: "", speculate: true };
 const STORED = "eyas.settings";
 const KEY = "eyas.key";
 
@@ -18,11 +18,13 @@ export class Settings {
     byId("settings-form").addEventListener("submit", () => this.take());
   }
 
+  /** The stored settings that this page has, too: another version may have stored others. */
   stored() {
     try {
-      return JSON.parse(localStorage.getItem(STORED)) ?? {};
+      const found = Object.entries(JSON.parse(localStorage.getItem(STORED)) ?? {});
+      return Object.fromEntries(found.filter(([name, value]) => Object.hasOwn(DEFAULTS, name) && typeof value === typeof DEFAULTS[name]));
     } catch {
-      return {}; // no settings of this page
+      return {}; // not written by this page
     }
   }
 

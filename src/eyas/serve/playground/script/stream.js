@@ -8,12 +8,15 @@ export class ServerError extends Error {
   }
 }
 
-const headers = (key) => ({ "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) });
+const KEY_WANTED = "The server wants an API key: enter it in the settings";
+const keysNeeded = document.documentElement.dataset.keys === "needed";
 
-async function request(path, options) {
+async function request(path, key, options) {
+  if (keysNeeded && !key) throw new ServerError(`${KEY_WANTED}.`, 401); // as the server would answer
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server can't be reached. Is it still running?");
@@ -33,7 +36,7 @@ async function refusal(response) {
   }
   const retryAfter = response.headers.get("Retry-After");
   const words = {
-    401: "The server wants an API key: enter it in the settings",
+    401: KEY_WANTED,
     403: "The server doesn't accept this API key: check it in the settings",
     429: retryAfter ? `The server is busy: try again in ${retryAfter} s` : "The server is busy: try again soon",
     503: "The server is shutting down or not ready: try again soon",
@@ -43,13 +46,12 @@ async function refusal(response) {
 }
 
 export async function getJson(path, key, signal) {
-  return (await request(path, { headers: headers(key), signal })).json();
+  return (await request(path, key, { signal })).json();
 }
 
 /** Yield the parsed events of a streamed answer up to `[DONE]`. Throws ServerError, or AbortError on `signal`. */
 export async function* streamJson(path, body, key, signal) {
-  const options = { method: "POST", headers: headers(key), body: JSON.stringify(body), signal };
-  const response = await request(path, options);
+  const response = await request(path, key, { method: "POST", body: JSON.stringify(body), signal });
   for await (const data of eventData(response.body)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);

@@ -3,24 +3,27 @@
 import { Answer } from "./answer.js";
 import { button, copy, el, plural } from "./dom.js";
 
+/** Why an answer isn't whole. */
 const ENDINGS = {
-  length: "cut off at the token limit",
-  cancelled: "cancelled by the server",
-  deadline: "cut off at the server's time limit",
-  error: "ended by an error",
-  stopped: "stopped",
+  length: ({ limit }) => `Cut off at ${plural(limit, "token")}, the limit in the settings.`,
+  context: () => "Cut off: the model's context is full. A new conversation has room again.",
+  cancelled: () => "Canceled by the server.",
+  deadline: () => "Cut off at the server's time limit.",
+  error: () => "Ended by an error.",
+  stopped: () => "Stopped.",
 };
 const CUT = ["length", "deadline", "cancelled", "stopped"]; // endings after which the answer can go on
 
 export class Turn {
-  /** `does` acts on the turn: `look(answer, round)`, `again(turn)`, `more(turn)`, `edit(turn, text)`. */
+  /** `does` acts on the turn: `look(answer, round)`, `again(turn)`, `more(turn)`, `edit(turn, text)`, `limit()`. */
   constructor(question, does) {
     this.question = question;
     this.does = does;
     this.answer = null;
     this.ending = "";
+    this.limit = 0; // tokens that the answer may have
     this.attempt = 0; // how often it was answered before, which moves the seed
-    this.note = "";
+    this.note = ""; // how it was sampled, if not as the settings say
     this.said = el("div", { className: "said", textContent: question });
     this.ask = el("div", { className: "acts ask" });
     this.ask.append(
@@ -65,15 +68,23 @@ export class Turn {
   close(failure = null) {
     const copyAnswer = button("Copy", (event) => copy(this.text, event.currentTarget), { ariaLabel: "Copy the answer" });
     const again = button("Regenerate", () => this.does.again(this), { className: "quiet small last-only" });
-    const more = button("Continue", () => this.does.more(this), { className: "quiet small last-only" });
-    const acts = el("div", { className: "acts" }, copyAnswer, again);
-    if (CUT.includes(this.ending) && this.text) acts.prepend(more);
     this.foot.replaceChildren();
-    if (this.text || !failure) this.foot.append(el("p", { className: "figures-line", textContent: this.figures() }), acts);
+    if (this.text || !failure) {
+      if (Object.hasOwn(ENDINGS, this.ending)) this.foot.append(this.notice());
+      this.foot.append(el("p", { className: "figures-line", textContent: this.figures() }), el("div", { className: "acts" }, copyAnswer, again));
+    }
     if (failure) {
       const retry = button("Try again", () => this.does.again(this), { className: "quiet small last-only" });
       this.foot.append(el("div", { className: "problem", role: "alert" }, el("p", { textContent: failure.message }), retry));
     }
+  }
+
+  /** Why the answer isn't whole, and what can be done about it. */
+  notice() {
+    const acts = el("div", { className: "acts last-only" });
+    if (CUT.includes(this.ending) && this.text) acts.append(button("Continue", () => this.does.more(this)));
+    if (this.ending === "length") acts.append(button("Change the limit", () => this.does.limit()));
+    return el("div", { className: "notice" }, el("p", { textContent: ENDINGS[this.ending](this) }), acts);
   }
 
   figures() {
@@ -82,7 +93,7 @@ export class Turn {
     const parts = [plural(count, "token")];
     if (answer.seconds && count > 1) parts.push(`${(count / answer.seconds).toFixed(0)} tokens/s`);
     if (answer.speculated && answer.perPass()) parts.push(`${answer.perPass().toFixed(2)} tokens a pass`);
-    return [...parts, ENDINGS[this.ending], this.note].filter(Boolean).join(" · ");
+    return [...parts, this.note].filter(Boolean).join(" · ");
   }
 
   /** Turn the message into a form; sending it answers it anew and drops what came after. */
@@ -123,14 +134,15 @@ export class Turn {
   }
 
   toJSON() {
-    const { question, answer, ending, attempt } = this;
-    return { question, answer: this.text ? answer : null, ending: answer?.element.ariaBusy === "true" ? "stopped" : ending, attempt };
+    const { question, answer, ending, limit, attempt, note } = this;
+    const now = answer?.element.ariaBusy === "true" ? "stopped" : ending;
+    return { question, answer: this.text ? answer : null, ending: now, limit, attempt, note };
   }
 
   /** The turn that `toJSON` gave. */
-  static from({ question, answer, ending, attempt }, does) {
+  static from({ question, answer, ending, limit = 0, attempt, note = "" }, does) {
     const turn = new Turn(question, does);
-    Object.assign(turn, { ending, attempt });
+    Object.assign(turn, { ending, limit, attempt, note });
     turn.answer = new Answer(turn.reply, does.look);
     if (answer) turn.answer.restore(answer);
     turn.close(answer ? null : { message: "This message has no answer." });
