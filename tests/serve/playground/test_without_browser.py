@@ -1,4 +1,4 @@
-"""The page's scripts without a browser: parsed, linked and run by the JavaScript engine that Playwright brings along."""
+"""The page without a browser: its scripts parsed, linked and run by the JavaScript engine that Playwright has."""
 
 from __future__ import annotations
 
