@@ -222,6 +222,9 @@ def test_by_keyboard_alone(server: FakeServer, open_page: Any) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_scrolls_only_down(server: FakeServer, open_page: Any, scheme: str) -> None:
     page = open_page(server.url, color_scheme=scheme, has_touch=True, **PHONE)
+    name = page.locator("#model")
+    expect(name).to_have_text("fake-model")
+    assert name.evaluate("(one) => one.getBoundingClientRect().width") > 300
     fits = "document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"
     busy = engine_state(running=256, waiting=1024, cached_tokens=999_999, cache_limit=1_000_000)
     server.gauges.stepped(busy, None, None)

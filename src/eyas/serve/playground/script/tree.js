@@ -53,7 +53,7 @@ export function words(node) {
 export function drawTree(box, draft, own, describe) {
   const { nodes, rows, columns } = layout(draft, own);
   const column = Math.max(LEAST_COLUMN, Math.min(132, (box.clientWidth - ROOT - 2) / columns));
-  const width = ROOT + columns * column;
+  const width = ROOT + columns * column + 1; // and half a stroke
   const drawing = svg("svg", { class: "tree", role: "tree", "aria-label": "Draft tree", width, height: rows * ROW, viewBox: `0 0 ${width} ${rows * ROW}` });
   const left = (node) => ROOT + node.column * column + GAP;
   const middle = (node) => node.row * ROW + ROW / 2;
