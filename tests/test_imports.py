@@ -44,7 +44,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf_splits": frozenset(),
     "gguf_target": frozenset({"errors", "files", "gguf", "gguf_splits", "machine"}),
     "assets": frozenset({"gguf_target"}),
-    "hub": frozenset({"assets", "errors"}),
+    "hub": frozenset({"assets", "errors", "gguf_target"}),
     "recipes": frozenset({"config", "errors"}),
     "tables": frozenset(),
     "cluster": frozenset({"config", "errors", "files", "runtime"}),
@@ -65,7 +65,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "serve": ABOVE | {"text"},
     "learn": ABOVE | {"data", "train", "serve"},
     "other_engines": ABOVE | {"data", "bench", "interop"},
-    "interop": frozenset({"assets", "gguf", "drafters", "targets", "config", "errors", "files", "hub"}),
+    "interop": frozenset({"assets", "gguf", "gguf_target", "drafters", "targets", "config", "errors", "files", "hub"}),
 }
 TOP = {"cli", "__main__", "__init__"}  # may import everything below them
 

@@ -31,6 +31,8 @@ _PLAIN = {
     30: ("BF16", torch.bfloat16),
 }
 """GGML types of plain numbers -> (safetensors name, torch dtype). All other types are quantized blocks."""
+PLAIN_TYPES = frozenset(name for name, _ in _PLAIN.values())
+"""GGML's names of the types that aren't quantized."""
 _MOST = 2**16
 """Maximum number of keys or tensors in a file, and of numbers in an array that is kept."""
 

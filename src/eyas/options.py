@@ -11,7 +11,7 @@ from pathlib import Path
 from re import fullmatch
 from typing import TYPE_CHECKING
 
-from eyas.errors import ModelError, UsageError
+from eyas.errors import UsageError
 from eyas.hub import find_target
 from eyas.tree import is_auto
 from eyas.tree.spec import read_tree
@@ -56,13 +56,7 @@ class TargetOptions:
             raise UsageError("--quantize needs eyas's own kernels, which aren't compiled: leave out --compile")
         if self.eager and (self.compiled or str(self.device) == "cpu"):
             raise UsageError("a CPU and a compiled target have no CUDA graphs to turn off: leave out --enforce-eager")
-        found = Path(find_target(self.model))
-        if found.is_file():
-            raise UsageError(f"{self.model} is a file: give a GGUF file, or the folder of a transformers model")
-        if found.is_dir() and not (found / "config.json").is_file():
-            raise ModelError(
-                f"{self.model} has no config.json, so no model config: give the folder of a transformers model"
-            )
+        find_target(self.model)
 
 
 def check_device(device: object) -> None:

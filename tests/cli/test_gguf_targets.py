@@ -42,7 +42,13 @@ def test_decoded_certified_and_looked_into(run: Run, gguf_file: Path, drafter: P
     certificate = json.loads(as_served.stdout)
     assert (certificate["weights"], certificate["equal"]) == (None if kernels() is None else "Q8_0", True)
     inspected = run("inspect", gguf_file, "--json")
-    assert json.loads(inspected.stdout)["layers"] == 4, inspected.output
+    assert inspected.exit_code == 0, inspected.output
+    report = json.loads(inspected.stdout)
+    count = sum(
+        weight.numel() for weight in tiny.build_model("llama", hidden_size=64, intermediate_size=128).parameters()
+    )
+    assert (report["layers"], report["parameters"], report["path"]) == (4, count, str(gguf_file))
+    assert (report["usable"], report["dtypes"], report["quantized_by"]) == (True, ["F32", "Q8_0"], "GGUF")
     doctored = run("doctor", gguf_file, "--draft-model", drafter, "--max-new-tokens", 16, "--json")
     assert doctored.exit_code in (0, 1), doctored.output
     assert json.loads(doctored.stdout)

@@ -13,12 +13,15 @@ import pytest
 import torch
 import transformers as tf
 
+import eyas
 from eyas.errors import ModelError, UnsupportedModelError
+from eyas.gguf_target import weights_file
+from eyas.hub import find_target
 from eyas.interop.inspect.report import locate, report_target
 from eyas.targets import load_target
-from eyas.targets.adapters import find_adapter
+from eyas.targets.adapters import base_of, find_adapter
 from eyas.targets.fingerprint import embedding_head_fingerprint, fingerprint
-from eyas.targets.loading import load_embedding_and_head
+from eyas.targets.loading import load_embedding_and_head, read_config
 from eyas.targets.tokenizers import load_tokenizer
 
 from .. import pairs, tiny
@@ -58,6 +61,24 @@ def pretend_adapter(folder: Path, base: str | None) -> Path:
     config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": base}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_folder_as_peft_writes_it_is_a_target_whatever_its_base_is(tmp_path: Path, gguf_file: Path) -> None:
+    folder = save_base(tmp_path / "base")
+    adapter = save_adapter(tmp_path / "adapter", folder)
+    assert not (adapter / "config.json").exists()
+    engine, prompt = eyas.load(adapter, dtype="float32"), torch.tensor([TOKENS])
+    params = eyas.SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    expected = merged_by_peft(folder, adapter).generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
+    found = engine.generate([eyas.Request(tuple(TOKENS), params)])[0].token_ids
+    assert found == expected[0, len(TOKENS) :].tolist()
+
+    of_a_file = pretend_adapter(tmp_path / "of-a-file", str(gguf_file))
+    assert find_target(of_a_file) == str(of_a_file)
+    assert read_config(str(of_a_file)).num_hidden_layers == tiny.LAYERS
+    assert weights_file(base_of(str(of_a_file))) == gguf_file
+    assert load_tokenizer(of_a_file)("ab").input_ids == [tiny.VOCAB - 3]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

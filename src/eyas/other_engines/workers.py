@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from eyas.assets import named_target
+from eyas.assets import named_target, target_as_file
 from eyas.errors import EndpointError, StoreError, UsageError
 from eyas.urls import AnyPath
 
@@ -60,7 +60,7 @@ class EngineProgram:
         if program is None:
             raise UsageError(f"{engine.title} isn't installed here: --engine-command says where it is on all machines")
         address = ["--host", "127.0.0.1", "--port", str(port)]
-        start = invocation(engine.consumers[0], named_target(model), None, program)
+        start = invocation(engine.consumers[0], target_as_file(model), None, program)
         return [*start, *address, *arguments, *self.options]
 
 

@@ -37,7 +37,7 @@ class Adapter:
     """Its type as `peft` names it, such as LORA."""
     rank: int | None
     base: str
-    """The model that it adapts: a directory or Hub id."""
+    """The model that it adapts: any target but another adapter."""
 
     def __str__(self) -> str:
         rank = "" if self.rank is None else f" of rank {self.rank}"
@@ -76,9 +76,12 @@ def find_adapter(name: str | Path) -> Adapter | None:
 
 
 def base_of(name: str) -> str:
-    """The model that provides the config and weights of `name`: itself, or the base of its adapter."""
+    """The model that provides the config and weights of `name`: itself, or the base of its adapter (see `find_model`).
+
+    A base may be a GGUF file or `smollm2`, too: then its folder of transformers' files is returned.
+    """
     found = find_adapter(name)
-    return name if found is None else found.base
+    return name if found is None else named_target(found.base)
 
 
 def tokenizer_source(name: str) -> str:
@@ -86,7 +89,7 @@ def tokenizer_source(name: str) -> str:
     found = find_adapter(name)
     if found is None or any((found.folder / file).exists() for file in ("tokenizer_config.json", "tokenizer.json")):
         return name
-    return found.base
+    return base_of(name)
 
 
 def check_peft(adapter: Adapter) -> None:

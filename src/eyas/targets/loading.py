@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from eyas.errors import MissingModelError, ModelError, UnsupportedModelError, UsageError
 from eyas.gguf_target import weights_file
-from eyas.hub import find_target, why_unreadable
+from eyas.hub import find_config, find_target, why_unreadable
 from eyas.kept import identity
 from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
@@ -298,15 +298,13 @@ def read_config(name: str) -> Any:
 
     Raises ModelError if it can't be read.
     """
-    found = find_target(name)
+    found = find_config(name)
     adapter = find_adapter(found)
     if adapter is not None and not adapter.beside:
         try:
             return read_config(adapter.base)
         except (ModelError, MissingModelError) as error:
             raise ModelError(f"the {adapter}, needs its base model: {error}") from error
-    if Path(found).is_dir() and not (Path(found) / CONFIG_NAME).is_file():
-        raise ModelError(f"{name} has no {CONFIG_NAME}, so no model config: give the folder of a transformers model")
     _check_layers(name, Path(found) / CONFIG_NAME)
     try:
         return AutoConfig.from_pretrained(found, trust_remote_code=False)
@@ -344,7 +342,7 @@ def read_model(
     adapter, source = find_adapter(name), name
     if adapter is not None:
         check_peft(adapter)
-        source = adapter.base
+        source = base_of(name)
     gguf_file, settings = weights_file(source), read_here(config)
     beside: dict[str, Any] = {}
     packed: Mapping[str, PackedWeight] = {}
@@ -378,7 +376,8 @@ def read_model(
         )
     except Exception as error:  # a damaged file makes transformers raise anything
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
-    loaded.name_or_path = source  # peft compares it; transformers doesn't set it when given tensors
+    # peft compares it; transformers doesn't set it when given tensors
+    loaded.name_or_path = source if adapter is None else adapter.base
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
     if report["missing_keys"]:  # transformers would use random values instead

@@ -89,5 +89,8 @@ def test_what_is_neither(run: Run, tmp_path: Path) -> None:
 
 
 def test_smollm2_is_a_target(run: Run) -> None:
-    report = json.loads(run("inspect", "smollm2", "--json").stdout)
+    result = run("inspect", "smollm2", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["usable"], report["problems"]) == (0, True, [])
     assert (report["role"], report["layers"], report["hidden_size"]) == ("target", 30, 576)
+    assert (report["parameters"], report["dtypes"]) == (134_515_008, ["F32", "Q4_1", "Q8_0"])

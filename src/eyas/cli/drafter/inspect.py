@@ -16,7 +16,7 @@ from eyas.cli.common.display import output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import UsageError
-from eyas.hub import find_target
+from eyas.hub import find_model, find_target
 from eyas.tables import show_table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    source: Annotated[str, Argument(help="A directory or Hub id.", metavar="DIR_OR_ID")],
+    source: Annotated[str, Argument(help="A directory, GGUF file or Hub id.", metavar="MODEL")],
     model: Annotated[str | None, Option(help="The target a drafter is meant for.")] = None,
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show every key of a drafter's files.")] = False,
     json: Json = False,
@@ -33,11 +33,10 @@ def inspect(
 
     Exit code 1: it can't be used.
     """
-    for name in (source, model):
-        if name is not None:
-            find_target(name)
+    find_model(named_target(source))
+    found = None if model is None else find_target(model)
     quiet()
-    report = _examine(named_target(source), None if model is None else named_target(model))
+    report = _examine(named_target(source), found)
     if json:
         typer.echo(jsonlib.dumps(report.as_dict()))
     else:
@@ -46,12 +45,12 @@ def inspect(
 
 
 def _examine(source: str, model: str | None) -> TargetReport | DrafterReport:
-    from eyas.drafters.files import Headers, read_headers
-    from eyas.interop.inspect.report import detect, locate, report_drafter, report_target
+    from eyas.drafters.files import Headers
+    from eyas.interop.inspect.report import detect, headers_at, locate, report_drafter, report_target
 
     found = locate(source)
     if found.path is None or found.path.is_dir():
-        headers = Headers() if found.path is None else read_headers(found.path)
+        headers = Headers() if found.path is None else headers_at(found.path)
         kind = detect(found.config, headers)
         if kind == "unknown":
             raise UsageError(f"{source}: config.json names no architecture, and there are no tensors of a drafter")

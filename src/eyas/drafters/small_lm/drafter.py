@@ -31,7 +31,9 @@ from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import DrafterMismatchError, UnsupportedModelError, UsageError
 from eyas.runtime import inference, to_device
 from eyas.targets import load_target, load_tokenizer
+from eyas.targets.adapters import find_adapter
 from eyas.targets.native.decoder import Staged
+from eyas.targets.parameters import parameter_count
 from eyas.targets.slots import Saved, SlotCache, StagedCache
 from eyas.targets.target import Target
 from eyas.targets.transformers_names import cached
@@ -283,9 +285,9 @@ _LOG = logging.getLogger("eyas")
 
 
 def holds_language_model(path: Path) -> bool:
-    """Whether a folder holds a transformers model and no drafter, by its config and tensor names."""
+    """Whether a folder holds a transformers model and no drafter, by its config and tensor names; or an adapter."""
     if not (path / CONFIG).is_file():
-        return False
+        return find_adapter(path) is not None
     config = read_json(path / CONFIG)
     known = config.get("model_type") in CONFIG_MAPPING
     return known and kind_name(config, read_headers(path).tensors) == UNKNOWN
@@ -312,7 +314,7 @@ def load_small_lm(
             f"the draft model {source} ({model.config.model_type}) has recurrent states, which a draft would change: "
             "choose one whose layers are all attention"
         )
-    size, targets_size = parameters_of(model), parameters_of(target)
+    size, targets_size = parameter_count(model.model), parameter_count(target.model)
     if size >= targets_size:
         _LOG.warning(
             "the draft model %s has %d parameters, the target %d: drafting costs as much as decoding, so use a "
@@ -322,11 +324,6 @@ def load_small_lm(
     if model.max_length is not None and (target.max_length is None or model.max_length < target.max_length):
         _LOG.warning("the draft model %s drafts up to its context of %d tokens only", source, model.max_length)
     return SmallLmDrafter(model, _shared_vocabulary(source, model, target, tokenizer))
-
-
-def parameters_of(target: Target) -> int:
-    """The number of a model's parameters."""
-    return sum(weight.numel() for weight in target.model.parameters())
 
 
 def _shared_vocabulary(source: str | Path, model: Target, target: Target, tokenizer: Any) -> SharedVocabulary | None:

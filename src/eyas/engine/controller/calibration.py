@@ -35,6 +35,7 @@ from eyas.targets.fingerprint import fingerprint, weight_shapes
 from eyas.targets.graphs import USES
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import lone_torch, weight_formats
+from eyas.targets.parameters import parameter_count
 from eyas.targets.slots import COLUMNS
 from eyas.tree import DraftTree, parse_tree
 from eyas.tree.dynamic import DynamicTree
@@ -97,7 +98,7 @@ def describe(target: Target, drafter: Drafter) -> str:
     network = drafter.module
     drafts = type(drafter if network is None else network).__name__
     if network is not None:
-        drafts += f" of {sum(weight.numel() for weight in network.parameters())} parameters"
+        drafts += f" of {parameter_count(network)} parameters"
         drafts += f" in {weight_formats(network) or network.dtype}"
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else target.device.type
     return (

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import torch
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from eyas.assets import named_target
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
-from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, read_json
+from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, TensorInfo, read_headers, read_json
 from eyas.drafters.formats.opening import gguf_in, open_raw
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
@@ -24,10 +24,13 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.network import shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
+from eyas.gguf import PLAIN_TYPES, Gguf
+from eyas.gguf_target import weights_file
 from eyas.hub import find_model
-from eyas.targets.adapters import check_peft, find_adapter
+from eyas.targets.adapters import base_of, check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
 from eyas.targets.loading import read_config, resolve_device
+from eyas.targets.parameters import described_parameter_count
 from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
 from eyas.targets.taps import default_taps
 from eyas.targets.tokenizers import load_tokenizer, stop_token_origins
@@ -44,14 +47,14 @@ class Located(NamedTuple):
 
 
 def locate(source: str) -> Located:
-    """Find a model. For a Hub id, a drafter is downloaded, because it is small; a target's weights are not.
+    """Find a target or a drafter. Of a Hub id, a drafter is downloaded, because it is small; a target's weights aren't.
 
-    Raises MissingModelError if there is no such model, CheckpointError if it can't be read.
+    Raises MissingModelError if there is no such model, ModelError or CheckpointError if it can't be read.
     """
-    path = Path(find_model(source))
+    path = Path(find_model(named_target(source)))
     named = gguf_in(path)
     if named is not None:
-        return Located({}, named)
+        return Located({}, named)  # a drafter's: a target's has a folder with a config.json
     adapter = find_adapter(path)
     if adapter is not None and not adapter.beside:
         return locate(adapter.base)
@@ -73,6 +76,15 @@ def _config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json, so it is neither a target nor a drafter")
     return read_json(path / "config.json")
+
+
+def headers_at(path: Path) -> Headers:
+    """The headers of the weights in a folder, or of the GGUF file that it stands for, whose dtypes are GGML's types."""
+    file = weights_file(path)
+    if file is None:
+        return read_headers(path)
+    tensors = {name: TensorInfo(each.shape, each.type, file) for name, each in Gguf(file).tensors.items()}
+    return Headers(tensors, [file.name])
 
 
 def detect(config: dict[str, Any], headers: Headers) -> str:
@@ -159,14 +171,16 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     Raises ModelError, or UnsupportedModelError if it is not a decoder language model.
     """
     config = read_config(str(name))
-    chosen = model_class(config)
-    text, method = config.get_text_config(), quantized_by(config)
+    chosen, file = model_class(config), weights_file(base_of(str(name)))
+    text = config.get_text_config()
+    types = sorted({info.dtype for info in headers.tensors.values()}) if file is not None and headers else None
+    method = "GGUF" if types is not None and set(types) - PLAIN_TYPES else quantized_by(config)
     tokenizer, trouble = _tokenizer(name)
     report = TargetReport(
-        path=str(name),
+        path=str(weights_file(name) or name),
         architecture=", ".join(config.architectures or ()) or config.model_type,
-        parameters=None if headers is None else _parameters(headers, chosen, config),
-        dtypes=[] if headers is None else headers.dtypes,
+        parameters=None if headers is None else _parameters(headers, chosen, config, stored=file is None),
+        dtypes=types or ([] if headers is None else headers.dtypes),
         quantized_by=method,
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
@@ -207,12 +221,14 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
     return report
 
 
-def _parameters(headers: Headers, chosen: type[Any], config: Any) -> int:
-    """The number of a target's parameters; a quantized target stores several in one number."""
-    if quantized_by(config) is None:
+def _parameters(headers: Headers, chosen: type[Any], config: Any, *, stored: bool) -> int:
+    """The number of a target's parameters; `stored`: its tensors are stored as the model has them.
+
+    A quantized target stores several parameters in one number, and a GGUF file tables that are computed.
+    """
+    if stored and quantized_by(config) is None:
         return headers.parameters
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in chosen(config).parameters())
+    return described_parameter_count(chosen, config)
 
 
 def _rope_theta(config: Any) -> float | None:

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from math import prod
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
@@ -77,14 +76,14 @@ class RepeatFilter(logging.Filter):
 
 def log_loaded(engine: Engine, drafter: str | None, tree: str | None, seconds: float) -> None:
     """Log what was loaded in `seconds`: precision, device, drafter, cache, and what calibration measured."""
-    from eyas.targets.fingerprint import weight_shapes  # imports torch: as late as possible
     from eyas.targets.native.linears import describe_products
+    from eyas.targets.parameters import parameter_count  # imports torch: as late as possible
 
     target, controller = engine.target, engine.controller
     fields: dict[str, Any] = {
         "seconds": round(seconds, 1),
         "model": type(target.model).__name__,
-        "parameters": sum(prod(shape) for shape in weight_shapes(target.model).values()),
+        "parameters": parameter_count(target.model),
         **target.precision,
         "device": str(target.device),
         "passes": "transformers" if target.native is None else "native",

@@ -1,0 +1,27 @@
+"""How many parameters a model has: counted alike wherever its weights are kept, packed or not."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from eyas.targets.fingerprint import weight_shapes
+
+
+def parameter_count(model: nn.Module) -> int:
+    """The number of a loaded model's parameters, native layers' included; a tied one counts once.
+
+    Quantized weights count as what they stand for, not as the numbers that they are stored in.
+    """
+    if getattr(model, "is_quantized", False):  # by a library, whose layers have scales and several weights in a number
+        return described_parameter_count(type(model), model.config)
+    return sum(map(prod, weight_shapes(model).values()))
+
+
+def described_parameter_count(model_class: type[Any], config: Any) -> int:
+    """The number of parameters of a transformers `model_class` with this config, from the config alone."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model_class(config).parameters())

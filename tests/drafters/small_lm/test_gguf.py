@@ -1,0 +1,61 @@
+"""A small language model in a GGUF file drafts, alone and with copies, and changes no token."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import eyas
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.small_lm.drafter import SmallLmDrafter
+from eyas.errors import UsageError
+
+from ... import gguf_models, tiny
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+PARAMS = [eyas.SamplingParams(max_tokens=24, temperature=t, seed=5, ignore_eos=True) for t in (0.0, 0.9)]
+PROMPTS = tiny.prompts(6, 3, 11)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "small.Q4_0.gguf"
+    gguf_models.write_llama(path, "Q4_0", num_hidden_layers=2)
+    return path
+
+
+def answers(engine: eyas.Engine) -> list[list[int]]:
+    requests = [eyas.Request(tuple(prompt) * 3, params) for params in PARAMS for prompt in PROMPTS]
+    return [done.token_ids for done in engine.generate(requests)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_it_drafts_and_changes_no_token(gguf_file: Path, small: Path, dtype: str) -> None:
+    plain = answers(eyas.load(gguf_file, dtype=dtype))
+    for method, tree in ((None, "chain:3"), ("+suffix", "chain:3"), ("draft_model+ngram", "dynamic:3,2,6")):
+        engine = eyas.load(gguf_file, small, method=method, tree=tree, dtype=dtype, batch_size=4)
+        assert engine.speculation is not None
+        expected = SmallLmDrafter if method is None else HybridDrafter
+        assert isinstance(engine.speculation.drafter, expected)
+        for _ in range(2):  # the second time with prefixes from the cache
+            assert answers(engine) == plain
+        engine.check_invariants()
+
+
+def test_the_target_that_drafts_for_itself_is_always_right(gguf_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "eyas"):
+        engine = eyas.load(gguf_file, gguf_file.parent, method="draft_model", tree="chain:3", dtype="auto")
+    (said,) = [record.getMessage() for record in caplog.records if "parameters" in record.getMessage()]
+    count = sum(
+        weight.numel() for weight in tiny.build_model("llama", hidden_size=64, intermediate_size=128).parameters()
+    )
+    assert f"has {count} parameters, the target {count}" in said
+    done = engine.generate([eyas.Request(tuple(PROMPTS[0]), PARAMS[0])])[0]
+    assert done.stats.accept_length > 3
+
+
+def test_a_drafter_s_file_is_still_told_from_a_language_model_s(gguf_file: Path) -> None:
+    with pytest.raises(UsageError, match=r"is of the kind|is no language model"):
+        eyas.load(gguf_file, "smollm2", method="draft_model")
