@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 import eyas
-from eyas.cli.common.display import StreamedText
+from eyas.cli.common.answers import StreamedText
 from eyas.serve.app import ENDPOINTS
 from eyas.serve.observe.metrics import Metrics
 from eyas.text.chats import Message

@@ -167,7 +167,7 @@ ENDPOINT, BASELINE, _KEY = "endpoint", "baseline", "EYAS_API_KEY"
 class MeasuredEndpointOptions:
     """The server that is measured, and the one it is compared with."""
 
-    PANEL: ClassVar = "Endpoint"
+    PANEL: ClassVar[str] = "Endpoint"
     endpoint: Annotated[
         str | None, Option(help="URL[,model=NAME][,speculate=false]: measure the OpenAI-compatible server there.")
     ] = None

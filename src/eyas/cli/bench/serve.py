@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class SideOptions:
     """The servers that are compared, running already or started here."""
 
-    PANEL: ClassVar = "Servers"
+    PANEL: ClassVar[str] = "Servers"
     side: Annotated[
         list[str],
         Option(help="NAME=URL[,speculate=false][,model=NAME]: a server that is already running; may be repeated."),
@@ -54,7 +54,7 @@ class SideOptions:
 class LoadOptions:
     """How many requests are sent, and how they arrive."""
 
-    PANEL: ClassVar = "Load"
+    PANEL: ClassVar[str] = "Load"
     concurrency: Annotated[str, Option(help="Concurrent clients, e.g. 1,4,16; each waits for its answer.")] = ""
     rate: Annotated[str, Option(help="Requests a second at random moments (Poisson), e.g. 0.5,2.")] = ""
     requests: Annotated[int, Option(min=1, help="Minimum requests per run.")] = 16

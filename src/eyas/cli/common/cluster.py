@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ClusterOptions:
     """Where the work is done, and the resources of each worker."""
 
-    PANEL: ClassVar = "Several machines (experimental)"
+    PANEL: ClassVar[str] = "Several machines (experimental)"
     on: Annotated[
         str | None,
         Option(

@@ -1,8 +1,7 @@
-"""What the terminal shows: streamed text with draft tokens marked, the statistics line, tables, progress."""
+"""What the terminal shows: notes, tables, progress. Answers are in `answers.py`."""
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 import time
@@ -17,55 +16,6 @@ from eyas.runtime import duration
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from eyas.types import Chunk, Completion, Stats
-
-
-def mark(text: str) -> str:
-    """Mark the text of accepted draft tokens: underlined, and green unless NO_COLOR is set."""
-    return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
-
-
-class StreamedText:
-    """Writes an answer to standard output as it is decoded; on a terminal, accepted draft tokens are marked."""
-
-    def __init__(self, tokenizer: Any, *, speculating: bool) -> None:
-        from eyas.text.detokenizer import Detokenizer
-
-        self._pieces = Detokenizer(tokenizer)
-        self._marked = speculating and sys.stdout.isatty()
-        if self._marked:
-            note(f"{mark('marked')}: drafted and accepted; unmarked: the target's own tokens")
-
-    def add(self, chunk: Chunk) -> None:
-        """Write the text that a decoding round added."""
-        for index, token in enumerate(chunk.token_ids):
-            piece = self._pieces.push(token)
-            if piece:
-                sys.stdout.write(mark(piece) if self._marked and index < chunk.accepted else piece)
-        if chunk.completion is not None:
-            sys.stdout.write(self._pieces.finish() + "\n")
-        sys.stdout.flush()
-
-
-def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:
-    """One line of statistics; `docs/metrics.md` defines them."""
-    parts = [f"{stats.tokens} tokens in {stats.target_passes} target passes"]
-    if stats.drafted_depth:
-        by_position = " ".join(f"{rate:.2f}" for rate in stats.accepted_by_position)
-        parts += [f"accept length {stats.accept_length:.2f}", f"accepted by position {by_position}"]
-    parts += [
-        f"prefill {stats.prefill_seconds:.2f} s",
-        f"decode {stats.decode_seconds:.2f} s",
-        f"{stats.tokens_per_second:.1f} tokens/s",
-    ]
-    parts += ["LOSSY acceptance"] if lossy else [] if seeded else ["rejection: not plain decoding's draws"]
-    return " | ".join(parts)
-
-
-def note_stats(stats: Stats, answers: Sequence[Completion]) -> None:
-    """Write the statistics line of these answers, whose counts `stats` pools."""
-    note(stats_line(stats, any(one.lossy for one in answers), all(one.seeded for one in answers)))
 
 
 def note(message: str) -> None:

@@ -76,7 +76,7 @@ Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N (default: cuda i
 class RuntimeOptions:
     """Precision, device and kernels of the target."""
 
-    PANEL: ClassVar = "Target"
+    PANEL: ClassVar[str] = "Target"
     dtype: Annotated[Dtype, Option(help="auto: the checkpoint's own.")] = "auto"
     device: Device = None
     attention: Annotated[
@@ -105,7 +105,7 @@ class RuntimeOptions:
 class TargetPanel(RuntimeOptions):
     """Which target, and how it is run."""
 
-    ALIASES: ClassVar = ModelArgument
+    ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
     model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
         kw_only=True
     )
@@ -132,7 +132,7 @@ class ChatTargetOptions(TargetPanel):
 class MaybeTargetOptions(RuntimeOptions):
     """The target, for verbs that can do without one."""
 
-    ALIASES: ClassVar = ModelArgument
+    ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
     model: Annotated[
         str | None,
         Option("--model", "--model-path", help="The target: a directory or Hub id; needed unless --endpoint is given."),
@@ -143,7 +143,7 @@ class MaybeTargetOptions(RuntimeOptions):
 class DrafterFileOptions:
     """How a drafter's directory is read."""
 
-    PANEL: ClassVar = "Speculation"
+    PANEL: ClassVar[str] = "Speculation"
     draft_weights: Annotated[
         str | None, Option(help="Weight file in the drafter directory (a pickle is read only if named here).")
     ] = None
@@ -182,7 +182,7 @@ class LoadedDrafterOptions(DrafterFileOptions):
 class DraftOptions(LoadedDrafterOptions):
     """Whether and how to speculate."""
 
-    ALIASES: ClassVar = SpeculationAliases
+    ALIASES: ClassVar[type[SpeculationAliases]] = SpeculationAliases
     draft_model: Annotated[
         str | None,
         Option("--draft-model", "--speculative-draft-model-path", help="The drafter: a directory or Hub id."),
@@ -244,7 +244,7 @@ class DraftOptions(LoadedDrafterOptions):
 class SamplingOptions:
     """How tokens are chosen; greedy by default."""
 
-    PANEL: ClassVar = "Sampling"
+    PANEL: ClassVar[str] = "Sampling"
     max_new_tokens: MaxNewTokens = 256
     temperature: Annotated[float, Option(help="0 = greedy.")] = 0.0
     top_p: Annotated[float, Option(help="1 = off.")] = 1.0
@@ -265,7 +265,7 @@ class SamplingOptions:
 class MeasureOptions:
     """On which prompts to measure, and how often."""
 
-    PANEL: ClassVar = "Measuring"
+    PANEL: ClassVar[str] = "Measuring"
     prompt_file: PromptFiles = field(kw_only=True)
     repeats: Annotated[int, Option(min=1, help="Runs of every prompt with every method; the median counts.")] = 3
     warmup: Annotated[int, Option(min=0, help="Uncounted runs of a file's first prompt with every method.")] = 1

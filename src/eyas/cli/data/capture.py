@@ -217,7 +217,7 @@ def _process() -> tuple[int, int, int]:
 class StateEngineOptions:
     """Which engine runs the target, and how another one is started."""
 
-    PANEL: ClassVar = "Another engine"
+    PANEL: ClassVar[str] = "Another engine"
     engine: Annotated[
         Literal["eyas", "vllm"],
         Option(help="vllm: a vLLM server that writes its hidden states; with --on, one per worker."),

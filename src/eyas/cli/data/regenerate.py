@@ -240,7 +240,7 @@ class AnswerSamplingOptions(SamplingOptions):
 class SlotOptions:
     """How many sequences the engine in this process decodes together, and how long they may get."""
 
-    PANEL: ClassVar = "Answering here"
+    PANEL: ClassVar[str] = "Answering here"
     batch_size: Annotated[int, Option(min=1, help="Sequences decoded together.")] = 8
     max_length: Annotated[
         int | None,
@@ -252,7 +252,7 @@ class SlotOptions:
 class EndpointOptions:
     """The endpoint that answers, and how requests are sent to it."""
 
-    PANEL: ClassVar = "Answers of a server"
+    PANEL: ClassVar[str] = "Answers of a server"
     endpoint: Annotated[str | None, Option(help="An OpenAI-compatible server, e.g. http://localhost:8000/v1.")] = None
     api_key_env: Annotated[str | None, Option(help="The environment variable with the endpoint's key.")] = None
     concurrency: Annotated[int, Option(min=1, help="Concurrent requests.")] = 16
@@ -264,7 +264,7 @@ class EndpointOptions:
 class BatchFileOptions:
     """OpenAI Batch files in place of an endpoint."""
 
-    PANEL: ClassVar = "Batch files"
+    PANEL: ClassVar[str] = "Batch files"
     batch_write: Annotated[Path | None, Option(dir_okay=False, help="Write the requests to this file.")] = None
     batch_read: Annotated[
         list[Path], Option(exists=True, dir_okay=False, help="Read results from this file; may be repeated.")
@@ -275,7 +275,7 @@ class BatchFileOptions:
 class RequestOptions:
     """The contents of requests to an endpoint or in a batch."""
 
-    PANEL: ClassVar = "Answers of a server"
+    PANEL: ClassVar[str] = "Answers of a server"
     tool_choice: Annotated[Literal["auto", "none", "required"] | None, Option(help="For chats with tools.")] = None
     reasoning: Annotated[Literal["keep", "drop"], Option(help="What to do with the reasoning of answers.")] = "keep"
     extra_body: Annotated[str | None, Option(help="A JSON object added to every request; null removes a key.")] = None
@@ -285,7 +285,7 @@ class RequestOptions:
 class WorkerEngineOptions:
     """Which engine the workers of a cluster answer with."""
 
-    PANEL: ClassVar = "Another engine"
+    PANEL: ClassVar[str] = "Another engine"
     engine: Annotated[
         Literal["eyas", "vllm"], Option(help="With --on: vllm has each worker start its own vLLM server.")
     ] = "eyas"

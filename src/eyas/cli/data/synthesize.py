@@ -35,7 +35,7 @@ class SynthesisSamplingOptions(SamplingOptions):
 class SynthesisFilterOptions:
     """Which of the generated chats are good enough to keep."""
 
-    PANEL: ClassVar = "Filters"
+    PANEL: ClassVar[str] = "Filters"
     min_words: Annotated[int, Option(min=1, help="Minimum words in the first message.")] = 4
     max_words: Annotated[int, Option(min=1, help="Maximum words in any user message.")] = 400
     language: Annotated[

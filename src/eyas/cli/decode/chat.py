@@ -6,20 +6,23 @@ import hashlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from eyas.cli.common.answers import StreamedText, note_cut, note_stats
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
-from eyas.cli.common.display import StreamedText, note, note_stats
+from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import EyasError, UsageError
 
 if TYPE_CHECKING:
+    from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+
     from eyas.engine import Engine
     from eyas.text.chats import Message
     from eyas.types import Completion, SamplingParams
@@ -32,7 +35,9 @@ HELP = """\
 /stats         statistics of all answers since the start
 /exit          leave (also /quit, /bye, Ctrl-D)
 Ctrl-C stops an answer; the text so far stays in the conversation.
-\"""text\""" may have several lines. A space before a slash makes it text."""
+A pasted text is one message. To write several lines: Alt-Enter, or \"""text\""".
+A space before a slash makes it text."""
+_QUOTES = '"""'
 _SAME = {"/?": "/help", "/clear": "/reset", "/quit": "/exit", "/bye": "/exit"}
 
 
@@ -76,7 +81,7 @@ class Talk:
         """Answer lines and run commands until the input ends; returns the exit code: whether any line failed."""
         for line in _lines():
             try:
-                if not line.startswith("/"):
+                if not _is_command(line):
                     with _interruptible() as interrupts:
                         self._answer(line.strip(), lambda: bool(interrupts))
                 elif not self._obey(*line.split(maxsplit=1)):
@@ -109,8 +114,7 @@ class Talk:
         self._answers.append(done)
         if done.finish_reason == "cancelled":
             note("(stopped)")
-        elif done.finish_reason == "length":
-            note(f"(cut after {len(done.token_ids)} tokens: --max-new-tokens, or the end of the context)")
+        note_cut([done], self._params.max_tokens)
         _note_stats([done])
 
     def _opened(self, said: list[Message]) -> list[Message]:
@@ -191,19 +195,26 @@ def _interruptible() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _lines() -> Iterator[str]:
-    """Lines of standard input that aren't empty, or texts between triple quotes.
+def _is_command(text: str) -> bool:
+    """Whether it is for the chat rather than for the model; a pasted text may well begin with a slash."""
+    return text.startswith("/") and ("\n" not in text or text.startswith("/system "))
 
-    At a terminal a prompt sign is shown and lines can be edited; there, two Ctrl-C in a row end the input.
+
+def _lines() -> Iterator[str]:
+    """Messages and commands of standard input that aren't empty: lines, or texts between triple quotes.
+
+    At a terminal a prompt sign is shown and the text can be edited, and a pasted text is one message however many lines
+    it has; there, two Ctrl-C in a row end the input.
     """
+    read = _reader()
     interrupted = False
     while True:
         try:
-            line = _read("> ")
-            if line.lstrip().startswith('"""'):
-                while not line.rstrip().endswith('"""') or len(line.strip()) < 6:
-                    line += "\n" + _read("... ")
-                line = line.strip()[3:-3]
+            line = read("> ")
+            if line.lstrip().startswith(_QUOTES) and "\n" not in line:  # else it was pasted as a whole
+                while not line.rstrip().endswith(_QUOTES) or len(line.strip()) < 2 * len(_QUOTES):
+                    line += "\n" + read("... ")
+                line = line.strip()[len(_QUOTES) : -len(_QUOTES)]
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -212,19 +223,31 @@ def _lines() -> Iterator[str]:
             if interrupted:
                 return
             interrupted = True
-            note("\n(Ctrl-C again, Ctrl-D or /exit leaves)")
+            note("(Ctrl-C again, Ctrl-D or /exit leaves)")
             continue
         interrupted = False
         if line.strip():
             yield line
 
 
+def _reader() -> Callable[[str], str]:
+    """What shows a sign and reads a line without its end; it raises EOFError if there is none."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _read
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def break_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(key_bindings=keys, prompt_continuation="  ")
+    return session.prompt
+
+
 def _read(sign: str) -> str:
-    """A line without its end; EOFError if there is none."""
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        with suppress(ImportError):  # gives `input` line editing and history
-            import readline  # noqa: F401
-        return input(sign)
     if sys.stdin.isatty():
         sys.stderr.write(sign)
         sys.stderr.flush()

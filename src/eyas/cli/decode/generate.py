@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from eyas.cli.common.answers import StreamedText, note_cut, note_stats, wrapped
 from eyas.cli.common.build import note_plain, open_engine, sampling_params
-from eyas.cli.common.display import StreamedText, note, note_stats, row_bar
+from eyas.cli.common.display import note, row_bar
 from eyas.cli.common.options import BatchSize, ChatTargetOptions, DraftOptions, Json, MaybePromptFile, SamplingOptions
 from eyas.cli.common.verb import FAILURE
 from eyas.errors import RequestError, UsageError
@@ -82,6 +83,7 @@ def _answer_one(engine: Engine, dialogue: Dialogue, params: SamplingParams, json
     if json:
         _print_json(dialogue)
     else:
+        note_cut(dialogue.completions, params.max_tokens)
         note_stats(dialogue.stats(), dialogue.completions)
     _warn_of_silence([dialogue], engine)
     return 0
@@ -97,9 +99,12 @@ def _answer_all(engine: Engine, dialogues: list[Dialogue], params: SamplingParam
                 _print_json(dialogue)
             elif dialogue.completions:
                 typer.echo(f"--- {dialogue.id}")
-                typer.echo("\n".join(completion.text for completion in dialogue.completions))
+                text = "\n".join(completion.text for completion in dialogue.completions)
+                typer.echo(wrapped(text) if sys.stdout.isatty() else text)
                 note_stats(dialogue.stats(), dialogue.completions)
             advance()
+    if not json:
+        note_cut([each for dialogue in dialogues for each in dialogue.completions], params.max_tokens)
     _warn_of_silence(dialogues, engine)
     return FAILURE if any(dialogue.error for dialogue in dialogues) else 0
 

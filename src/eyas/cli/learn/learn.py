@@ -30,7 +30,7 @@ Folder = Annotated[Path, Argument(metavar="DIR", file_okay=False, help="The fold
 class LearnOptions:
     """Whether to learn from a server's requests, and from which."""
 
-    PANEL: ClassVar = "Learning"
+    PANEL: ClassVar[str] = "Learning"
     learn: Annotated[
         Path | None,
         Option(metavar="DIR", file_okay=False, help="Collect requests in DIR and serve what `eyas learn` trains."),

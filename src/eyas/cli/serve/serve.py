@@ -47,7 +47,7 @@ KEY_VARIABLE = "EYAS_API_KEY"
 class ServerOptions:
     """Where the server listens, which requests it accepts, and what it logs."""
 
-    PANEL: ClassVar = "Server"
+    PANEL: ClassVar[str] = "Server"
     host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 = all addresses.")] = "127.0.0.1"
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 = any free one.")] = 8000
     api_key: Annotated[
@@ -107,7 +107,7 @@ class ServerOptions:
 class CapacityOptions:
     """How much may run, wait and be cached at the same time."""
 
-    PANEL: ClassVar = "Capacity"
+    PANEL: ClassVar[str] = "Capacity"
     max_running: Annotated[
         int,
         Option(
@@ -313,7 +313,7 @@ OWN_OPTIONS = ("model", "draft_model", "method", "num_speculative_tokens", "tree
 class EnginePanel:
     """Which engine serves, and how another one is started."""
 
-    PANEL: ClassVar = "Another engine"
+    PANEL: ClassVar[str] = "Another engine"
     engine: Annotated[str, Option(help="eyas, vllm, sglang or llama.cpp.")] = OWN
     print_command: Annotated[bool, Option("--print-command", help="Print another engine's command, don't run it.")] = (
         False

@@ -25,7 +25,7 @@ from eyas.errors import StoppedError, UsageError
 class PipelineTarget:
     """The model that gets a drafter."""
 
-    ALIASES: ClassVar = ModelArgument
+    ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
     model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
         kw_only=True
     )

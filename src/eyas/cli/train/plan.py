@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class PlannedTarget:
     """The target whose drafter is planned."""
 
-    ALIASES: ClassVar = ModelArgument
+    ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
     model: Annotated[str, Option("--model", "--model-path", help="A directory, config.json or Hub id.")] = field(
         kw_only=True
     )
