@@ -12,6 +12,7 @@ writer of NAME, or `remove_leftovers`, recognizes and removes what a killed writ
 
 from __future__ import annotations
 
+import codecs
 import ctypes
 import errno
 import hashlib
@@ -285,6 +286,26 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
             raise
+
+
+def read_text(path: AnyPath) -> str:
+    """UTF-8 text that people write, with a byte order mark or without. Raises OSError and UnicodeDecodeError."""
+    return path.read_text(encoding="utf-8-sig")
+
+
+def json_lines(path: AnyPath) -> Iterator[tuple[int, bytes]]:
+    """The lines of a JSON Lines file, numbered from 1, without blank ones and without byte order marks.
+
+    Every reader of JSON Lines that people write uses this one. Any line may begin with a mark, since files are joined.
+    Raises OSError, and DataError for UTF-16.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if number == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise DataError(f"{path} is UTF-16 text: save it as UTF-8")
+            line = line.removeprefix(codecs.BOM_UTF8)
+            if line.strip():
+                yield number, line
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:

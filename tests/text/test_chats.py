@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from eyas.errors import DataError
-from eyas.text.chats import exchange, held_out, read_chats, write_chats
+from eyas.text.chats import chat_line, exchange, held_out, read_chats, write_chats
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -44,3 +44,9 @@ def test_the_split_takes_its_share() -> None:
     assert 300 < len(chosen) < 500
     assert set(chosen) <= {i for i in ids if held_out(i, 0.2)}  # a larger share only adds
     assert not any(held_out(i, 0.0) for i in ids)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_chat(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(chat_line(exchange(name, "q", "a")) for name in "xy"), encoding="utf-8-sig")
+    assert [chat.id for chat in read_chats(file)] == ["x", "y"]

@@ -84,3 +84,13 @@ def test_files(tmp_path: Path) -> None:
         read_prompts(write_rows(tmp_path / "none.jsonl", [""]))
     with pytest.raises(DataError, match=r"can't read the prompts .*gone\.jsonl"):
         read_prompts(tmp_path / "gone.jsonl")
+
+
+def test_byte_order_marks_are_no_part_of_rows(tmp_path: Path) -> None:
+    """As editors write them, also where two such files were joined; numbers of lines stay."""
+    file = tmp_path / "f.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n\n\xef\xbb\xbf{"prompt": "b"}\n')
+    assert [(row.prompt, row.where) for row in read_prompts(file)] == [("a", "f.jsonl:1"), ("b", "f.jsonl:3")]
+    file.write_text('{"prompt": "a"}', encoding="utf-16")
+    with pytest.raises(DataError, match="UTF-16 text: save it as UTF-8"):
+        read_prompts(file)

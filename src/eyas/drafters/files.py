@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from eyas.errors import CheckpointError
+from eyas.files import read_text
 
 CONFIG = "config.json"
 JSON_LIMIT = 2**24
@@ -111,7 +112,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > JSON_LIMIT:
             raise CheckpointError(f"{path} has {path.stat().st_size} bytes: no configuration is that long")
-        value = parse_json(path.read_text(encoding="utf-8"), str(path))
+        value = parse_json(read_text(path), str(path))
     except OSError as error:
         raise CheckpointError(f"can't read {path}: {error.strerror}; is this a drafter directory?") from error
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from eyas.assets import named_target
 from eyas.errors import ModelError, UsageError
+from eyas.files import read_text
 from eyas.hub import find_model, why_unreadable
 from eyas.targets.adapters import base_of, tokenizer_source
 
@@ -61,7 +62,7 @@ def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
 def read_chat_template(file: str | Path) -> str:
     """The source of the chat template in a file. Raises UsageError if it can't be read or isn't a Jinja template."""
     try:
-        source = Path(file).read_text(encoding="utf-8")
+        source = read_text(Path(file))
         render_jinja_template([[]], chat_template=source)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"can't read the chat template {file}: {error}") from error

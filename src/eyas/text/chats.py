@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from pydantic import (
 )
 
 from eyas.errors import DataError
-from eyas.files import writing
+from eyas.files import json_lines, writing
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -103,6 +104,23 @@ class Chat(_Record):
         return self
 
 
+def before_first_question(messages: Iterable[Message]) -> int:
+    """The number of messages before the first one that can be answered: system messages, a greeting."""
+    return sum(1 for _ in takewhile(lambda message: message.role not in ("user", "tool"), messages))
+
+
+def greets(messages: Sequence[Message]) -> bool:
+    """Whether the assistant speaks before anything was asked. Such a greeting is context, and never trained on."""
+    return any(message.role == "assistant" for message in messages[: before_first_question(messages)])
+
+
+def without_greeting(chat: Chat) -> Chat:
+    """The chat without what the assistant says before the first question."""
+    first = before_first_question(chat.messages)
+    kept = (message for message in chat.messages[:first] if message.role != "assistant")
+    return chat.model_copy(update={"messages": (*kept, *chat.messages[first:])})
+
+
 def exchange(chat_id: str, question: str, answer: str) -> Chat:
     """Make a chat of one user message and one answer."""
     return Chat(
@@ -121,23 +139,22 @@ def read_chats(path: Path) -> Iterator[Chat]:
 def chat_rows(path: Path) -> Iterator[Chat | DataError]:
     """Yield chats, and for each bad row the DataError that describes it; an unreadable file raises DataError."""
     try:
-        lines = path.open("rb")
+        for number, line in json_lines(path):
+            yield _chat(line, f"{path}:{number}")
     except OSError as error:
         raise DataError(f"can't read the chats {path}: {error.strerror}") from error
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield Chat.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(map(str, first["loc"])) or "row"
-                yield DataError(
-                    f"{path}:{number}: {where}: {first['msg']} (a row is "
-                    '{"id": ..., "messages": [{"role": ..., "content": ...}, ...]}; '
-                    "`eyas data prepare` reads other layouts)"
-                )
+
+
+def _chat(line: bytes, where: str) -> Chat | DataError:
+    try:
+        return Chat.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "row"
+        return DataError(
+            f"{where}: {key}: {first['msg']} (a row is "
+            '{"id": ..., "messages": [{"role": ..., "content": ...}, ...]}; `eyas data prepare` reads other layouts)'
+        )
 
 
 def chat_line(chat: Chat) -> str:

@@ -12,7 +12,6 @@ entropy of its throughput splits. A row whose prompt it may not redistribute say
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from eyas.errors import DataError
-from eyas.files import parquet_rows
+from eyas.files import json_lines, parquet_rows
 from eyas.text.chats import Message
 
 _FORMS = ("prompt", "messages", "turns", "token_ids")
@@ -87,9 +86,9 @@ def read_prompts(path: Path, limit: int | None = None, raw: bool = False) -> lis
     `raw` makes every `prompt` a raw one.
     """
     try:
-        with path.open("rb") as lines:
-            parquet = (json.dumps(row).encode() for row in parquet_rows(path))
-            rows = list(islice(_rows(parquet if path.suffix == ".parquet" else lines, path.name), limit))
+        parquet = (json.dumps(row).encode() for row in parquet_rows(path))
+        lines = enumerate(parquet, start=1) if path.suffix == ".parquet" else json_lines(path)
+        rows = [parse_row(line, f"{path.name}:{number}", str(number)) for number, line in islice(lines, limit)]
     except OSError as error:
         raise DataError(f"can't read the prompts {path}: {error.strerror or error}") from error
     if not rows:
@@ -97,12 +96,6 @@ def read_prompts(path: Path, limit: int | None = None, raw: bool = False) -> lis
     return [
         replace(row, raw=True) if raw and isinstance(row, PromptRow) and row.prompt is not None else row for row in rows
     ]
-
-
-def _rows(lines: Iterable[bytes], name: str) -> Iterator[PromptRow | BadRow]:
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield parse_row(line, f"{name}:{number}", str(number))
 
 
 def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | BadRow:

@@ -157,6 +157,14 @@ def test_saved_conversations_are_chats_that_data_prepare_reads(run: Run, pair: P
     assert "can't write" in talk(run, pair, f"In May?\n/save {tmp_path}\n").stderr
 
 
+def test_the_limit_that_cut_an_answer_is_named(run: Run, pair: Pair) -> None:
+    said = "(the answer was cut at 6 tokens: --max-new-tokens sets this limit)"
+    assert said in talk(run, pair, "In May?\n", "--ignore-eos").stderr
+    options = ("--model", pair.model, "--prompt", "In May?", "--max-new-tokens", 6, "--ignore-eos")
+    assert said in run("generate", *options).stderr
+    assert said not in run("generate", *options, "--json").stderr
+
+
 def test_figures_of_all_answers(run: Run, pair: Pair) -> None:
     result = talk(run, pair, "/stats\nIn May?\n/reset\nand then?\n/stats\n")
     assert result.stderr.splitlines()[-1].startswith("12 tokens in ")
@@ -256,6 +264,36 @@ def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal: Terminal
     time.sleep(0.5)
     terminal.type("\x03")
     assert terminal.process.wait(60) == 0
+
+
+@pytest.mark.slow
+def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> None:
+    """Whatever its lines begin with: commands, quotes."""
+    pasted = ["// not a command", "/exit", '"""', "", *(f"line {n}, 漢字" for n in range(60))]
+    for text in (pasted, pasted[2:]):
+        file = tmp_path / "chats.jsonl"
+        terminal.wait_for("> ")
+        terminal.type("\x1b[200~" + "\r".join(text) + "\x1b[201~")
+        terminal.wait_for("line 59")
+        terminal.type("\r")
+        terminal.wait_for("own tokens.*tokens in.*> ")
+        terminal.type(f"/save {file}\r")
+        terminal.wait_for("appended")
+        terminal.type("/reset\r")
+        terminal.wait_for("a new conversation")
+        said, _ = json.loads(file.read_text().splitlines()[-1])["messages"]
+        assert said["content"] == "\n".join(text).strip()
+
+
+@pytest.mark.slow
+def test_alt_enter_breaks_a_line(terminal: Terminal, tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    terminal.wait_for("leaves.*> ")
+    terminal.type("In May?\x1b\rOr then?\r")
+    terminal.wait_for("own tokens.*tokens in.*> ")
+    terminal.type(f"/save {file}\r")
+    terminal.wait_for("appended")
+    assert json.loads(file.read_text())["messages"][0]["content"] == "In May?\nOr then?"
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from eyas.files import TEMPORARY
 from eyas.text.chats import Chat, exchange
 
 from ...pairs import tokenizer, write_rows
+from ..templates import templated
 
 
 def talk(*words: str, **more: Any) -> dict[str, Any]:
@@ -331,3 +332,35 @@ def test_a_single_file_is_split_by_id(tmp_path: Path) -> None:
     assert len(found["train"]) + len(found["validation"]) == 200
     assert not set(found["train"]) & set(found["validation"])
     assert 20 < len(found["validation"]) < 60
+
+
+@pytest.mark.parametrize(
+    ("template", "note"),
+    [
+        (None, "4 of 4 chats begin with the assistant: as nothing was asked before"),
+        ("gemma", "4 of 4 chats began with the assistant, which the target's chat template refuses"),
+    ],
+)
+def test_chats_that_begin_with_the_assistant_are_kept(
+    tmp_path: Path, model: str, template: str | None, note: str
+) -> None:
+    if template is not None:
+        templated(template).save_pretrained(model)
+    turns = [("gpt", "Welcome!"), ("human", "What is a kestrel?"), ("gpt", "A small falcon.")]
+    rows = [{"conversations": [{"from": who, "value": f"{n} {what}"} for who, what in turns]} for n in range(4)]
+    report = run(tmp_path, str(write_rows(tmp_path / "a.jsonl", rows)), model=model, max_length=300, too_long="cut")
+    assert report["notes"][0].startswith(note)
+    assert sum(split["answers"] for split in report["splits"].values()) == 4
+    for chat in everything(tmp_path):
+        assert len(chat.answers or ()) == 1
+        assert len(chat.messages) == (3 if template is None else 2)
+
+
+def test_a_folder_of_splits_says_which_was_read(tmp_path: Path) -> None:
+    for name in ("train-0", "test-0"):
+        (tmp_path / "set" / "data").mkdir(parents=True, exist_ok=True)
+        write_rows(tmp_path / "set" / "data" / f"{name}.jsonl", [talk(f"{name} {n}", "yes") for n in range(5)])
+    report = run(tmp_path / "1", str(tmp_path / "set"))
+    (note,) = (note for note in report["notes"] if "left out" in note)
+    assert "only the split train was read; left out: 1 files of the split test, such as" in note
+    assert all("train-0" in chat.messages[0].content for chat in everything(tmp_path / "1"))

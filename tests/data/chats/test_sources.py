@@ -121,7 +121,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("stdlib,weight=inf", "weight"),
         ("stdlib,colour=red", "colour: there is no such key"),
         ("stdlib,layout=letters", "use one of openai, sharegpt, alpaca"),
-        ("stdlib,split=test", "split and subset are for data sets"),
+        ("stdlib,split=test", "split is for folders and data sets given by name"),
         ("./gone", "no file or folder ./gone"),
         ("gone.jsonl", "no file or folder gone.jsonl"),
         ("stdlib,name=a:b", "name"),
@@ -137,3 +137,37 @@ def test_a_source_is_strict() -> None:
     assert parse_source("some/name,weight=2,split=test,subset=main") == ChatSource(
         place="some/name", weight=2, split="test", subset="main", name="name"
     )
+
+
+@pytest.mark.parametrize(
+    ("files", "split", "read_files"),
+    [
+        ("data/train-0-of-2 data/train-1-of-2 data/test-0-of-2", None, "data/train-0-of-2 data/train-1-of-2"),
+        ("data/train-0 data/test-0", "test", "data/test-0"),
+        ("train_sft test_sft train_gen", None, "train_gen train_sft"),
+        ("train validation", "train+validation", "train validation"),
+        ("train/part_0 Test/part_0 dev/part_0", None, "train/part_0"),
+        ("chats eval", None, "chats"),
+        ("chats train", None, "train"),
+        ("a contest/b latest/training_test", None, "latest/training_test"),  # the first word of the name decides
+        ("a b/contest", None, "a b/contest"),  # no words of splits
+        ("chats", "test", "has no files of the split test, but of none"),
+        ("test", None, "has no files of the split train, but of test: add ,split=..."),
+    ],
+)
+def test_one_split_of_a_folder_is_read(tmp_path: Path, files: str, split: str | None, read_files: str) -> None:
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / f"{name}.jsonl", [ROW | {"id": name}])
+    options = {} if split is None else {"split": split}
+    if "has no files" in read_files:
+        with pytest.raises(DataError, match=read_files):
+            read(tmp_path, name="set", **options)
+        return
+    assert ids(read(tmp_path, name="set", **options)) == [f"set:{name}" for name in read_files.split()]
+
+
+def test_text_in_another_encoding_is_a_file_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(ROW), encoding="utf-16")
+    (error,) = read(tmp_path / "a.jsonl")
+    assert "is UTF-16 text: save it as UTF-8" in str(error)

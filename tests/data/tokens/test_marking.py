@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -336,3 +337,29 @@ def test_a_slow_tokenizer_is_refused() -> None:
 
     with pytest.raises(ModelError, match="old/model is a slow one"):
         ChatTokenizer(Slow())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("system", [False, True])
+def test_a_greeting_before_the_first_question_is_context(family: str, system: bool) -> None:
+    """The answers after it are marked as without it; a template that refuses such chats gets none."""
+    before = [said("system", "Be brief.")] if system else []
+    greeted = Chat(id="x", messages=(*before, said("assistant", "Welcome!"), *TALK))
+    tokenizer = templated(family)
+    made = ChatTokenizer(tokenizer).exact(greeted)
+    answers = [tokenizer.decode(made.tokens[start:stop]) for start, stop in made.answers or ()]
+    assert answers == check(family, *TALK)
+    refuses = family == "gemma"
+    assert made.messages == ((*before, *TALK) if refuses else greeted.messages)
+    assert ("Welcome!" in tokenizer.decode(made.tokens)) is not refuses
+
+
+def test_a_greeting_between_generation_marks_is_context_too() -> None:
+    tokenizer = copy.deepcopy(templated("qwen2"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation %}"
+        "{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    made = ChatTokenizer(tokenizer).exact(Chat(id="x", messages=(said("assistant", "Welcome!"), *TALK[:2])))
+    assert [tokenizer.decode(made.tokens[start:stop]) for start, stop in made.answers] == ["assistant<|im_end|>"]

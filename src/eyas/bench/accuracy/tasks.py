@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 
 from eyas.bench.accuracy.sandbox import ProgramOutcome, Sandbox
 from eyas.errors import DataError, UsageError
+from eyas.files import json_lines
 from eyas.text.prompts import PromptRow
 
 
@@ -56,17 +57,15 @@ class ProblemRow:
 def read_problems(path: Path, limit: int | None = None) -> list[ProblemRow]:
     """Read all rows of a file, or the first `limit`. One bad row raises DataError: a score covers all problems."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        rows = [_problem(line, path.name, number) for number, line in islice(json_lines(path), limit)]
+    except OSError as error:
         raise DataError(f"can't read the problems {path}: {error}") from error
-    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
-    rows = [_problem(line, path.name, number) for number, line in islice(numbered, limit)]
     if not rows:
         raise DataError(f"{path} has no rows: write one JSON object a line")
     return rows
 
 
-def _problem(line: str, file: str, number: int) -> ProblemRow:
+def _problem(line: bytes, file: str, number: int) -> ProblemRow:
     where = f"{file}:{number}"
     try:
         fields = json.loads(line)

@@ -26,8 +26,8 @@ def prepare(
         Argument(
             metavar="SOURCE",
             help="A JSON Lines, JSON or Parquet file, a folder of them, `stdlib` (Python's own library) or the name of "
-            "a data set, each with options after commas: weight=2 (its share of the chats), split=train, subset=..., "
-            "layout=openai|sharegpt|alpaca, name=... (hf:NAME is always a data set).",
+            "a data set, each with options after commas: weight=2 (its share of the chats), split=train (of a folder "
+            "or data set), subset=..., layout=openai|sharegpt|alpaca, name=... (hf:NAME is always a data set).",
         ),
     ],
     output_: Annotated[Path, Option("--output", "-o", help="The chat folder to create.")],

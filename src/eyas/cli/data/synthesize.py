@@ -17,6 +17,7 @@ from eyas.cli.common.options import DraftOptions, Json, MaxNewTokens, SamplingOp
 from eyas.cli.common.verb import keeping
 from eyas.cli.data.regenerate import RegenerateProgress
 from eyas.errors import DataError, UsageError
+from eyas.files import read_text
 from eyas.tables import show_table
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def synthesize(
 
 def _topics(path: Path) -> tuple[str, ...]:
     try:
-        return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
     except UnicodeDecodeError:
         raise DataError(f"{path} isn't UTF-8 text: write one topic per line") from None
 

@@ -79,4 +79,4 @@ def settings_of(config: PrepareConfig, rendering: str | None) -> dict[str, Any]:
 def _data_of(source: ChatSource) -> str:
     if source.location == STDLIB:
         return f"Python {platform.python_version()}"
-    return source.location if source.path is None else file_hash(*files_of(source.path))
+    return source.location if source.path is None else file_hash(*files_of(source).read)

@@ -18,7 +18,7 @@ import numpy as np
 from eyas.data.tokens.tokenize import TokenRow
 from eyas.errors import DataError, RowError
 from eyas.files import write_json, write_text
-from eyas.text.chats import Chat, held_out, read_chats
+from eyas.text.chats import Chat, before_first_question, greets, held_out, read_chats
 
 SHOWN = 3
 """Dropped rows that the report names for each reason."""
@@ -29,7 +29,8 @@ DEFINITIONS = (
     "duplicates.",
     "chats: written to the folder. dropped: rows and candidates left out, by reason. not needed: candidates that the "
     "blend's shares or --samples left over; they were not checked for near-duplicates.",
-    "turns: messages. answers: assistant turns. unanswered: chats that end with a question, kept for regeneration.",
+    "turns: messages. answers: assistant turns after the first question. unanswered: chats that end with a question, "
+    "kept for regeneration.",
     "length: tokens of a chat as the target's template renders it; without --model, characters of its messages.",
     "answer tokens: tokens that the assistant generates, including the end token.",
 )
@@ -41,6 +42,8 @@ class SourceTally:
     def __init__(self, name: str) -> None:
         self.name = name
         self.rows = self.candidates = self.chats = self.cut = self.tried = 0
+        self.greetings = 0
+        """Chats whose first answer, before any question, was left out."""
         self._dropped: Counter[str] = Counter()
         self._first: dict[str, list[str]] = {}
 
@@ -89,9 +92,9 @@ class SplitTally:
         self.answer_tokens: set[int] = set()
 
     @property
-    def begun_by_assistant(self) -> int:
+    def greetings(self) -> int:
         """The number of chats that the assistant begins, not counting system messages."""
-        return self._counts["begun_by_assistant"]
+        return self._counts["greetings"]
 
     @property
     def chats(self) -> int:
@@ -100,14 +103,14 @@ class SplitTally:
 
     def add(self, chat: Chat) -> None:
         """Count a chat that was written to the split."""
-        said = [message.role for message in chat.messages]
-        roles = Counter(said)
+        roles = Counter(message.role for message in chat.messages)
+        first = before_first_question(chat.messages)
         self._counts.update(
             chats=1,
             turns=len(chat.messages),
-            answers=roles["assistant"],
+            answers=sum(message.role == "assistant" for message in chat.messages[first:]),
             unanswered=int(chat.messages[-1].role != "assistant"),
-            begun_by_assistant=int(next((r for r in said if r not in ("system", "developer")), "") == "assistant"),
+            greetings=int(greets(chat.messages)),
             with_tools=int(bool(chat.tools) or roles["tool"] > 0),
             with_reasoning=int(any(message.reasoning_content for message in chat.messages)),
         )

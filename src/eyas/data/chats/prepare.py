@@ -34,12 +34,12 @@ from eyas.data.chats.folder import (
     split_file,
     write_report,
 )
-from eyas.data.chats.sources import chats_of_source
+from eyas.data.chats.sources import chats_of_source, files_of
 from eyas.data.tokens.tokenize import ChatTokenizer
 from eyas.errors import DataError, RowError, UsageError
 from eyas.files import writing_folder
 from eyas.hub import find_model
-from eyas.text.chats import Chat, chat_line, held_out
+from eyas.text.chats import Chat, before_first_question, chat_line, greets, held_out
 
 EMPTY_ANSWER = "empty answer"
 EMPTY_QUESTION = "empty question"
@@ -151,6 +151,7 @@ def drawn(
             tally.drop(where, error)
             continue
         tally.cut += cut
+        tally.greetings += greets(chat.messages) and not greets(rendered.messages)
         yield rendered
 
 
@@ -208,7 +209,8 @@ class ChatFitter:
         A chat without answers is returned unchanged. Raises RowError if the chat is too long, has too few answer
         tokens, or carries tokens of another target.
         """
-        if not any(message.role == "assistant" for message in chat.messages):
+        first = before_first_question(chat.messages)
+        if not any(message.role == "assistant" for message in chat.messages[first:]):
             return chat, False
         if chat.tokens is not None:
             self._check_own(chat)
@@ -236,7 +238,9 @@ class ChatFitter:
         """
         if self._cut:
             bare = chat.model_copy(update={"tokens": None, "answers": None})
-            lengths = [i + 1 for i, message in enumerate(chat.messages) if message.role == "assistant"]
+            first = before_first_question(chat.messages)
+            roles = [message.role for message in chat.messages]
+            lengths = [i + 1 for i in range(first, len(roles)) if roles[i] == "assistant"]
             for length in reversed(lengths):
                 shorter = self._chats.exact(bare.model_copy(update={"messages": chat.messages[:length]}))
                 if self._fits(shorter):
@@ -358,6 +362,13 @@ def _notes(
         wanted = round((config.samples or 0) * share)
         if tally.chats < wanted - 1:
             notes.append(f"{tally.name} gave {tally.chats} chats; its share of {config.samples} is {wanted}")
+    for source in config.sources:
+        for split, files in files_of(source).left_out.items() if source.path is not None else ():
+            what = f"of the split {split}" if split else "outside of any split"
+            notes.append(
+                f"{source.name}: only the split {source.split} was read; left out: {len(files)} files {what}, such as "
+                f"{files[0]}"
+            )
     capped = [tally for tally in tallies if tally.not_needed] if shares is not None and config.samples is None else []
     if capped:
         short = next((tally.name for tally in tallies if not tally.not_needed), tallies[0].name)
@@ -366,11 +377,17 @@ def _notes(
             f"the weights end the blend where {short} runs out, which leaves out chats ({left}): to use all of them, "
             "remove weight=, or set the number of chats with --samples"
         )
-    begun = sum(side.begun_by_assistant for side in sides.values())
-    if begun:
+    greeting = sum(side.greetings for side in sides.values())
+    if greeting:
         notes.append(
-            f"{begun} of {total} chats begin with the assistant: nothing was asked before that first answer, and many "
-            "templates refuse such chats; remove opening turns that only greet"
+            f"{greeting} of {total} chats begin with the assistant: as nothing was asked before, that first answer is "
+            "context and isn't trained on"
+        )
+    left_out = sum(tally.greetings for tally in tallies)
+    if left_out:
+        notes.append(
+            f"{left_out} of {total} chats began with the assistant, which the target's chat template refuses: that "
+            "first answer was left out"
         )
     for name, side in sides.items():
         if not side.chats:

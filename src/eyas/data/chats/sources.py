@@ -6,8 +6,10 @@ error, which the caller counts.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from pydantic import Field, ValidationError
 
 from eyas.config import StrictModel, validated
 from eyas.errors import ConfigError, DataError, RowError
-from eyas.files import parquet_rows
+from eyas.files import json_lines, parquet_rows
 from eyas.text.chats import Chat, Message
 
 UNKNOWN_LAYOUT = "unknown layout"
@@ -248,6 +250,7 @@ class ChatSource(StrictModel):
     """Share of the blend, relative to other weights. None: 1 if any source has a weight, else its number of chats."""
     layout: str | None = None
     split: str = "train"
+    """Of a data set or a folder; `train+test` is both."""
     subset: str | None = None
     name: str = Field(min_length=1, pattern=r"^[^:\s]+$")
     """The prefix of its chats' ids, and the source's name in the report."""
@@ -284,8 +287,10 @@ def parse_source(text: str) -> ChatSource:
     looks_local = location.startswith((".", "/", "~")) or location.endswith(SUFFIXES)
     if looks_local and not Path(location).exists():
         raise ConfigError(f"source {text!r}: there is no file or folder {location}")
-    if (source.path is not None or location == STDLIB) and (source.subset is not None or "split" in values):
-        raise ConfigError(f"source {text!r}: split and subset are for data sets given by name, which {location} is not")
+    if source.subset is not None and (source.path is not None or location == STDLIB):
+        raise ConfigError(f"source {text!r}: subset is for data sets given by name, which {location} is not")
+    if "split" in values and (location == STDLIB or (source.path is not None and source.path.is_file())):
+        raise ConfigError(f"source {text!r}: split is for folders and data sets given by name, which {location} is not")
     return source
 
 
@@ -322,7 +327,7 @@ def _rows(source: ChatSource) -> Iterator[SourceRow]:
     if source.path is None:
         yield from _dataset(source)
         return
-    for file in files_of(source.path):
+    for file in files_of(source).read:
         yield from read_rows(file)
 
 
@@ -379,17 +384,56 @@ _DESCRIPTIONS = {"report.json", "dataset_info.json", "dataset_infos.json", "data
 """Reports and indexes next to the data, which hold no chats."""
 
 
-def files_of(path: Path) -> list[Path]:
-    """The file itself, or all files of a folder with a known suffix; DataError if there are none."""
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""A word of a file's name or folder -> its split, as the `datasets` library finds splits."""
+
+
+class FolderFiles(NamedTuple):
+    """The files of a source, and those that belong to other splits."""
+
+    read: list[Path]
+    left_out: dict[str, list[Path]]
+    """Split -> its files."""
+
+
+def files_of(source: ChatSource) -> FolderFiles:
+    """The file itself, or the files of a folder with a known suffix. DataError if there is nothing to read.
+
+    Files whose names say that they belong to another split than the source's are left out. If some belong to its split,
+    those that say nothing are left out too, as the `datasets` library does.
+    """
+    path = source.path
+    assert path is not None
     if path.is_file():
         if path.suffix not in SUFFIXES:
             raise DataError(f"{path} has no known suffix: use one of {', '.join(SUFFIXES)}")
-        return [path]
+        return FolderFiles([path], {})
     found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-    files = [file for file in found if file.name not in _DESCRIPTIONS]
-    if not files:
+    splits: dict[str, list[Path]] = {}
+    for file in found:
+        if file.name not in _DESCRIPTIONS:
+            splits.setdefault(split_of(file.relative_to(path)), []).append(file)
+    if not splits:
         raise DataError(f"{path} has no files with a known suffix ({', '.join(SUFFIXES)})")
-    return files
+    wanted = [split for split in splits if split in source.split.split("+")]
+    if not wanted and (source.split != "train" or "" not in splits):
+        known = ", ".join(sorted(filter(None, splits))) or "none that are named so"
+        raise DataError(f"{path} has no files of the split {source.split}, but of {known}: add ,split=... to it")
+    read = [file for split in wanted or [""] for file in splits.pop(split)]
+    return FolderFiles(sorted(read), splits)
+
+
+def split_of(file: Path) -> str:
+    """The split that a file's name, or else its nearest folder's, belongs to; empty if none says."""
+    for part in reversed(file.parts):
+        for word in re.split(r"[^a-z]+", part.lower()):
+            if word in _SPLITS:
+                return _SPLITS[word]
+    return ""
 
 
 def read_rows(file: Path) -> Iterator[SourceRow]:
@@ -407,12 +451,11 @@ def read_rows(file: Path) -> Iterator[SourceRow]:
 
 
 def _lines(file: Path) -> Iterator[SourceRow]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if line.strip():
-                yield SourceRow(f"{file}:{number}", _parsed(line))
+    try:
+        for number, line in json_lines(file):
+            yield SourceRow(f"{file}:{number}", _parsed(line))
+    except DataError as error:
+        yield SourceRow(str(file), RowError(BROKEN_FILE, str(error)))
 
 
 def _parsed(line: bytes) -> Any | RowError:
@@ -426,12 +469,12 @@ def _parsed(line: bytes) -> Any | RowError:
 
 def _is_array(file: Path) -> bool:
     with file.open("rb") as data:
-        return data.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        return data.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
 
 
 def _array(file: Path) -> Iterator[SourceRow]:
     """The elements of a JSON array; the whole file is read into memory."""
-    value = _parsed(file.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+    value = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8))
     if isinstance(value, RowError):
         yield SourceRow(str(file), RowError(BROKEN_FILE, str(value)))
         return

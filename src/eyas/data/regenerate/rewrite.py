@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from eyas.data.regenerate.journal import Answer, AnswerTokens, Journal, Question, Unanswered
-from eyas.text.chats import Chat, Message, ToolCall
+from eyas.text.chats import Chat, Message, ToolCall, before_first_question
 
 
 class OpenChat(Protocol):
@@ -193,7 +193,7 @@ class Rewrite:
         self._replaced = ()
 
     def _has_prompt(self) -> bool:
-        return any(message.role in ("user", "tool") for message in self._said)
+        return before_first_question(self._said) < len(self._said)
 
     def _hold(self, tokens: AnswerTokens) -> None:
         prompt = self._tokens[: tokens.kept] + tokens.prompt

@@ -21,7 +21,7 @@ from eyas.data.regenerate.endpoint import BatchFile, CompletionSettings, batch_s
 from eyas.data.regenerate.journal import Answer, Answerer, Journal, Reply, Unanswered
 from eyas.data.regenerate.rewrite import OpenChat, OpenChats, Rewrite, RewriteRule, replay
 from eyas.errors import DataError, EndpointError, OutputError, UsageError
-from eyas.files import StagedFiles, sync_folder
+from eyas.files import StagedFiles, json_lines, sync_folder
 from eyas.text.chats import Chat, chat_line, chat_rows
 from eyas.types import Stats
 
@@ -162,11 +162,7 @@ class ChatFiles:
 
     def count(self) -> int:
         """The number of rows, good or bad, without parsing them."""
-        total = 0
-        for source, _ in self.pairs:
-            with source.open("rb") as lines:
-                total += sum(not line.isspace() for line in lines)
-        return total
+        return sum(1 for source, _ in self.pairs for _ in json_lines(source))
 
 
 def chat_files(source: Path, output: Path) -> ChatFiles:

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eyas.errors import DataError, ModelError, RowError
-from eyas.text.chats import Chat, Message
-from eyas.text.template import ChatTemplate, Turn, control_tokens
+from eyas.text.chats import Chat, Message, before_first_question, greets, without_greeting
+from eyas.text.template import REFUSED, ChatTemplate, Turn, control_tokens
 
 UNMARKABLE = "answers can't be told from prompts"
 _ADVICE = (
@@ -106,11 +106,14 @@ class MarkedChat:
         return _unmarked(self._template.render(self._copies[:turn], self._tools, prompt=prompt))
 
 
-def find_answers(chat: MarkedChat, end_tokens: re.Pattern[str], tokens: re.Pattern[str]) -> list[Span]:
-    """The spans of the assistant's turns. `end_tokens` matches tokens that end a turn, `tokens` all special tokens."""
+def find_answers(chat: MarkedChat, first: int, end_tokens: re.Pattern[str], tokens: re.Pattern[str]) -> list[Span]:
+    """The spans of the assistant's turns from turn `first` on: those before it have no prompt, so they are context.
+
+    `end_tokens` matches tokens that end a turn, `tokens` all special tokens.
+    """
     spans: list[Span] = []
     for i, turn in enumerate(chat.turns):
-        if turn["role"] != "assistant":
+        if turn["role"] != "assistant" or i < first:
             continue
         start = chat.start(i, tokens)
         last = max([start, *chat.offsets(i)])
@@ -316,10 +319,19 @@ class ChatTokenizer:
         return _row(self.exact(chat))
 
     def exact(self, chat: Chat) -> Chat:
-        """The chat with its tokens and the token ranges of its answers; RowError if it can't be rendered or marked."""
+        """The chat with its tokens and the token ranges of its answers; RowError if it can't be rendered or marked.
+
+        A greeting before the first question isn't an answer. It is left out if the template refuses such chats.
+        """
         if chat.tokens is not None:
             return chat
-        tokens, answers = self._tokenized(chat)
+        try:
+            tokens, answers = self._tokenized(chat)
+        except RowError as error:
+            if error.reason != REFUSED or not greets(chat.messages):
+                raise
+            chat = without_greeting(chat)
+            tokens, answers = self._tokenized(chat)
         return chat.model_copy(update={"tokens": tuple(tokens.tolist()), "answers": tuple(answers)})
 
     def _tokenized(self, chat: Chat) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
@@ -330,12 +342,13 @@ class ChatTokenizer:
         if any(message.tool_calls for message in chat.messages) and not self.template.shows_calls():
             raise RowError(HIDDEN_CALLS, "the chat calls tools, but the target's chat template doesn't render calls")
         turns, tools = self.template.turns(chat.messages), list(chat.tools) if chat.tools else None
+        first = before_first_question(chat.messages)
         texts = self._control.break_up_turns(turns), self._control.break_up(tools)
         if texts == (turns, tools):
-            text, spans = self._spans(turns, tools)
+            text, spans = self._spans(turns, tools, first)
             encoded = self._encoder.encode(text)
             return encoded.tokens, encoded.inside(spans)
-        text, spans = self._spans(*texts)
+        text, spans = self._spans(*texts, first)
         encoded = self._control_encoder.encode(text)
         kept = encoded.tokens != self._control.mark_id  # [T]
         positions = [0, *kept.cumsum().tolist()]
@@ -345,16 +358,16 @@ class ChatTokenizer:
     def _control_encoder(self) -> OffsetEncoder:
         return OffsetEncoder(self._control.tokenizer)
 
-    def _spans(self, turns: list[Turn], tools: Tools) -> tuple[str, list[Span]]:
-        """The rendered chat, and the spans of characters that the assistant generates."""
+    def _spans(self, turns: list[Turn], tools: Tools, first: int) -> tuple[str, list[Span]]:
+        """The rendered chat, and the spans of characters that the assistant generates from turn `first` on."""
         if not self.template.has_generation_marks(tools):
             marked = MarkedChat(self.template, turns, tools)
-            return marked.text, find_answers(marked, self._end_tokens, self._tokens)
+            return marked.text, find_answers(marked, first, self._end_tokens, self._tokens)
         text, generated = self.template.generated(turns, tools)
-        if self._marks_are_exact:
+        if self._marks_are_exact and all(turn["role"] != "assistant" for turn in turns[:first]):
             return text, [Span(start, stop, closed=True) for start, stop in generated]
         marked = MarkedChat(self.template, turns, tools)
-        return text, trim_generated(generated, find_answers(marked, self._end_tokens, self._tokens))
+        return text, trim_generated(generated, find_answers(marked, first, self._end_tokens, self._tokens))
 
     def _try_template(self, stops: set[str]) -> None:
         """Render four plain turns to find the template's end token and whether its generation marks are exact."""
@@ -370,7 +383,7 @@ class ChatTokenizer:
         if self.template.has_generation_marks(None):
             generated = self.template.generated(turns, None)[1]
             check_generated(chat, generated)
-            answers = find_answers(chat, self._end_tokens, self._tokens)
+            answers = find_answers(chat, 0, self._end_tokens, self._tokens)
             self._marks_are_exact = generated == [(span.start, span.stop) for span in answers]
 
 
