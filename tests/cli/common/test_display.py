@@ -17,11 +17,6 @@ from eyas.cli.common.display import (
     next_step,
     quietly_refreshing,
     row_bar,
-<<<<<<< HEAD
-    stats_line,
-=======
-    show_table,
->>>>>>> 13ce88f0 (One reader for JSON Lines, without byte order marks; greetings are kept as context; one split of a folder is read)
 )
 
 

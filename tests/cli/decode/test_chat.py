@@ -196,8 +196,9 @@ class Terminal:
     def __init__(self, pair: Pair, *options: str) -> None:
         self._master, slave = pty.openpty()
         command = (sys.executable, "-c", _SLOW, "chat", pair.model, "--draft-model", pair.drafter, *options)
+        env = os.environ | {"PROMPT_TOOLKIT_NO_CPR": "1"}  # this terminal doesn't say where its cursor is
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_own_terminal
+            command, env=env, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=_own_terminal
         )
         os.close(slave)
         self.shown = ""
@@ -243,24 +244,24 @@ def terminal(pair: Pair) -> Iterator[Terminal]:
 @pytest.mark.slow  # a process of its own in a terminal
 def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
-    terminal.wait_for("leaves.*> ")
+    terminal.wait_for("leaves.*>")
     terminal.type("In May?\n")
     terminal.wait_for("own tokens\r\n.")  # the answer has begun
     terminal.type("\x03")
     terminal.wait_for(r"\(stopped\)")
     assert 0 < int(terminal.wait_for(r"\d+ tokens in").split()[0]) < 200
-    terminal.wait_for("> ")
+    terminal.wait_for(">")
     terminal.type(f"/save {file}\n")
-    terminal.wait_for("appended.*> ")
+    terminal.wait_for("appended.*>")
     assert [each["role"] for each in json.loads(file.read_text())["messages"]] == ["user", "assistant"]
     time.sleep(0.5)  # the prompt is shown a moment before it is waited at
     terminal.type("\x03")  # one at the prompt says how to leave
-    terminal.wait_for(r"\(Ctrl-C again, Ctrl-D or /exit leaves\).*> ")
+    terminal.wait_for(r"\(Ctrl-C again, Ctrl-D or /exit leaves\).*>")
     terminal.type("/stats\n")  # and is forgotten when something is typed
-    terminal.wait_for("tokens in.*> ")
+    terminal.wait_for("tokens in.*>")
     time.sleep(0.5)
     terminal.type("\x03")
-    terminal.wait_for(r"\(Ctrl-C again.*> ")
+    terminal.wait_for(r"\(Ctrl-C again.*>")
     time.sleep(0.5)
     terminal.type("\x03")
     assert terminal.process.wait(60) == 0
@@ -272,11 +273,11 @@ def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> Non
     pasted = ["// not a command", "/exit", '"""', "", *(f"line {n}, 漢字" for n in range(60))]
     for text in (pasted, pasted[2:]):
         file = tmp_path / "chats.jsonl"
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type("\x1b[200~" + "\r".join(text) + "\x1b[201~")
         terminal.wait_for("line 59")
         terminal.type("\r")
-        terminal.wait_for("own tokens.*tokens in.*> ")
+        terminal.wait_for("own tokens.*tokens in.*>")
         terminal.type(f"/save {file}\r")
         terminal.wait_for("appended")
         terminal.type("/reset\r")
@@ -288,9 +289,9 @@ def test_a_pasted_text_is_one_message(terminal: Terminal, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_alt_enter_breaks_a_line(terminal: Terminal, tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
-    terminal.wait_for("leaves.*> ")
+    terminal.wait_for("leaves.*>")
     terminal.type("In May?\x1b\rOr then?\r")
-    terminal.wait_for("own tokens.*tokens in.*> ")
+    terminal.wait_for("own tokens.*tokens in.*>")
     terminal.type(f"/save {file}\r")
     terminal.wait_for("appended")
     assert json.loads(file.read_text())["messages"][0]["content"] == "In May?\nOr then?"
@@ -298,6 +299,6 @@ def test_alt_enter_breaks_a_line(terminal: Terminal, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ctrl_d_at_the_prompt_leaves(terminal: Terminal) -> None:
-    terminal.wait_for("leaves.*> ")
+    terminal.wait_for("leaves.*>")
     terminal.type("\x04")
     assert terminal.process.wait(60) == 0
