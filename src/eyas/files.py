@@ -288,7 +288,7 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def read_text(path: AnyPath) -> str:
+def read_text(path: Path) -> str:
     """UTF-8 text that people write, with a byte order mark or without. Raises OSError and UnicodeDecodeError."""
     return path.read_text(encoding="utf-8-sig")
 

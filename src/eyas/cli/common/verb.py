@@ -141,9 +141,9 @@ class Spread:
         self._groups: dict[str, type[Any]] = {}
         self._given: str | None = None
         parameters: list[Parameter] = []
-        hints = get_type_hints(function, include_extras=True)
-        for name, parameter in signature(function).parameters.items():
-            hint = hints[name]
+        # not get_type_hints, which before Python 3.11 wraps the hint of a parameter that defaults to None
+        for name, parameter in signature(function, eval_str=True).parameters.items():
+            hint = parameter.annotation
             if hint is Given:
                 self._given = name
             elif isinstance(hint, type) and is_dataclass(hint):
