@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch  # noqa: F401  # imported by the first /stats after a step, which must not wait for it
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -78,7 +79,7 @@ class FakeServer:
         canned = {"hostile": HOSTILE, "endless": WORDS * 1000, "markdown": MARKDOWN, "write": self.written}
         if body.get("continue_final_message"):
             canned = {said: [" And", " so", " on", "."]}
-        words = canned.get(said, WORDS)[: body["max_tokens"]]
+        words = canned.get(said, WORDS)[: body.get("max_tokens")]
         cut = len(words) < len(canned.get(said, WORDS))
         rounds = 3 if body["eyas"]["speculate"] and self.drafts else 0
         done = passes = accepted = 0
@@ -86,7 +87,14 @@ class FakeServer:
             while done < len(words):
                 taken = words[done : done + rounds + 1]
                 end = done + len(taken) == len(words)
-                yield _event(_choice(taken, len(taken) - 1, rounds > 0, ("length" if cut else "stop") if end else None))
+                yield _event(
+                    _choice(
+                        taken,
+                        len(taken) - 1,
+                        rounds > 0,
+                        ("length" if cut or said == "full" else "stop") if end else None,
+                    )
+                )
                 done += len(taken)
                 passes, accepted = passes + 1, accepted + len(taken) - 1
                 if said == "lost" and done > 4:

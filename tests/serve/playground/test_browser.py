@@ -127,6 +127,23 @@ def test_a_server_that_is_gone(server: FakeServer, open_page: Any) -> None:
     expect(page.get_by_role("alert")).to_contain_text("can't be reached")
 
 
+def test_a_server_that_loads_and_comes_back_as_another(server: FakeServer, open_page: Any) -> None:
+    server.loading = True
+    page = open_page(server.url, refusals=True)
+    expect(page.locator("#gauge-note")).to_have_text("Not ready: the model is being loaded.")
+    server.loading = False
+    expect(page.locator("#model")).to_have_text("fake-model")
+    expect(page.locator("#gauge-note")).to_have_text("")
+    page.route("**/stats", lambda route: route.abort())
+    expect(page.locator("#model")).to_have_text("not connected")
+    server.model = "another"
+    page.unroute("**/stats")
+    expect(page.locator("#model")).to_have_text("another")
+    say(page, "first")
+    expect(page.locator(".figures-line")).to_have_count(1)
+    assert server.bodies[0]["model"] == "another"
+
+
 def test_a_key_is_asked_for(open_page: Any) -> None:
     fake = FakeServer(key="sesame")
     with serving(fake.app) as url:

@@ -151,6 +151,29 @@ def test_a_cut_answer_goes_on(server: FakeServer, open_page: Any) -> None:
     expect(page.get_by_role("button", name="Continue")).to_have_count(0)
 
 
+def test_a_full_context_is_told(server: FakeServer, open_page: Any) -> None:
+    page = open_page(server.url)
+    say(page, "full")
+    assert "max_tokens" not in server.bodies[0]
+    expect(page.locator(".notice")).to_contain_text("the model's context is full")
+    expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+
+
+def test_two_tabs_go_on_with_one_conversation_as_two(server: FakeServer, open_page: Any) -> None:
+    page = open_page(server.url)
+    say(page, "first")
+    other = page.context.new_page()
+    other.goto(server.url)
+    other.get_by_role("button", name="Conversations").click()
+    other.locator(".entry", has_text="first").click()
+    say(other, "there", 2)
+    say(page, "here", 2)
+    page.get_by_role("button", name="Conversations").click()
+    expect(page.locator("#history-list li")).to_have_count(2)
+    page.locator(".entry").last.click()
+    expect(page.locator(".said")).to_have_text(["first", "there"])
+
+
 def test_conversations_are_saved_as_files(server: FakeServer, open_page: Any) -> None:
     page = open_page(server.url)
     say(page, "first")

@@ -1,6 +1,6 @@
 // The chat: a conversation, the answer while it is streamed, stopping it, and answering again.
 
-import { announce, byId, el, follow } from "./dom.js";
+import { announce, byId, el, fitText, follow } from "./dom.js";
 import { History, messages, newId } from "./history.js";
 import { streamJson } from "./stream.js";
 import { Turn } from "./turn.js";
@@ -21,6 +21,7 @@ export class Chat {
     this.place = byId("turns");
     this.welcome = byId("welcome");
     this.follow = follow(byId("transcript"), this.place);
+    this.fit = fitText(this.box);
     this.does = {
       look: (answer, round) => this.rounds.show(answer, round),
       again: (turn) => this.again(turn),
@@ -51,7 +52,6 @@ export class Chat {
       event.preventDefault();
       this.send(this.box.value);
     });
-    this.box.addEventListener("input", () => this.fit());
     byId("stop").addEventListener("click", () => this.stop());
     byId("clear").addEventListener("click", () => this.clear());
     byId("system-line").addEventListener("click", () => this.settings.open("", "system"));
@@ -60,11 +60,6 @@ export class Chat {
 
   get busy() {
     return this.abort !== null;
-  }
-
-  fit() {
-    this.box.style.height = "auto";
-    this.box.style.height = `${Math.min(this.box.scrollHeight, 200)}px`;
   }
 
   stop() {
@@ -140,7 +135,7 @@ export class Chat {
     const sent = [...earlier, { role: "user", content: turn.question }];
     if (changes.continuing) sent.push({ role: "assistant", content: turn.text });
     const body = this.settings.body(sent, { ...this.sampling(turn), ...changes });
-    turn.limit = body.max_tokens;
+    turn.limit = body.max_tokens ?? null;
     turn.note = turn.attempt ? this.sampled(body) : "";
     const abort = new AbortController();
     this.working(abort);
@@ -161,7 +156,7 @@ export class Chat {
       if (error.name === "AbortError") ending = "stopped";
       else failure = error;
     }
-    const full = ending === "length" && usage?.completion_tokens < body.max_tokens;
+    const full = ending === "length" && !(usage?.completion_tokens >= body.max_tokens); // also without a limit
     turn.finish(full ? "context" : ending, failure, usage);
     if (this.history.has(chat.id)) this.history.save(chat); // it may have been deleted meanwhile
     if (this.abort === abort) this.working(null);

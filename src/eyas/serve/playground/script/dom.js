@@ -57,6 +57,16 @@ async function writeClipboard(text) {
   }
 }
 
+/** Let a text area be as high as its text, up to its `max-height`, also while it is typed. Returns what fits it again. */
+export function fitText(box) {
+  const fit = () => {
+    box.style.height = "auto";
+    box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
+  };
+  box.addEventListener("input", fit);
+  return fit;
+}
+
 /** Keep the end of `view` visible as `content` in it grows, unless the reader has scrolled away. Returns what goes to the end. */
 export function follow(view, content) {
   let following = true;

@@ -1,9 +1,10 @@
 // The race: the same request decoded plainly and speculatively, timed and compared token by token.
 
 import { Answer } from "./answer.js";
-import { announce, byId, el, follow } from "./dom.js";
+import { announce, byId, el, fitText, follow, plural } from "./dom.js";
 import { streamJson } from "./stream.js";
 
+const MOST = 256; // tokens of an answer, unless the settings have a limit: a race that ends tells more
 const LANES = { plain: false, speculative: true };
 
 export class Race {
@@ -26,6 +27,7 @@ export class Race {
     });
     byId("race-stop").addEventListener("click", () => this.stop());
     byId("race-replay").addEventListener("click", () => this.replay());
+    fitText(byId("race-prompt"));
     this.ends = {}; // lane -> what scrolls to its end
     for (const lane of Object.keys(LANES)) {
       this.ends[lane] = follow(byId(`lane-${lane}`).parentElement, byId(`lane-${lane}`));
@@ -50,6 +52,7 @@ export class Race {
     this.working(new AbortController());
     const messages = [{ role: "user", content: prompt }];
     this.answers = {};
+    this.limit = this.settings.values.maxTokens ?? MOST;
     this.cut = false; // whether an answer isn't whole
     this.replaying += 1;
     byId("race-replay").hidden = true;
@@ -81,7 +84,7 @@ export class Race {
     const timer = setInterval(() => this.figures(lane, answer, (performance.now() - answer.began) / 1000), 100);
     let usage = null;
     try {
-      for await (const event of this.ask(messages, { speculate })) {
+      for await (const event of this.ask(messages, { speculate, maxTokens: this.limit })) {
         usage = event.usage ?? usage;
         if (event.choices?.[0]) answer.add(event.choices[0]);
         this.cut ||= event.choices?.[0]?.finish_reason === "length";
@@ -138,7 +141,7 @@ export class Race {
     byId("race-result").replaceChildren(
       el("strong", { className: "speedup", textContent: speed }),
       el("span", { className: at < 0 ? "same" : "problem-text", textContent: sameness }),
-      ...(this.cut ? [el("span", { textContent: `Cut off at ${this.settings.values.maxTokens} tokens, the limit in the settings.` })] : []),
+      ...(this.cut ? [el("span", { textContent: `Cut off at ${plural(this.limit, "token")}.` })] : []),
       ...this.doubts(ratio, speculative.perPass() ?? 1),
     );
   }

@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 
-const DEFAULTS = { temperature: 0, topP: 1, seed: 0, maxTokens: 1024, system: "", speculate: true };
+const DEFAULTS = { temperature: 0, topP: 1, seed: 0, maxTokens: null /* as many as fit into the context */, system: "", speculate: true };
 const STORED = "eyas.settings";
 const KEY = "eyas.key";
 
@@ -22,7 +22,7 @@ export class Settings {
   stored() {
     try {
       const found = Object.entries(JSON.parse(localStorage.getItem(STORED)) ?? {});
-      return Object.fromEntries(found.filter(([name, value]) => Object.hasOwn(DEFAULTS, name) && typeof value === typeof DEFAULTS[name]));
+      return Object.fromEntries(found.filter(([name]) => Object.hasOwn(DEFAULTS, name)));
     } catch {
       return {}; // not written by this page
     }
@@ -48,10 +48,11 @@ export class Settings {
   }
 
   take() {
-    for (const [name, initial] of Object.entries(DEFAULTS)) {
+    for (const name of Object.keys(DEFAULTS)) {
       const input = byId(`set-${name}`);
-      this.values[name] =
-        typeof initial === "boolean" ? input.checked : typeof initial === "number" ? input.valueAsNumber : input.value;
+      if (input.type === "checkbox") this.values[name] = input.checked;
+      else if (input.type === "number") this.values[name] = input.value === "" ? null : input.valueAsNumber;
+      else this.values[name] = input.value;
     }
     this.key = byId("set-key").value.trim();
     localStorage.setItem(STORED, JSON.stringify(this.values));
@@ -63,7 +64,7 @@ export class Settings {
   body(messages, changes = {}) {
     const { temperature, topP, seed, maxTokens, system, speculate, continuing } = { ...this.values, ...changes };
     return {
-      model: this.model,
+      model: this.model ?? undefined,
       messages: system.trim() ? [{ role: "system", content: system }, ...messages] : messages,
       ...(continuing ? { add_generation_prompt: false, continue_final_message: true } : {}),
       stream: true,
@@ -71,7 +72,7 @@ export class Settings {
       temperature,
       top_p: topP,
       seed,
-      max_tokens: maxTokens,
+      ...(maxTokens === null ? {} : { max_tokens: maxTokens }),
       eyas: { speculate, trace: true },
     };
   }

@@ -21,7 +21,7 @@ export class Turn {
     this.does = does;
     this.answer = null;
     this.ending = "";
-    this.limit = 0; // tokens that the answer may have
+    this.limit = null; // tokens that the answer may have, if that was limited
     this.attempt = 0; // how often it was answered before, which moves the seed
     this.note = ""; // how it was sampled, if not as the settings say
     this.said = el("div", { className: "said", textContent: question });
@@ -140,7 +140,7 @@ export class Turn {
   }
 
   /** The turn that `toJSON` gave. */
-  static from({ question, answer, ending, limit = 0, attempt, note = "" }, does) {
+  static from({ question, answer, ending, limit = null, attempt, note = "" }, does) {
     const turn = new Turn(question, does);
     Object.assign(turn, { ending, limit, attempt, note });
     turn.answer = new Answer(turn.reply, does.look);
