@@ -309,7 +309,7 @@ def test_the_race(open_page: Any) -> None:
 def test_a_race_that_cannot_be_trusted_says_so(open_page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     warning = "the machine was busy (load 9 on 2 cores)"
     monkeypatch.setattr(gauges, "busy", lambda _: warning)
-    fake = FakeServer(pause=0.02)  # its plain passes take four times as long: no draft can do that
+    fake = FakeServer(pause=0.1)  # its plain passes take four times as long: no draft can do that
     fake.gauges.stepped(engine_state(), None, None)
     with serving(fake.app) as url:
         page = open_page(url)
