@@ -91,7 +91,7 @@ def _write(
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    _add_tokenizer(writer, config.vocab_size, rule)
+    add_tokenizer(writer, config.vocab_size, rule)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for name, weight in tensors.items():
         own = down if down is not None and weight.dim() == 3 and name.endswith("down_proj") else kind
@@ -106,7 +106,7 @@ def _write(
     writer.close()
 
 
-def _add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
+def add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
     """Add a byte-level BPE of `size` tokens: characters, two merges, and the end of a turn.
 
     There are two merges because transformers 5.17 mistakes a list of one for the merge itself.

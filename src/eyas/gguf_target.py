@@ -1,6 +1,6 @@
 """Targets in GGUF files: their config and tokenizer are converted to a folder of transformers' files.
 
-transformers takes about ten seconds to read these from a GGUF file, so it is done once. The folder lies in the cache
+transformers takes seconds to read a tokenizer from a GGUF file, so it is done once. The folder lies in the cache
 directory, under a name that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads
 it like any model; only code that reads weights calls `weights_file`.
 """
@@ -24,7 +24,7 @@ WEIGHTS = "gguf.path"
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
 _LOG = logging.getLogger("eyas")
-_FORM = 3
+_FORM = 4
 """Version of the folders' contents; a change makes them be converted again."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -90,19 +90,17 @@ def _made(file: Path) -> str:
 
 def _convert(file: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file in transformers' format."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import AutoTokenizer, GenerationConfig
 
     from eyas.gguf import Gguf  # it imports torch
+    from eyas.gguf_config import Model
 
+    opened = Gguf(file)
+    metadata, config = opened.metadata, Model.read(opened).config()
     try:
-        config = AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
     except Exception as error:  # transformers' reader may raise anything
         raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
-    metadata = Gguf(file).metadata
-    size = metadata.get(f"{metadata['general.architecture']}.expert_feed_forward_length")
-    if size is not None and hasattr(config, "moe_intermediate_size"):
-        config.moe_intermediate_size = size  # which transformers overlooks in some architectures
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
     if metadata.get("tokenizer.ggml.model") == "gpt2":  # a byte-level BPE

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
+from eyas.gguf_config import ROPE_TENSORS
 from eyas.targets.native.experts import can_stay_packed
 from eyas.targets.native.packed import GGML, PIECE, PackedWeight, WeightBlocks, Weights
 
@@ -64,7 +65,7 @@ def read_weights(
             unknown.append(made.name)
             continue
         read["tensors"][names[made.name]] = torch.from_numpy(made.weights.copy()).to(dtype)
-    if left := sorted(name for name in unknown if name not in _COMPUTED):
+    if left := sorted(name for name in unknown if name not in ROPE_TENSORS):
         raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
     state = {name: weight.to(dtype) for name, weight in read["tensors"].items()}
     shapes = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
@@ -161,16 +162,13 @@ def model_by_transformers(file: Path, dtype: torch.dtype) -> Any:
 def _module_names(model: Any, processor: Any) -> dict[str, str]:
     """Names of a GGUF file's tensors -> names in `model`.
 
-    transformers walks all submodules and rebuilds gguf's table of names for each, which takes seconds. Only models
-    with names that the top module doesn't give, such as Bloom, need that.
+    transformers would walk all submodules and rebuild gguf's table of names for each, which takes seconds; the top
+    module gives the names of every architecture that is read.
     """
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     top = SimpleNamespace(config=model.config, state_dict=model.state_dict, named_children=dict)
     names: dict[str, str] = get_gguf_hf_weights_map(top, processor)
-    if model.state_dict().keys() <= set(names.values()):
-        return names
-    names = get_gguf_hf_weights_map(model, processor)
     return names
 
 
@@ -191,5 +189,3 @@ def _stored_dtype(file: Path, _: int) -> torch.dtype:
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 """Prefix of the names of a layer's tensors."""
-_COMPUTED = frozenset({"rope_freqs.weight"})
-"""Tensors that transformers computes from the config."""

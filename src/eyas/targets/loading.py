@@ -26,6 +26,7 @@ from eyas.machine import cpu_computes_in, report_slow
 from eyas.runtime import keep_freed_memory, mapped_copy, use_huge_pages
 from eyas.targets.adapters import base_of, check_peft, find_adapter, merge_adapter
 from eyas.targets.architecture import auto_class, logits_agree, model_class, refuse_unsupported
+from eyas.targets.gguf_check import check_model
 from eyas.targets.gguf_weights import read_weights, stored_dtype
 from eyas.targets.graphs import CudaRecorder, Record
 from eyas.targets.linears import prepack_linears
@@ -380,6 +381,8 @@ def read_model(
     loaded.name_or_path = source if adapter is None else adapter.base
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
+    if gguf_file is not None:
+        check_model(gguf_file, loaded)
     if report["missing_keys"]:  # transformers would use random values instead
         missing = ", ".join(sorted(report["missing_keys"])[:5])
         raise ModelError(f"{name} lacks {len(report['missing_keys'])} of the target's tensors ({missing} ...)")

@@ -1,0 +1,360 @@
+"""The config of a target in a GGUF file: what llama.cpp would compute from the file, in transformers' terms.
+
+`Model.read` collects the file's facts, as `llama_model_base::load_hparams` and the architecture's own reader do.
+`Model.config` states them in a config of transformers; `eyas.targets.gguf_check` compares them with the modules that
+transformers then builds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.errors import ModelError
+from eyas.gguf import Gguf
+from eyas.gguf_keys import Becomes, Keys
+
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that the config states; no module holds them."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class Rope:
+    """RoPE of the layers of one kind."""
+
+    parameters: dict[str, Any]
+    """As transformers' configs state it."""
+    frequencies: Tensor
+    """The angles [D / 2] float64 that a position adds, D the rotated part of a head."""
+    factor: float
+    """What sines and cosines are multiplied by."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a file's keys and the names of its tensors say about its model."""
+
+    keys: Keys
+    rows: int
+    """Tokens in the vocabulary."""
+    layers: int
+    head: int
+    """The size of a head; 0 without attention."""
+    epsilon: float
+    """Of all norms."""
+    scale: float | None
+    """What attention scores are multiplied by; None without attention."""
+    kinds: tuple[str, ...]
+    """Each layer's kind, in transformers' words."""
+    window: int | None
+    """Positions that layers of the sliding kind attend to."""
+    ropes: dict[str, Rope]
+    """RoPE of each kind of layer."""
+    caps: tuple[float | None, float | None]
+    """Soft caps of attention scores and of logits."""
+    others: dict[str, Any]
+    """Further attributes of the config."""
+
+    @staticmethod
+    def read(file: Gguf) -> Model:
+        """Read a file. Raises ModelError for what eyas doesn't compute with, by name, and for missing keys."""
+        keys = Keys(file)
+        layers, width = keys.need("block_count", int), keys.need("embedding_length", int)
+        if keys.take("embedding_length_out", int, width) != width:
+            keys.refuse("embedding_length_out", f"it isn't the width of {width}")
+        head = 0 if keys.name == "mamba" else _head_size(keys, width)
+        kinds, window = _kinds(keys, layers)
+        return Model(
+            keys, _rows(keys), layers, head, _epsilon(keys), _scale(keys, layers, width, head), kinds, window,
+            _ropes(keys, kinds, head), _caps(keys), _others(keys, layers, width, kinds),
+        )  # fmt: skip
+
+    def config(self) -> Any:
+        """transformers' config. Raises ModelError if transformers refuses it."""
+        from transformers import CONFIG_MAPPING
+
+        architecture, metadata = self.keys.architecture, self.keys.file.metadata
+        values = {
+            **{f"{name}_token_id": metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL.items()},
+            **self.keys.attributes(), **architecture.fixed, **self.others,
+            **{attribute: _present(self.keys, end) for attribute, end in architecture.present.items()},
+            "vocab_size": self.rows, "tie_word_embeddings": "output.weight" not in self.keys.file.tensors,
+        }  # fmt: skip
+        if architecture.sized_heads:
+            values["head_dim"] = self.head
+        different = {id(rope): rope for rope in self.ropes.values()}
+        if len(different) > 1:
+            values["rope_parameters"] = {kind: rope.parameters for kind, rope in self.ropes.items()}
+        elif different:
+            values["rope_parameters"] = rope = different.popitem()[1].parameters
+            if architecture.model_type == "phi3":  # its config prefers an attribute of its own
+                values["original_max_position_embeddings"] = rope.get(
+                    "original_max_position_embeddings", values["max_position_embeddings"]
+                )
+        try:
+            return CONFIG_MAPPING[architecture.model_type](**values)
+        except Exception as error:  # transformers raises anything for impossible values
+            raise ModelError(f"{self.keys.path}: transformers refuses its sizes: {error}") from error
+
+
+_SPECIAL = {"bos": "bos", "eos": "eos", "pad": "padding"}
+
+
+def _present(keys: Keys, end: str) -> bool:
+    return any(name.endswith(f".{end}") for name in keys.file.tensors)
+
+
+def _rows(keys: Keys) -> int:
+    embedding = keys.file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ModelError(f"{keys.path} has no embedding (token_embd.weight): download it again")
+    rows = embedding.shape[0]
+    if keys.take("vocab_size", int, rows) != rows:
+        keys.refuse("vocab_size", f"the embedding has {rows} rows")
+    return rows
+
+
+def _head_size(keys: Keys, width: int) -> int:
+    heads = keys.need("attention.head_count", int)
+    whole, rest = divmod(width, heads)
+    size: int = keys.take("attention.key_length", int, whole)
+    if size <= 0 or (rest and "attention.key_length" not in keys.values):
+        keys.refuse("attention.head_count", f"a width of {width} isn't so many heads")
+    if keys.take("attention.value_length", int, whole) != size:
+        keys.refuse("attention.value_length", f"keys have a size of {size}")
+    if not keys.architecture.sized_heads and size * heads != width:
+        keys.refuse("attention.key_length", f"{heads} heads must make up the width of {width} in this architecture")
+    return size
+
+
+def _epsilon(keys: Keys) -> float:
+    own = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+    kind = next(key for key in own if isinstance(keys.architecture.keys.get(key), Becomes))
+    return float(keys.need(kind, float))
+
+
+def _scale(keys: Keys, layers: int, width: int, head: int) -> float | None:
+    if not head:
+        return None
+    if (keys.name, layers) in _27B:
+        return (width // int(keys.need("attention.head_count", int))) ** -0.5
+    return head**-0.5
+
+
+_27B = (("gemma2", 46), ("gemma3", 62))
+"""The Gemmas whose scores are scaled by another number than the size of a head; llama.cpp knows them by their depth."""
+
+
+def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
+    """Each layer's kind, and the window of those with one."""
+    window = keys.take("attention.sliding_window", int, 4096 if keys.name == "gemma2" else 0)
+    if keys.name == "lfm2":
+        own = keys.values.get("attention.head_count_kv")
+        heads = own if isinstance(own, list) else [own] * layers
+        if len(heads) != layers or not all(isinstance(one, int) for one in heads) or len({*heads} - {0}) != 1:
+            keys.refuse("attention.head_count_kv", f"it must be one number of heads, or 0, for each of {layers} layers")
+        return tuple(FULL if one else "conv" for one in heads), None
+    if keys.name == "phi3" and window > 0:
+        return (SLIDING,) * layers, window
+    if keys.name in _PERIODS and window > 0:
+        pattern = keys.values.get("attention.sliding_window_pattern", _PERIODS[keys.name])
+        if isinstance(pattern, list):
+            if len(pattern) != layers:
+                keys.refuse("attention.sliding_window_pattern", f"there are {layers} layers")
+            sliding: Sequence[Any] = pattern
+        else:
+            period = keys.take("attention.sliding_window_pattern", int, pattern)
+            sliding = [period == 0 or layer % period < period - 1 for layer in range(layers)]
+        return tuple(SLIDING if one else FULL for one in sliding), window
+    if 0 < window < keys.take("context_length", int, 0):
+        keys.refuse(
+            "attention.sliding_window", "llama.cpp has no window in this architecture, the model's own code may"
+        )
+    return (FULL,) * layers, None
+
+
+_PERIODS = {"gemma2": 2, "gemma3": 6}
+"""Without a pattern, the last of so many layers has no window."""
+
+
+def _caps(keys: Keys) -> tuple[float | None, float | None]:
+    if keys.name == "gemma2":  # llama.cpp's defaults
+        return keys.take("attn_logit_softcapping", float, 50.0), keys.take("final_logit_softcapping", float, 30.0)
+    if keys.name == "gemma3":
+        return None, keys.take("final_logit_softcapping", float) or None
+    return None, None
+
+
+def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict[str, Any]:
+    """Attributes that are computed from several keys."""
+    found: dict[str, Any] = {}
+    heads = keys.take("attention.head_count", int, 0)
+    if "attention.head_count_kv" in keys.architecture.keys and keys.name not in ("mamba", "falcon", "lfm2"):
+        found["num_key_value_heads"] = keys.take("attention.head_count_kv", int, heads)
+    match keys.name:
+        case "gpt2":
+            if found.pop("num_key_value_heads") != heads:
+                keys.refuse("attention.head_count_kv", f"there are {heads} heads")
+        case "gemma2" | "gemma3":
+            scale = _scale(keys, layers, width, _head_size(keys, width))
+            found["query_pre_attn_scalar"] = round((scale or 1.0) ** -2)
+            found["layer_types"] = list(kinds)
+            found["attn_logit_softcapping"], found["final_logit_softcapping"] = _caps(keys)
+            found["sliding_window"] = _kinds(keys, layers)[1] or 4096  # no layer reads it without a window
+        case "phi3":
+            found["sliding_window"] = _kinds(keys, layers)[1]
+        case "lfm2":
+            found["layer_types"] = list(kinds)
+            own = keys.values["attention.head_count_kv"]
+            found["num_key_value_heads"] = max(own) if isinstance(own, list) else own
+        case "stablelm":
+            found["use_parallel_residual"] = parallel = not _present(keys, "ffn_norm.weight")
+            if keys.take("use_parallel_residual", bool, parallel) != parallel:
+                keys.refuse("use_parallel_residual", f"the layers have {'no' if parallel else 'an'} ffn_norm")
+        case "qwen2moe":
+            every = keys.need("feed_forward_length", int)
+            found["shared_expert_intermediate_size"] = keys.take("expert_shared_feed_forward_length", int, 0) or every
+            found["moe_intermediate_size"] = _expert_size(keys)
+        case "qwen3moe":
+            found["moe_intermediate_size"] = _expert_size(keys)
+    return found
+
+
+def _expert_size(keys: Keys) -> int:
+    used = keys.need("expert_used_count", int)
+    keys.need("expert_count", int)
+    return int(keys.take("expert_feed_forward_length", int, 0) or keys.need("feed_forward_length", int) // used)
+
+
+def _ropes(keys: Keys, kinds: tuple[str, ...], head: int) -> dict[str, Rope]:
+    """RoPE of each kind of layer that has one; only Gemma 3's kinds differ."""
+    for name in ROPE_TENSORS:
+        if name in keys.file.tensors and not keys.architecture.factors:
+            raise ModelError(f"{keys.path} holds {name}, which llama.cpp has no use for in this architecture")
+    if keys.architecture.rotary == "none":
+        return {}
+    size = keys.take("rope.dimension_count", int, head)
+    if not 0 < size <= head or size % 2 or (size != head and keys.architecture.rotary == "whole"):
+        keys.refuse("rope.dimension_count", f"heads have a size of {head}")
+    base = keys.take("rope.freq_base", float, 10000.0)
+    if base <= 1:
+        keys.refuse("rope.freq_base", "it must be more than 1")
+    own = keys.take("rope.freq_base_swa", float)
+    rope = _scaled(keys, base, size, head)
+    if keys.name == "gemma2" and own not in (None, base):
+        keys.refuse("rope.freq_base_swa", "transformers has one RoPE for all layers of this architecture")
+    if keys.name == "gemma3":  # its layers with a window aren't scaled
+        base = 10000.0 if own is None else own
+        plain = {"rope_type": "default", "rope_theta": base}
+        return {FULL: rope, SLIDING: Rope(plain, _plain(base, size), 1.0)}
+    return {kind: rope for kind in kinds if kind != "conv"}
+
+
+def _plain(base: float, size: int) -> Tensor:
+    return base ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+
+
+def _original(keys: Keys) -> int:
+    return int(keys.take("rope.scaling.original_context_length", int, 0) or keys.need("context_length", int))
+
+
+def _scaled(keys: Keys, base: float, size: int, head: int) -> Rope:
+    """RoPE as llama.cpp scales it (`llama_context`, `ggml_rope_ext`)."""
+    kind = keys.take("rope.scaling.type", str, "linear")  # without a factor, that is no scaling
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        keys.refuse("rope.scaling.type", "llama.cpp knows none, linear, yarn and longrope")
+    factor = keys.take("rope.scaling.factor", float, keys.take("rope.scale_linear", float, 0.0)) or 1.0
+    factor = 1.0 if kind == "none" else factor
+    by = keys.take("rope.scaling.attn_factor", float, 1.0)
+    if min(factor, by) <= 0:
+        keys.refuse("rope.scaling.factor", "factors must be positive")
+    mscale = by * (1.0 + 0.1 * math.log(factor) if kind == "yarn" and factor > 1 else 1.0)
+    written = keys.take("rope.scaling.yarn_attn_factor", float, mscale)
+    if not math.isclose(written, mscale, rel_tol=1e-4):
+        keys.refuse("rope.scaling.yarn_attn_factor", f"llama.cpp computes {mscale:.6g} in this architecture")
+    part = {} if keys.architecture.rotary == "whole" else {"partial_rotary_factor": size / head}
+    theta = {"rope_theta": base} | part
+    short, long = _factors(keys, kind, size)
+    original = _original(keys)
+    kept = _kept(size, base, original) if kind == "yarn" else torch.zeros(size // 2, dtype=torch.float64)
+
+    def turned(divisors: Tensor) -> Tensor:
+        frequencies = _plain(base, size) / divisors
+        return frequencies / factor * (1 - kept) + frequencies * kept
+
+    same = torch.equal(short, long)
+    known: dict[str, Any] | None = None
+    if same and bool((short == 1).all()):
+        if kind == "yarn":
+            known = {
+                "rope_type": "yarn", "factor": factor, "attention_factor": mscale, "beta_fast": 32.0,
+                "beta_slow": 1.0, "original_max_position_embeddings": original,
+            }  # fmt: skip
+        elif mscale == 1:
+            known = {"rope_type": "default"} if factor == 1 else {"rope_type": "linear", "factor": factor}
+    elif same and factor == mscale == 1:
+        known = _llama3(short, _plain(base, size))
+    if known is None or (keys.name == "phi3" and known["rope_type"] != "default"):  # its config takes no other
+        if same:  # one list for all lengths
+            original = keys.need("context_length", int)
+        known = {
+            "rope_type": "longrope", "factor": max(1.0, keys.need("context_length", int) / original),
+            "attention_factor": mscale, "original_max_position_embeddings": original,
+            "short_factor": (_plain(base, size) / turned(short)).tolist(),
+            "long_factor": (_plain(base, size) / turned(long)).tolist(),
+        }  # fmt: skip
+    return Rope(known | theta, turned(short), mscale)
+
+
+def _factors(keys: Keys, kind: str, size: int) -> tuple[Tensor, Tensor]:
+    """The divisors [D / 2] float64 of the frequencies in sequences up to the original context and in longer ones."""
+    held = [name for name in ROPE_TENSORS if name in keys.file.tensors]
+    by_length = kind == "longrope" or keys.name == "phi3"
+    wanted = list(ROPE_TENSORS[1:] if by_length else ROPE_TENSORS[:1])
+    if not held:
+        ones = torch.ones(size // 2, dtype=torch.float64)
+        return ones, ones
+    if held != wanted:
+        raise ModelError(
+            f"{keys.path} holds {', '.join(held)}: with RoPE of type {kind}, llama.cpp reads {', '.join(wanted)}"
+        )
+    read = [keys.file.load(name).double() for name in held]
+    for name, factors in zip(held, read, strict=True):
+        if factors.shape != (size // 2,) or not bool((factors > 0).all() and factors.isfinite().all()):
+            raise ModelError(f"{keys.path}: {name} must hold {size // 2} positive factors, one for each frequency")
+    return read[-1], read[0]
+
+
+def _kept(size: int, base: float, original: int) -> Tensor:
+    """The part [D / 2] of each frequency that yarn doesn't scale, as `rope_yarn` in ggml computes it."""
+
+    def turning(times: float) -> float:
+        """The index of the frequency that turns so often in the original context."""
+        return size * math.log(original / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = max(0.0, math.floor(turning(32.0))), min(size - 1.0, math.ceil(turning(1.0)))
+    return 1 - ((torch.arange(size // 2, dtype=torch.float64) - first) / max(0.001, last - first)).clamp(0, 1)
+
+
+def _llama3(factors: Tensor, plain: Tensor) -> dict[str, Any] | None:
+    """The `llama3` scaling that makes these divisors, with the numbers that every Llama 3 has; None if there is none.
+
+    The original context isn't in the file.
+    """
+    factor = float(factors.max())
+    if factor <= 1:
+        return None
+    for original in (2**power for power in range(6, 21)):
+        kept = ((original * plain / (2 * math.pi) - 1.0) / (4.0 - 1.0)).clamp(0, 1)
+        if torch.allclose(1 / ((1 - kept) / factor + kept), factors, rtol=1e-5, atol=0):
+            return {
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": original,
+            }  # fmt: skip
+    return None

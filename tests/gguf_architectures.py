@@ -1,0 +1,386 @@
+"""Tiny random models of every architecture that eyas takes from GGUF files, with keys and tensors of llama.cpp.
+
+A case gives a model of transformers, whose config is written by hand, and the keys of its file. eyas must read the file
+as that model, and so must llama.cpp (`python -m benchmarks.gguf`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers as tf
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .gguf_models import add_tokenizer, permuted
+
+VOCAB, HIDDEN, HEADS, CONTEXT = 96, 64, 4, 256
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT,
+    "bos_token_id": VOCAB - 2, "eos_token_id": VOCAB - 2, "pad_token_id": VOCAB - 1, "tie_word_embeddings": False,
+}  # fmt: skip
+_KEYS: dict[str, Any] = {
+    "vocab_size": VOCAB, "context_length": CONTEXT, "embedding_length": HIDDEN, "block_count": 4,
+    "feed_forward_length": 96, "attention.head_count": HEADS, "attention.head_count_kv": 2,
+}  # fmt: skip
+_RMS, _NORM = {"attention.layer_norm_rms_epsilon": 1e-3}, {"attention.layer_norm_epsilon": 1e-3}
+_EXPERTS = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 32, "feed_forward_length": 96}
+PLAIN: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"rms_norm_eps": 1e-3}, _RMS),
+    "qwen2": ("Qwen2Config", {"rms_norm_eps": 1e-3}, _RMS),
+    "qwen2moe": (
+        "Qwen2MoeConfig",
+        {
+            "rms_norm_eps": 1e-3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+        },
+        _RMS | _EXPERTS | {"expert_shared_feed_forward_length": 48},
+    ),
+    "qwen3": (
+        "Qwen3Config", {"rms_norm_eps": 1e-3, "head_dim": 24},
+        _RMS | {"attention.key_length": 24, "attention.value_length": 24},
+    ),
+    "qwen3moe": (
+        "Qwen3MoeConfig",
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "norm_topk_prob": True,
+        },
+        _RMS | _EXPERTS | {"attention.key_length": 24, "attention.value_length": 24},
+    ),
+    "phi3": ("Phi3Config", {"rms_norm_eps": 1e-3, "sliding_window": None}, _RMS),
+    "gemma2": (
+        "Gemma2Config",
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6,
+            "attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0, "tie_word_embeddings": True,
+        },
+        _RMS
+        | {
+            "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 6,
+            "attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {
+            "rms_norm_eps": 1e-3, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 6,
+            "num_hidden_layers": 7, "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 70000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        _RMS
+        | {
+            "attention.key_length": 16, "attention.value_length": 16, "attention.sliding_window": 6,
+            "block_count": 7, "rope.freq_base": 70000.0,
+        },
+    ),
+    "stablelm": (
+        "StableLmConfig", {"layer_norm_eps": 1e-3, "partial_rotary_factor": 0.5},
+        _NORM | {"rope.dimension_count": 8, "use_parallel_residual": False},
+    ),
+    "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-3, "sliding_window": None}, _NORM),
+    "nemotron": (
+        "NemotronConfig", {"norm_eps": 1e-3, "partial_rotary_factor": 0.5, "head_dim": 16},
+        _NORM | {"rope.dimension_count": 8},
+    ),
+    "falcon": (
+        "FalconConfig",
+        {"layer_norm_epsilon": 1e-3, "multi_query": True, "num_kv_heads": 1, "ffn_hidden_size": 256, "alibi": False,
+         "tie_word_embeddings": True},
+        _NORM | {"attention.head_count_kv": 1, "feed_forward_length": 256},
+    ),
+    "gpt2": (
+        "GPT2Config", {"n_positions": CONTEXT, "n_inner": 96, "layer_norm_epsilon": 1e-3},
+        _NORM | {"attention.head_count_kv": 4},
+    ),
+    "mamba": (
+        "MambaConfig",
+        {"layer_norm_epsilon": 1e-3, "state_size": 8, "intermediate_size": 128, "time_step_rank": 4, "conv_kernel": 3},
+        _RMS
+        | {
+            "ssm.state_size": 8, "ssm.inner_size": 128, "ssm.time_step_rank": 4, "ssm.conv_kernel": 3,
+            "feed_forward_length": 0, "attention.head_count": 0, "attention.head_count_kv": None,
+        },
+    ),
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "norm_eps": 1e-3, "layer_types": ["conv", "full_attention", "conv", "full_attention"], "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": False, "rope_parameters": {"rope_type": "default", "rope_theta": 70000.0},
+        },
+        _RMS | {"attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 4, "rope.freq_base": 70000.0},
+    ),
+}  # fmt: skip
+"""Architecture of llama.cpp -> class of transformers' config, its settings, and the file's keys."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file, and the model that it must be read as."""
+
+    architecture: str
+    name: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys without the architecture's name; None leaves one out."""
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.name}"
+
+
+def _rope(kind: str, **values: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0} | values}
+
+
+def llama3_factors(base: float, size: int, factor: float, low: float, high: float, original: int) -> np.ndarray:
+    """The divisors [D / 2] of RoPE's frequencies that llama.cpp's converter writes for Llama 3."""
+    found = []
+    for index in range(size // 2):
+        wave = 2 * math.pi * base ** (2 * index / size)
+        kept = min(1.0, max(0.0, (original / wave - low) / (high - low)))
+        found.append(1 / ((1 - kept) / factor + kept))
+    return np.array(found, np.float32)
+
+
+_YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
+_YARN_ROPE = {"factor": 4.0, "original_max_position_embeddings": 32}
+_LISTED = np.linspace(1.0, 3.0, 8, dtype=np.float32)
+_WITH_ROPE = [name for name in PLAIN if name not in ("gpt2", "mamba")]
+
+
+def _yarn_divisors() -> np.ndarray:
+    """By what transformers' yarn divides the frequencies of `_YARN`."""
+    llama = tf.LlamaConfig(hidden_size=HIDDEN, num_attention_heads=HEADS, **_rope("yarn", **_YARN_ROPE))
+    scaled, _ = ROPE_INIT_FUNCTIONS["yarn"](llama)
+    plain = 10000.0 ** (-torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    return (plain / scaled).numpy()
+
+
+def _nested(name: str, part: Mapping[str, float], parameters: dict[str, Any]) -> dict[str, Any]:
+    """RoPE's parameters in the config of an architecture; Phi-3's takes only lists of factors."""
+    full = parameters["rope_parameters"] | part
+    if name == "phi3" and full["rope_type"] != "default":
+        divisors, factor = ([8.0] * 8, 1.0) if full["rope_type"] == "linear" else (_yarn_divisors().tolist(), 1.1386294)
+        full = {
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": divisors, "long_factor": divisors,
+            "attention_factor": factor, "factor": 1.0,
+        }  # fmt: skip
+        return {"rope_parameters": full, "original_max_position_embeddings": CONTEXT}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": plain} if name == "gemma3" else full}
+
+
+def _of_every_rope() -> list[Case]:
+    """Cases of each architecture with RoPE: another base, and scalings by keys."""
+    cases = []
+    for name in _WITH_ROPE:
+        part = {"partial_rotary_factor": 0.5} if name in ("stablelm", "nemotron") else {}
+        for case, rope, keys in (
+            ("base", _rope("default", rope_theta=999999.0), {"rope.freq_base": 999999.0}),
+            ("linear", _rope("linear", factor=8.0), {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}),
+            ("old-linear", _rope("linear", factor=8.0), {"rope.scale_linear": 8.0}),
+            ("yarn", _rope("yarn", **_YARN_ROPE), _YARN),
+            ("none", _rope("default"), {"rope.scaling.type": "none", "rope.scaling.factor": 8.0}),
+        ):
+            config = _nested(name, part, rope)
+            cases.append(Case(name, case, config, {"rope.freq_base": None} | keys))
+    return cases
+
+
+CASES: tuple[Case, ...] = (
+    *(Case(name, "plain") for name in PLAIN),
+    *_of_every_rope(),
+    Case(
+        "llama", "yarn-attn-factor", _rope("yarn", **_YARN_ROPE, attention_factor=1.5 * (1 + 0.1 * math.log(4.0))),
+        _YARN | {"rope.scaling.attn_factor": 1.5, "rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.finetuned": True},
+    ),
+    Case(
+        "llama", "llama3",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+        tensors={"rope_freqs.weight": llama3_factors(1e4, 16, 8.0, 1.0, 4.0, 64)},
+    ),
+    Case(
+        "llama", "listed",
+        _rope(
+            "longrope", short_factor=_LISTED.tolist(), long_factor=_LISTED.tolist(), attention_factor=1.0, factor=1.0,
+            original_max_position_embeddings=CONTEXT,
+        ),
+        tensors={"rope_freqs.weight": _LISTED},
+    ),
+    Case(
+        "llama", "listed-and-linear",
+        _rope(
+            "longrope", short_factor=(_LISTED * 2).tolist(), long_factor=(_LISTED * 2).tolist(), attention_factor=1.0,
+            factor=1.0, original_max_position_embeddings=CONTEXT,
+        ),
+        {"rope.scaling.factor": 2.0}, {"rope_freqs.weight": _LISTED},
+    ),
+    *(
+        Case(
+            name, "longrope",
+            {
+                **_rope(
+                    "longrope", short_factor=_LISTED.tolist(), long_factor=(_LISTED * 2).tolist(),
+                    attention_factor=1.2, factor=CONTEXT / 128, original_max_position_embeddings=128,
+                ),
+                **({"original_max_position_embeddings": 128} if name == "phi3" else {}),
+            },
+            {
+                "rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.2,
+                **({"rope.scaling.type": "longrope"} if name == "llama" else {}),
+            },
+            {"rope_factors_short.weight": _LISTED, "rope_factors_long.weight": _LISTED * 2},
+        )
+        for name in ("llama", "phi3")
+    ),
+    Case("llama", "biases", {"attention_bias": True, "mlp_bias": True}),
+    Case("llama", "tied", {"tie_word_embeddings": True}),
+    Case(
+        "llama", "wide-heads", {"head_dim": 32},
+        {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 32},
+    ),
+    Case("llama", "one-head", {"num_key_value_heads": 4}, {"attention.head_count_kv": None}),
+    Case("llama", "lists", {}, {"feed_forward_length": [96] * 4, "attention.head_count": [4] * 4}),
+    Case("llama", "yarn-and-factors", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1 + 0.1 * math.log(4.0), "factor": 1.0,
+        "original_max_position_embeddings": CONTEXT, **dict.fromkeys(
+            ("short_factor", "long_factor"), (_yarn_divisors() * _LISTED).tolist()
+        )}}, _YARN, {"rope_freqs.weight": _LISTED}),
+    Case("llama", "factor-of-attention", {"rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.3, "factor": 1.0,
+        "original_max_position_embeddings": CONTEXT, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8,
+    }}, {"rope.scaling.attn_factor": 1.3}),
+    Case("llama", "covering-window", {}, {"attention.sliding_window": CONTEXT}),
+    Case("qwen3", "biases", {"attention_bias": True}),
+    Case(
+        "qwen2moe", "default-sizes", {"moe_intermediate_size": 48, "shared_expert_intermediate_size": 96},
+        {"expert_feed_forward_length": None, "expert_shared_feed_forward_length": None},
+    ),
+    Case("phi3", "partial", {"partial_rotary_factor": 0.5}, {"rope.dimension_count": 8}),
+    Case("phi3", "covering-window", {"sliding_window": 255}, {"attention.sliding_window": 255}),
+    Case(
+        "gemma2", "defaults",
+        {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window": 4096},
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention.sliding_window": None},
+    ),
+    Case(
+        "gemma2", "pattern", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+                              "num_hidden_layers": 6},
+        {"attention.sliding_window_pattern": [False, True, True] * 2, "block_count": 6},
+    ),
+    Case("gemma2", "27b", {"num_hidden_layers": 46, "head_dim": 8}, {
+        "block_count": 46, "attention.key_length": 8, "attention.value_length": 8}),
+    Case("gemma3", "cap", {"final_logit_softcapping": 4.0}, {"final_logit_softcapping": 4.0}),
+    Case(
+        "gemma3", "bases",
+        {"rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 70000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        }},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 500.0},
+    ),
+    Case(
+        "gemma3", "period", {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"]},
+        {"attention.sliding_window_pattern": 2},
+    ),
+    Case("gemma3", "no-window", {"layer_types": ["full_attention"] * 7}, {"attention.sliding_window": 0}),
+    Case("stablelm", "parallel", {"use_parallel_residual": True}, {"use_parallel_residual": True}),
+    Case("stablelm", "biases", {"use_qkv_bias": True}),
+    Case("starcoder2", "tied", {"tie_word_embeddings": True}),
+    Case("nemotron", "biases", {"attention_bias": True, "mlp_bias": True}),
+    Case("mamba", "tied", {"tie_word_embeddings": True}),
+)  # fmt: skip
+
+
+def build(case: Case) -> Any:
+    """The model of a case, random, in float32."""
+    name, config, _ = PLAIN[case.architecture]
+    torch.manual_seed(sum(map(ord, str(case))))
+    values = _SIZES | config | dict(case.config)
+    model = tf.AutoModelForCausalLM.from_config(getattr(tf, name)(**values)).float().eval().requires_grad_(False)
+    for key, parameter in model.named_parameters():
+        if key.endswith("A_log"):
+            continue
+        if parameter.dim() > 1:
+            parameter.mul_(8.0)
+        else:
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def write(path: Path, case: Case, model: Any, **more: Any) -> None:
+    """Write a case's model to a GGUF file in float32; `more`: further keys, `.` written as `__`."""
+    name = case.architecture
+    writer = gguf.GGUFWriter(path, name)
+    writer.add_name("tiny")
+    keys = _KEYS | PLAIN[name][2] | dict(case.keys) | {key.replace("__", "."): value for key, value in more.items()}
+    for key, value in keys.items():
+        if value is not None:
+            _add(writer, key if key.startswith(("general.", "split.")) else f"{name}.{key}", value)
+    add_tokenizer(writer, VOCAB, "default")
+    for tensor, values in (tensors(name, model) | dict(case.tensors)).items():
+        writer.add_tensor(tensor, np.ascontiguousarray(values, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds.get(type(value), writer.add_array)(key, value)
+
+
+def tensors(name: str, model: Any) -> dict[str, np.ndarray]:
+    """A model's weights under llama.cpp's names, laid out as its converter does."""
+    architecture = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    found = {}
+    state = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight")
+    for key, weight in state.items():
+        for part, value in _laid_out(name, model.config, key, weight):
+            stem, _, suffix = part.rpartition(".")
+            plain = suffix not in ("weight", "bias")
+            found_name = names.get_name(part if plain else stem)
+            assert found_name is not None, f"{name}: {part} has no name in GGUF"
+            bare = plain and not found_name.endswith("_exps")
+            end = "" if bare else ".weight" if plain else f".{suffix}"
+            found[f"{found_name}{end}"] = value.numpy()
+    return found
+
+
+def _laid_out(name: str, config: Any, key: str, weight: Tensor) -> list[tuple[str, Tensor]]:
+    """The tensors of a file that a weight becomes."""
+    if name == "llama" and (".q_proj." in key or ".k_proj." in key):
+        heads = config.num_attention_heads if ".q_proj." in key else config.num_key_value_heads
+        return [(key, permuted(weight.reshape(len(weight), -1), heads).reshape(weight.shape))]
+    if name in ("gemma2", "gemma3", "nemotron") and key.endswith("norm.weight"):
+        return [(key, weight + 1)]
+    if name == "nemotron" and "layernorm.weight" in key:
+        return [(key, weight + 1)]
+    if key.endswith("experts.gate_up_proj"):
+        gate, up = weight.chunk(2, dim=1)
+        return [(key.replace("gate_up", "gate"), gate), (key.replace("gate_up", "up"), up)]
+    if key.endswith("shared_expert_gate.weight"):
+        return [(key, weight[0])]
+    if name == "gpt2" and weight.dim() == 2 and "c_" in key:
+        return [(key, weight.T)]
+    if key.endswith("A_log"):
+        return [(key, -weight.exp())]
+    if weight.dim() == 3 and weight.shape[1] == 1:
+        return [(key, weight[:, 0])]
+    return [(key, weight)]
