@@ -1,7 +1,7 @@
 """Tiny random models of every architecture that eyas takes from GGUF files, with keys and tensors of llama.cpp.
 
 A case gives a model of transformers, whose config is written by hand, and the keys of its file. eyas must read the file
-as that model, and so must llama.cpp (`python -m benchmarks.gguf`).
+as that model, and so must llama.cpp (`python -m benchmarks.gguf_targets`).
 """
 
 from __future__ import annotations

@@ -126,8 +126,9 @@ def _head_size(keys: Keys, width: int) -> int:
     size: int = keys.take("attention.key_length", int, whole)
     if size <= 0 or (rest and "attention.key_length" not in keys.values):
         keys.refuse("attention.head_count", f"a width of {width} isn't so many heads")
-    if keys.take("attention.value_length", int, whole) != size:
-        keys.refuse("attention.value_length", f"keys have a size of {size}")
+    for key in ("attention.value_length", "attention.key_length_swa", "attention.value_length_swa"):
+        if keys.take(key, int, whole if key == "attention.value_length" else size) != size:
+            keys.refuse(key, f"keys have a size of {size}")
     if not keys.architecture.sized_heads and size * heads != width:
         keys.refuse("attention.key_length", f"{heads} heads must make up the width of {width} in this architecture")
     return size
@@ -143,8 +144,8 @@ def _scale(keys: Keys, layers: int, width: int, head: int) -> float | None:
     if not head:
         return None
     if (keys.name, layers) in _27B:
-        return (width // int(keys.need("attention.head_count", int))) ** -0.5
-    return head**-0.5
+        head = width // int(keys.need("attention.head_count", int))
+    return 1 / math.sqrt(head)
 
 
 _27B = (("gemma2", 46), ("gemma3", 62))
@@ -242,6 +243,8 @@ def _ropes(keys: Keys, kinds: tuple[str, ...], head: int) -> dict[str, Rope]:
     size = keys.take("rope.dimension_count", int, head)
     if not 0 < size <= head or size % 2 or (size != head and keys.architecture.rotary == "whole"):
         keys.refuse("rope.dimension_count", f"heads have a size of {head}")
+    if keys.take("rope.dimension_count_swa", int, size) != size:
+        keys.refuse("rope.dimension_count_swa", f"RoPE turns {size} features of a head")
     base = keys.take("rope.freq_base", float, 10000.0)
     if base <= 1:
         keys.refuse("rope.freq_base", "it must be more than 1")

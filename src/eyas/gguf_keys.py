@@ -2,12 +2,12 @@
 
 llama.cpp computes a model from the keys of its own architecture alone; keys under other names are notes of whoever made
 the file. A key of the architecture that is in no table, or has a value that eyas doesn't compute with, refuses the
-file by name: it would run as another model. `benchmarks/gguf` compares the tables with llama.cpp's sources.
+file by name: it would run as another model. `benchmarks/gguf_targets.py` compares the tables with llama.cpp's sources.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -73,6 +73,8 @@ _HEADS: dict[str, Treatment] = {
     "attention.head_count_kv": Becomes("num_key_value_heads"),
     "attention.key_length": Used("the size of a head"),
     "attention.value_length": Used("must be key_length"),
+    "attention.key_length_swa": Used("must be key_length"),
+    "attention.value_length_swa": Used("must be key_length"),
 }
 _RMS: dict[str, Treatment] = {
     "attention.layer_norm_rms_epsilon": Becomes("rms_norm_eps"),
@@ -80,6 +82,7 @@ _RMS: dict[str, Treatment] = {
 }
 _ROPE: dict[str, Treatment] = {
     "rope.dimension_count": Used("the rotated part of a head"),
+    "rope.dimension_count_swa": Used("must be rope.dimension_count"),
     "rope.freq_base": Used("RoPE"),
     "rope.scaling.type": Used("RoPE"),
     "rope.scaling.factor": Used("RoPE"),
@@ -95,6 +98,7 @@ _ROPE: dict[str, Treatment] = {
     "rope.scaling.yarn_attn_factor": Used("must be the factor that llama.cpp computes from rope.scaling.factor"),
     "rope.dimension_sections": Must(([0, 0, 0, 0],), "positions here are plain numbers"),
 }  # fmt: skip
+_NO_ROPE: dict[str, Treatment] = {key: Nothing("this architecture has no RoPE") for key in _ROPE}
 _NO_WINDOW: dict[str, Treatment] = {
     "attention.sliding_window": Used("llama.cpp has no window here: must be 0 or cover the context"),
 }
@@ -238,7 +242,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "gpt2": Architecture(
         "gpt2",
-        _SIZES | _NO_GROUPS | _HEADS | _norms("layer_norm_epsilon") | _DENSE
+        _SIZES | _NO_GROUPS | _HEADS | _NO_ROPE | _norms("layer_norm_epsilon") | _DENSE
         | {
             "context_length": Becomes("n_positions"),
             "block_count": Becomes("n_layer"),
@@ -251,7 +255,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "mamba": Architecture(
         "mamba",
-        _SIZES | _DENSE
+        _SIZES | _NO_GROUPS | _DENSE | _NO_ROPE
+        | {key: Nothing("this architecture has no attention") for key in _HEADS}
         | {
             "attention.layer_norm_rms_epsilon": Becomes("layer_norm_epsilon"),
             "context_length": Nothing("a recurrent state has no longest context"),
@@ -294,14 +299,16 @@ class Keys:
 
     def __init__(self, file: Gguf) -> None:
         """Raises ModelError for an architecture that eyas doesn't take, and for keys in no table."""
-        self.file, self.path = file, file.path
-        name = file.metadata.get("general.architecture")
+        self.file = file
+        self.path = file.path
+        name = str(file.metadata.get("general.architecture"))
         if name not in ARCHITECTURES:
             raise ModelError(
                 f"{self.path} is of llama.cpp's architecture {name}, and eyas reads these from GGUF files: "
                 f"{', '.join(ARCHITECTURES)}; use the model's own folder"
             )
-        self.name, self.architecture = str(name), ARCHITECTURES[name]
+        self.name = name
+        self.architecture = ARCHITECTURES[name]
         self.values = {
             key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")
         }
@@ -376,3 +383,34 @@ def _shown(value: Any) -> str:
         return f"a list of {value.count}"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Rows of a key, the architectures that have it, and what is done about it, for the page on GGUF files."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, architecture in ARCHITECTURES.items():
+        for key, treatment in architecture.keys.items():
+            rows.setdefault((key, _told(treatment)), []).append(name)
+    found = [(key, _names(names), told) for (key, told), names in rows.items()]
+    return sorted(found) + [(key, "all", _told(treatment)) for key, treatment in GENERAL.items()]
+
+
+def _names(names: Sequence[str]) -> str:
+    others = [name for name in ARCHITECTURES if name not in names]
+    if len(names) <= len(others):
+        return ", ".join(names)
+    return f"all but {', '.join(others)}" if others else "all"
+
+
+def _told(treatment: Treatment) -> str:
+    match treatment:
+        case Becomes(attribute):
+            return f"config's `{attribute}`"
+        case Used(what):
+            return what
+        case Must((), why):
+            return f"refused: {why}"
+        case Must(values, why):
+            return f"must be {' or '.join(str(value).lower() for value in values)}: {why}"
+        case Nothing(why):
+            return f"changes nothing: {why}"

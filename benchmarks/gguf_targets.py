@@ -1,0 +1,118 @@
+"""Whether eyas computes what llama.cpp computes from the same GGUF file, for every architecture that eyas takes.
+
+    python -m benchmarks.gguf_targets [--sources LLAMA_CPP] [--only llama] [--output FILE.json]
+
+Writes tiny random files (`tests/gguf_architectures.py`) with each key and tensor that llama.cpp reads, runs both in
+float32, and compares log-probabilities: those of the modules at all positions, and those of an engine at the last one.
+Needs llama-cpp-python. `--sources` also compares eyas's table of keys with those that llama.cpp's code reads. Exits
+with 1 if a file differs by 1e-3 or more, or a key is in no table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+import eyas
+from benchmarks.harness import report, script
+from eyas.errors import ModelError
+from eyas.gguf_keys import ARCHITECTURES
+from tests import gguf_architectures as tiny
+
+TOKENS, MOST = 100, 1e-3
+
+
+@dataclass(frozen=True)
+class Result:
+    """A file, run by both."""
+
+    case: str
+    modules: float | None
+    """Largest difference of a log-probability, of the modules; None if eyas refuses the file."""
+    engine: float | None
+    """The same at the last position, of an engine with the passes that it serves with."""
+    refused: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the two differ."""
+        return self.modules is not None and max(self.modules, self.engine or 0.0) >= MOST
+
+
+def by_llama(path: Path, ids: list[int]) -> Tensor:
+    """llama.cpp's log-probabilities [N, V] after each token, with keys and values in float32."""
+    from llama_cpp import Llama
+
+    llm = Llama(
+        str(path), n_ctx=128, n_batch=128, n_threads=1, logits_all=True, flash_attn=False, type_k=0, type_v=0,
+        verbose=False,
+    )  # fmt: skip
+    llm.eval(ids)
+    logits = torch.from_numpy(llm.scores[: len(ids)].copy())
+    llm.close()
+    return logits.double().log_softmax(-1)
+
+
+def run(path: Path, case: tiny.Case) -> Result:
+    ids = [(7 * index + 3) % (tiny.VOCAB - 2) for index in range(TOKENS)]
+    tiny.write(path, case, tiny.build(case))
+    try:
+        engine = eyas.load(path, dtype="float32")
+    except ModelError as error:
+        return Result(str(case), None, None, str(error))
+    expected = by_llama(path, ids)
+    with torch.inference_mode():
+        found = engine.target.model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    params = eyas.SamplingParams(max_tokens=1, logprobs=20, ignore_eos=True)
+    (completion,) = engine.generate([eyas.Request(tuple(ids), params)])
+    best = dict(completion.logprobs[0].top)
+    last = max(abs(value - expected[-1, token].item()) for token, value in best.items())
+    return Result(str(case), (found - expected).abs().max().item(), last)
+
+
+def unknown_keys(sources: Path) -> Iterator[str]:
+    """Yield the keys that llama.cpp's code reads for an architecture and that are in no table of eyas's."""
+    code = sources / "src"
+    named = dict(re.findall(r"\{ (LLM_KV_\w+),\s*\"%s\.([^\"]+)\"", (code / "llama-arch.cpp").read_text("utf-8")))
+    whole = (code / "llama-model.cpp").read_text("utf-8")
+    common = whole[whole.index("llama_model_base::load_hparams") :]
+    common = re.sub(r"if \(arch == LLM_ARCH_WAV.*?\n    \}\n", "", common[: common.index("\n}\n")], flags=re.DOTALL)
+    for name, architecture in ARCHITECTURES.items():
+        own = (code / "models" / f"{name}.cpp").read_text("utf-8")
+        for kind in sorted(set(re.findall(r"LLM_KV_\w+", common + own))):
+            key = named.get(kind)
+            if key is not None and key not in architecture.keys and key not in _OF_ALL:
+                yield f"{name}.{key}"
+
+
+_OF_ALL = frozenset({"classifier.output_labels", "classifier.pooling_type"})
+"""Of classifiers, which eyas refuses as unknown keys."""
+
+
+@script
+def main(
+    *,
+    sources: Annotated[Path | None, "llama.cpp's sources"] = None,
+    only: Annotated[str, "cases whose name holds this"] = "",
+    output: Path | None = None,
+) -> int:
+    missing = [] if sources is None else list(unknown_keys(sources))
+    results: list[Result] = []
+    with TemporaryDirectory() as folder:
+        for case in tiny.CASES:
+            if only in str(case):
+                results.append(run(Path(folder) / f"{case}.gguf", case))
+    rows: list[dict[str, Any]] = [asdict(result) for result in results]
+    report({"keys in no table": missing, "results": rows}, output, rows)
+    return bool(missing) or any(result.wrong for result in results)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
