@@ -87,7 +87,7 @@ PLAIN: Mapping[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "stablelm": (
         "StableLmConfig", {"layer_norm_eps": 1e-3, "partial_rotary_factor": 0.5},
-        _NORM | {"rope.dimension_count": 8, "use_parallel_residual": False},
+        _NORM | {"rope.dimension_count": 8, "use_parallel_residual": True},  # as converters write it
     ),
     "starcoder2": ("Starcoder2Config", {"norm_epsilon": 1e-3, "sliding_window": None}, _NORM),
     "nemotron": (
@@ -296,7 +296,7 @@ CASES: tuple[Case, ...] = (
         {"attention.sliding_window_pattern": 2},
     ),
     Case("gemma3", "no-window", {"layer_types": ["full_attention"] * 7}, {"attention.sliding_window": 0}),
-    Case("stablelm", "parallel", {"use_parallel_residual": True}, {"use_parallel_residual": True}),
+    Case("stablelm", "parallel", {"use_parallel_residual": True}),
     Case("stablelm", "biases", {"use_qkv_bias": True}),
     Case("starcoder2", "tied", {"tie_word_embeddings": True}),
     Case("nemotron", "biases", {"attention_bias": True, "mlp_bias": True}),

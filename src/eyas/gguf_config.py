@@ -215,9 +215,7 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
             own = keys.values["attention.head_count_kv"]
             found["num_key_value_heads"] = max(own) if isinstance(own, list) else own
         case "stablelm":
-            found["use_parallel_residual"] = parallel = not _present(keys, "ffn_norm.weight")
-            if keys.take("use_parallel_residual", bool, parallel) != parallel:
-                keys.refuse("use_parallel_residual", f"the layers have {'no' if parallel else 'an'} ffn_norm")
+            found["use_parallel_residual"] = not _present(keys, "ffn_norm.weight")
         case "qwen2moe":
             every = keys.need("feed_forward_length", int)
             found["shared_expert_intermediate_size"] = keys.take("expert_shared_feed_forward_length", int, 0) or every

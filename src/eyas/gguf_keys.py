@@ -63,6 +63,12 @@ _DENSE: dict[str, Treatment] = {
     "expert_count": Must((0,), "this architecture's experts are read from its own folder only"),
     "expert_used_count": Must((0,), "this architecture's experts are read from its own folder only"),
     "expert_feed_forward_length": Must((0,), "this architecture's experts are read from its own folder only"),
+    "expert_shared_feed_forward_length": Must((0,), "this architecture's experts are read from its own folder only"),
+}
+_NO_SHARED: dict[str, Treatment] = {
+    "expert_shared_count": Must((0,), "no expert is shared in this architecture"),
+    "expert_shared_feed_forward_length": Must((0,), "no expert is shared in this architecture"),
+    "leading_dense_block_count": Must((0,), "the first layers aren't different in this architecture"),
 }
 _NO_GROUPS: dict[str, Treatment] = {
     "expert_group_count": Must((0, 1), "experts aren't grouped in this architecture"),
@@ -171,7 +177,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
-        _RMS_MODEL | _NO_WINDOW | _EXPERTS
+        _RMS_MODEL | _NO_WINDOW | _EXPERTS | _NO_SHARED
         | {"expert_weights_norm": Must((True,), "llama.cpp normalizes the weights of this architecture")},
         fixed={
             "hidden_act": "silu", "use_sliding_window": False, "norm_topk_prob": True, "decoder_sparse_step": 1,
@@ -216,7 +222,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "stablelm": Architecture(
         "stablelm",
         _SIZES | _NO_GROUPS | _HEADS | _norms("layer_norm_eps") | _ROPE | _DENSE | _NO_WINDOW
-        | {"use_parallel_residual": Used("must be what the tensors say")},
+        | {"use_parallel_residual": Nothing("the tensors say it, whatever this says")},
         fixed={"hidden_act": "silu", "qk_layernorm": False}, present={"use_qkv_bias": "attn_q.bias"}, rotary="part",
     ),
     "starcoder2": Architecture(

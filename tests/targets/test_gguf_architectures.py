@@ -72,7 +72,6 @@ REFUSED = {
     "attention.head_count": ("llama", {"attention.head_count": [4, 4, 2, 4]}),
     "attention.head_count_kv": ("falcon", {"attention.head_count_kv": 2}),
     "attn_logit_softcapping": ("gemma3", {"attn_logit_softcapping": 50.0}),
-    "use_parallel_residual": ("stablelm", {"use_parallel_residual": True}),
     "ssm.dt_b_c_rms": ("mamba", {"ssm.dt_b_c_rms": True}),
     "nextn_predict_layers": ("qwen3", {"nextn_predict_layers": 1}),
     "vocab_size": ("llama", {"vocab_size": 90}),
