@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
+import eyas
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
 from eyas.gguf_config import Model
 from eyas.gguf_target import WEIGHTS
 from eyas.targets.gguf_check import check_model
 from eyas.targets.loading import read_config, read_model
+from eyas.targets.native.library import kernels
 from tests import gguf_architectures as tiny
 
 
@@ -162,3 +164,34 @@ def test_a_model_that_transformers_built_otherwise_is_refused(what: str, tmp_pat
     SPOILED[what](model)
     with pytest.raises(ModelError, match=rf"computes with {what}"):
         check_model(path, model)
+
+
+NATIVE = ("llama-yarn-attn-factor", "llama-llama3", "llama-listed", "phi3-longrope", "gemma2-plain", "gemma3-bases")
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", NATIVE)
+def test_passes_that_serve_compute_what_the_keys_say(name: str, tmp_path: Path) -> None:
+    case = next(case for case in tiny.CASES if str(case) == name)
+    model, path = tiny.build(case), tmp_path / "tiny.gguf"
+    tiny.write(path, case, model)
+    engine = eyas.load(path, dtype="float32")
+    assert kernels() is None or engine.target.native is not None
+    ids = tuple(index * 7 % (tiny.VOCAB - 2) for index in range(90))
+    params = eyas.SamplingParams(max_tokens=1, logprobs=20, ignore_eos=True)
+    (completion,) = engine.generate([eyas.Request(ids, params)])
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    assert completion.logprobs is not None
+    for token, value in completion.logprobs[0].top:
+        assert value == pytest.approx(expected[token].item(), abs=1e-4)
+
+
+def test_phi3_s_window_is_that_of_its_own_code(tmp_path: Path) -> None:
+    case = tiny.Case("phi3", "window", {"sliding_window": 6}, {"attention.sliding_window": 6})
+    model, path = tiny.build(case), tmp_path / "tiny.gguf"
+    tiny.write(path, case, model)
+    read, ids = _read(path), torch.arange(40).unsqueeze(0)
+    assert read.config.sliding_window == 6
+    with torch.inference_mode():
+        assert torch.allclose(read(ids).logits, model(ids).logits, atol=1e-4)
