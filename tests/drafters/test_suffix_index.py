@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from eyas.drafters.weightless.suffix import SuffixIndex, SuffixLimits
 from eyas.errors import UsageError
-from eyas.tree.proposal import Proposal
+from eyas.tree.draft_tree import Proposal
 
 LEAST = 0.1234567  # no ratio of small numbers
 Texts = Sequence[Sequence[int]]
@@ -30,7 +30,8 @@ def occurrences(within: Texts, pattern: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def continuations(within: Texts, suffix: Sequence[int], depth: int) -> dict[tuple[int, ...], float]:
-    """The probability of each path of at most `depth` tokens after a suffix."""
+    """The probability of each path of at most `depth` tokens after a suffix: m / (m + n) is that of n after m."""
+    match = len(suffix)
     total = len(occurrences(within, suffix))
     found: dict[tuple[int, ...], float] = {}
     paths: list[tuple[int, ...]] = [()]
@@ -38,7 +39,8 @@ def continuations(within: Texts, suffix: Sequence[int], depth: int) -> dict[tupl
         paths = [(*path, token) for path in paths for token in range(3)]
         counts = {path: len(occurrences(within, [*suffix, *path])) for path in paths}
         paths = [path for path in paths if counts[path]]
-        found |= {path: counts[path] / total for path in paths if counts[path] / total >= LEAST}
+        worth = {path: counts[path] / total * match / (match + len(path)) for path in paths}
+        found |= {path: probability for path, probability in worth.items() if probability >= LEAST}
     return found
 
 
@@ -49,7 +51,7 @@ def path_by_hand(within: Texts, suffix: Sequence[int], nodes: int) -> list[int]:
     while len(path) < nodes:
         found = {token: occurrences(within, [*suffix, *path, token]) for token in range(3)}
         token = max(found, key=lambda each: (len(found[each]), max(found[each], default=(-1, -1))))
-        if len(found[token]) / total < LEAST:
+        if len(found[token]) / total * len(suffix) / (len(suffix) + len(path) + 1) < LEAST:
             break
         path.append(token)
     return path
@@ -82,7 +84,7 @@ def index_of(within: Texts, limits: SuffixLimits) -> SuffixIndex:
 
 
 settings = st.builds(
-    SuffixLimits, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.5, 1.0]), st.just(LEAST), st.integers(1, 5)
+    SuffixLimits, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.5, 1.0]), st.just(LEAST), st.integers(1, 5), st.just(64)
 )
 
 
@@ -146,7 +148,7 @@ def test_many_occurrences_are_counted_like_few() -> None:
     draft.append(text)
     (token,), (parent,), (logprob,), *_ = *vars(draft.draft([5, 1], 1, 1).proposal).values(), None
     assert (token, parent) == (3, -1)
-    assert math.exp(logprob) == pytest.approx(2 / 3)
+    assert math.exp(logprob) == pytest.approx(2 / 3 * 1 / 2)
     assert draft.draft([9, 0, 1], 2, 2).proposal.tokens[0] == 3
 
 
@@ -158,7 +160,7 @@ def test_nothing_known_drafts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"factor": -1.0}, {"least": 0.0}, {"longest": 0}, {"factor": 0.0}, {"offset": -40.0}]
+    "limits", [{"factor": -1.0}, {"least": 0.0}, {"longest": 0}, {"factor": 0.0}, {"offset": -140.0}, {"most": 0}]
 )
 def test_limits_without_sense_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"suffix: factor .* write factor >= 0"):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from eyas.tree import acceptance as rates
-from eyas.tree.acceptance import Acceptance, LearntValues, never_rising
-from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.acceptance import GROUPS, Acceptance, LearntValues, never_rising
+from eyas.tree.draft_tree import DraftTree, Proposal, Source, TreeSpec
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTRES, bins
 
@@ -91,7 +91,6 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
         acceptance = Acceptance()
         for tree, paths in rounds:
             acceptance.learn_tree(tree, paths, np.zeros(1, dtype=np.int64))
-        acceptance.forget(0.5)
         for tree, paths in rounds[:10]:
             acceptance.learn_tree(tree, paths, np.zeros(1, dtype=np.int64))
         tables.append(acceptance.table().values)
@@ -99,7 +98,7 @@ def test_rounds_counted_together_are_worth_what_they_are_one_by_one(monkeypatch:
     assert abs(tables[0] - Acceptance().table().values).max() > 0.1
 
 
-@pytest.mark.parametrize(("change", "groups"), [("learnt", [1]), ("resumed", [0, 1]), ("forgotten", [0, 1])])
+@pytest.mark.parametrize(("change", "groups"), [("learnt", [1]), ("resumed", [0, 1])])
 def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list[int]) -> None:
     tables = []
     for renewed in (True, False):
@@ -109,10 +108,8 @@ def test_a_table_shows_what_has_changed_since_the_last(change: str, groups: list
         before = acceptance.table() if renewed else None
         if change == "learnt":
             seen(acceptance, 1, later=True, p=0.2, rate=0.7, rounds=20)
-        elif change == "resumed":
-            acceptance.counts[0][:] *= 3.0
         else:
-            acceptance.forget(0.1)
+            acceptance.counts[0][:] *= 3.0
         tables.append(acceptance.table())
         assert tables[-1] is not before
         assert acceptance.table() is tables[-1]
@@ -150,3 +147,19 @@ def test_what_is_accepted_more_often_than_its_probability_says_makes_longer_path
     assert first_children(after, 0) == [0, 1, 2, 3]
     assert after.depth[1][1:][after.valid[1]].max() == 1
     assert math.isclose(after.logprob[0].min(), 3 * math.log(0.3), rel_tol=1e-5)  # which stays the drafter's
+
+
+def test_copies_are_graded_by_what_follows_even_if_they_were_not_verified() -> None:
+    """[1, 2, 3] and [1, 9] were found; 1 and 2 followed, then something else."""
+    acceptance = Acceptance(GROUPS * len(Source))
+    p, q = math.log(0.7), math.log(0.2)
+    found = Proposal([1, 2, 3, 9], [-1, 0, 1, 0], [p, p, p, q])
+    acceptance.learn_found([found, Proposal()], [[1, 2, 8], [4]], np.array([0, 1]))
+    offered, accepted = acceptance.counts
+    own = Source.LOOKUP * GROUPS
+    first, later = bins(np.array([p, q]))
+    assert offered[own, 0, first] == pytest.approx(3.0)
+    assert accepted[own, 0, first] == pytest.approx(2.0)
+    assert offered[own, 1, later] == pytest.approx(1.0)
+    assert offered.sum() == pytest.approx(4.0)
+    assert accepted.sum() == pytest.approx(2.0)

@@ -13,8 +13,21 @@ from torch import Tensor
 
 from eyas.drafters.base import Drafter, SavedPairs, SlotPairs
 from eyas.tree import DraftTree, TreeSpec
-from eyas.tree.proposal import Proposal, grow
+from eyas.tree.draft_tree import Proposal
+from eyas.tree.proposal import grow
 from eyas.verify import Coupling
+
+LONGEST_MATCH = 64
+"""The tokens over which a match is measured; longer ones are as good as certain."""
+
+
+def goes_on(length: int) -> float:
+    """The probability that a text that was copied for `length` tokens is copied for one more.
+
+    So it is copied for n more with probability length / (length + n): the longer a copy, the longer it goes on. What
+    copies are worth in the texts at hand is learned by this probability (`eyas.tree.acceptance`).
+    """
+    return length / (length + 1)
 
 
 class SavedTokens(NamedTuple):

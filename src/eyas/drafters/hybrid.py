@@ -171,7 +171,7 @@ class HybridDrafter(Drafter):
         device = self._device
         if rests:
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
-            tree = on_device(tree, device)
+            tree = replace(on_device(tree, device), found=found)
         else:
             searched = time.perf_counter()
             tree = self.network.draft(rows, spec, coupling, drafting)

@@ -53,6 +53,8 @@ class VerifiedDraft(NamedTuple):
     tree: DraftTree
     paths: list[list[int]]
     """Node indices walked in each row, beginning with the root's 0: one more than accepted draft tokens."""
+    emitted: Sequence[Sequence[int]] | None = None
+    """The tokens that each row emitted: the accepted ones, and the bonus token. None = only the paths are known."""
 
 
 class RoundOutput(NamedTuple):
@@ -137,7 +139,7 @@ def run_round(
             states = verified.taps_along(paths)
         observe_rows(speculation.drafter, rows, next_tokens, states, counts, observed, drafting)
     return output._replace(
-        draft=None if spec is None else VerifiedDraft(tree, paths),
+        draft=None if spec is None else VerifiedDraft(tree, paths, output.tokens),
         pass_tokens=verified.tokens,
         draft_seconds=drafted - started,
         pass_seconds=passed - drafted,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from eyas.tree.draft_tree import DraftTree, Source
+from eyas.tree.draft_tree import DraftTree, Proposal, Source
 from eyas.tree.values import BIN_CENTRES, BINS, ValueTable, bins
 
 Array = npt.NDArray[np.float64]
@@ -26,11 +26,8 @@ Mask = npt.NDArray[np.bool_]
 GROUPS = 2
 """Greedy rows and sampled rows have separate statistics: the Gumbel noise of a coupled drafter changes its scores.
 Nodes of source s (`eyas.tree.draft_tree.Source`) in rows of group g are in group s * GROUPS + g."""
-_PRIOR, _PRIOR_OF_FOUND = 8.0, 2.0
-"""The number of nodes that a bin's prior counts for. Found nodes have a weak one, soon outweighed: a wrong copy shows a
-single refused node, a right one many accepted nodes."""
-_MOST_OF_FOUND = 0.6
-"""The highest prior rate of found nodes: that all earlier occurrences continued alike says little about this one."""
+_PRIOR = 8.0
+"""The number of nodes that a bin's prior counts for."""
 _POWERS: Array = 2.0 ** np.arange(-3.0, 2.01, 0.25)
 """[P] the powers considered: drafters are under- or overconfident."""
 _RAISED: Array = np.exp(np.multiply.outer(_POWERS, BIN_CENTRES))
@@ -51,10 +48,6 @@ class Acceptance:
 
     def __init__(self, groups: int = GROUPS) -> None:
         """`groups`: the number of groups of nodes."""
-        self._prior_weight: Array = np.full((groups, 1, 1), _PRIOR)
-        self._prior_most: Array = np.ones((groups, 1, 1))
-        found = slice(GROUPS * Source.LOOKUP, GROUPS * (Source.LOOKUP + 1))
-        self._prior_weight[found], self._prior_most[found] = _PRIOR_OF_FOUND, _MOST_OF_FOUND
         self._offered: Array = np.zeros((groups, 2, BINS))
         self._accepted: Array = np.zeros((groups, 2, BINS))
         self._waiting: list[list[tuple[int, bool, float, bool]]] = []
@@ -79,6 +72,29 @@ class Acceptance:
                     step = logprob - logprobs[parent] if parent >= 0 else logprob
                     tested.append((int(groups[row]) + GROUPS * source, (parent, source) in begun, step, node in walked))
                     begun.add((parent, source))
+        self._wait(tested)
+
+    def learn_found(self, found: Sequence[Proposal], emitted: Sequence[Sequence[int]], groups: Indices) -> None:
+        """Grade all that was found [B] by the tokens that each row `emitted` next, whether it was verified or not.
+
+        So it needs no trials to learn what copies are worth.
+        """
+        tested = []
+        for proposal, tokens, group in zip(found, emitted, groups.tolist(), strict=True):
+            children, node = proposal.children() if proposal.tokens else [[]], -1
+            for token in tokens:
+                right = -1
+                for rank, child in enumerate(children[node + 1]):
+                    accepted = proposal.tokens[child] == token
+                    tested.append((group + GROUPS * Source.LOOKUP, rank > 0, proposal.logprobs[child], accepted))
+                    right = child if accepted else right
+                if right < 0:
+                    break
+                node = right
+        self._wait(tested)
+
+    def _wait(self, tested: list[tuple[int, bool, float, bool]]) -> None:
+        """Keep a round's tested nodes until there are enough to be counted together."""
         if tested:
             self._waiting.append(tested)
         if len(self._waiting) >= _WAITING:
@@ -110,14 +126,6 @@ class Acceptance:
         self._offered += np.bincount(at, weights=weights, minlength=self._offered.size).reshape(shape)
         self._accepted += np.bincount(at, weights=weights * accepted, minlength=self._offered.size).reshape(shape)
 
-    def forget(self, kept: float, sources: slice = slice(None)) -> None:
-        """Scale the weight of all that was learned so far about nodes of some `sources` by `kept`, from 0 to 1."""
-        self._count()
-        groups = slice(*(None if end is None else end * GROUPS for end in (sources.start, sources.stop)))
-        self._offered[groups] *= kept
-        self._accepted[groups] *= kept
-        self._stale.update(range(*groups.indices(len(self._offered))))
-
     @property
     def counts(self) -> tuple[Array, Array]:
         """[G, 2, K] the numbers of nodes offered and accepted: the state itself, which callers may change in place."""
@@ -132,9 +140,8 @@ class Acceptance:
         if self._table is not None and not some:
             return self._table
         self._stale.clear()
-        weight = self._offered[some] + self._prior_weight[some]
-        prior = self._prior_weight[some] * np.minimum(self._prior(some), self._prior_most[some])
-        rates = (self._accepted[some] + prior) / weight
+        weight = self._offered[some] + _PRIOR
+        rates = (self._accepted[some] + _PRIOR * self._prior(some)) / weight
         for index, group in enumerate(some):
             for later in range(2):
                 self._rates[group, later] = never_rising(rates[index, later], weight[index, later])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
 from itertools import compress
@@ -42,6 +42,8 @@ class Source(IntEnum):
     LOOKUP = 1
     BOTH = 2
     """The drafter's network and a copied passage agree on it."""
+    DISPUTED = 3
+    """A copied passage goes on with it; the network, which has guesses for the same place, guesses others."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,40 @@ class Draws:
         """[B, V] the probabilities of a level over the target's vocabulary."""
         probs = self.probs[level]
         return probs if self.ids is None else probs.new_zeros(len(probs), vocab_size).index_add_(1, self.ids, probs)
+
+
+@dataclass
+class Proposal:
+    """A tree of continuations of one row: parents come before their children, siblings are best first."""
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """The index of each node's parent; -1 = the root."""
+    logprobs: list[float] = field(default_factory=list)
+    """The log-probability of each step, not of the whole path."""
+
+    @staticmethod
+    def chain(tokens: Sequence[int], logprobs: Sequence[float]) -> Proposal:
+        """A single continuation, whose steps have these log-probabilities."""
+        return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), list(logprobs))
+
+    def levels(self, depth: int) -> list[list[int]]:
+        """The nodes of each level, in order; at most `depth` levels."""
+        found: list[list[int]] = []
+        above: list[int] = []  # the depth of each node; 0 for the root's children
+        for node, parent in enumerate(self.parents):
+            above.append(above[parent] + 1 if parent >= 0 else 0)
+            if above[node] == len(found):
+                found.append([])
+            found[above[node]].append(node)
+        return found[:depth]
+
+    def children(self) -> list[list[int]]:
+        """The children of the root, then of each node, in order."""
+        found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(self.parents):
+            found[parent + 1].append(node)
+        return found
 
 
 @dataclass(frozen=True)
@@ -88,10 +124,10 @@ class DraftTree:
     """Whether all nodes were found on the host: no network computed anything for the draft."""
     lookup_seconds: float = 0.0
     """Time spent looking for copies and merging them with the network's nodes."""
-    copies_promise: float | None = None
-    """Expected number of accepted nodes that come from copies alone, over all rows; None = not computed."""
+    found: Sequence[Proposal] | None = None
+    """[B] all that was found, if `looked_up`: nodes that weren't worth verifying are graded by what follows, too."""
     promise: Sequence[float] | None = None
-    """[B] the same of the network's nodes, in each row; None = not computed."""
+    """[B] expected number of accepted nodes of the network, in each row; None = not computed."""
 
     @staticmethod
     @lru_cache(maxsize=64)

@@ -6,13 +6,13 @@ Shapes: B rows, W frontier nodes, K children wanted of each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, zip_longest
 
 import torch
 from torch import Tensor
 
-from eyas.tree.draft_tree import DraftTree, TreeSpec
+from eyas.tree.draft_tree import DraftTree, Proposal, TreeSpec
 from eyas.tree.dynamic import BeamGrowth
 from eyas.tree.shared import HostGrowth
 from eyas.tree.union import unite
@@ -21,47 +21,13 @@ _ABSENT = -1e4
 """The log-probability of children that don't exist, where a shape wants more than there are."""
 
 
-@dataclass
-class Proposal:
-    """A tree of continuations of one row: parents come before their children, siblings are best first."""
-
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    """The index of each node's parent; -1 = the root."""
-    logprobs: list[float] = field(default_factory=list)
-    """The log-probability of each step, not of the whole path."""
-
-    @staticmethod
-    def chain(tokens: Sequence[int], logprob: float) -> Proposal:
-        """A single continuation whose steps are equally probable."""
-        return Proposal(list(tokens), list(range(-1, len(tokens) - 1)), [logprob] * len(tokens))
-
-    def levels(self, depth: int) -> list[list[int]]:
-        """The nodes of each level, in order; at most `depth` levels."""
-        found: list[list[int]] = []
-        above: list[int] = []  # the depth of each node; 0 for the root's children
-        for node, parent in enumerate(self.parents):
-            above.append(above[parent] + 1 if parent >= 0 else 0)
-            if above[node] == len(found):
-                found.append([])
-            found[above[node]].append(node)
-        return found[:depth]
-
-    def children(self) -> list[list[int]]:
-        """The children of the root, then of each node, in order."""
-        found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
-        for node, parent in enumerate(self.parents):
-            found[parent + 1].append(node)
-        return found
-
-
 def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) -> DraftTree:
     """Grow trees of the shape `spec` from the nodes of the proposals [B] only; an empty proposal gives no nodes.
 
     They are grown on the host, where the proposals are, and copied to `device` when they are complete.
     """
     if not any(proposal.tokens for proposal in proposals):
-        return replace(DraftTree.empty(len(proposals), device), looked_up=True)
+        return replace(DraftTree.empty(len(proposals), device), looked_up=True, found=proposals)
     levels = [proposal.levels(spec.depth) for proposal in proposals]
     sizes = [len(nodes) for row in levels for nodes in row]
     if spec.found_only:
@@ -76,7 +42,7 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
             tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
-    return replace(on_device(tree, device), looked_up=True)
+    return replace(on_device(tree, device), looked_up=True, found=proposals)
 
 
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:

@@ -166,7 +166,7 @@ class PlannedTree(TreeSpec):
 
     @property
     def columns(self) -> int:
-        return self.shape.columns
+        return 1 + self.max_nodes if self.found_only else self.shape.columns
 
     def pass_tokens(self, rows: int) -> int:
         return self.shape.pass_tokens(rows)

@@ -25,6 +25,8 @@ from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import DraftTree, Source, TreeSpec, all_valid
 from eyas.tree.values import ValueTable
 
+_COPIED = frozenset((Source.LOOKUP, Source.DISPUTED))
+"""The sources of nodes that no network guessed."""
 _LEAST_STEP = -1e-6
 """Upper bound on a step's logarithm, so that a child is worth less than its parent despite rounding."""
 
@@ -118,6 +120,7 @@ class _Rows(NamedTuple):
                 if usable:
                     at.setdefault((parent, token), node)
             columns = list[int]()
+            guessed = {parent for parent, usable in zip(parents, valid, strict=True) if usable}
             for token, above, step, usable, source in zip(*copies, strict=True):
                 parent = columns[above] if above >= 0 else -1
                 known = at.get((parent, token)) if usable else None
@@ -128,7 +131,7 @@ class _Rows(NamedTuple):
                 parents.append(parent)
                 steps.append(step)
                 valid.append(usable and known is None)
-                sources.append(source)
+                sources.append(int(Source.DISPUTED) if parent in guessed else source)
         return made
 
     def worth(
@@ -159,11 +162,14 @@ class _Rows(NamedTuple):
         """[B][C] the nodes of each row's more valuable chain, given logarithms of path values, as `_better_chain`."""
         made = []
         for valid, sources, sums in zip(self.valid, self.sources, worth, strict=True):
-            total = [0.0, 0.0, 0.0]
+            network = copies = 0.0
             for usable, source, value in zip(valid, sources, sums, strict=True):
-                total[source] += math.exp(value) * usable
-            kept = {Source.BOTH, Source.LOOKUP if total[Source.LOOKUP] > total[Source.NETWORK] else Source.NETWORK}
-            made.append([usable and source in kept for usable, source in zip(valid, sources, strict=True)])
+                if usable and source in _COPIED:
+                    copies += math.exp(value)
+                elif usable and source == Source.NETWORK:
+                    network += math.exp(value)
+            dropped = {Source.NETWORK} if copies > network else _COPIED
+            made.append([usable and source not in dropped for usable, source in zip(valid, sources, strict=True)])
         return made
 
     def tree(self, kept: Sequence[Sequence[bool]], max_depth: int) -> DraftTree:
@@ -205,22 +211,19 @@ def _united_on_host(
     rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
     worth = rows.worth(values, groups, spec.calibrations)
     kept = spec.kept(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
-    copies, promise = 0.0, list[float]()
+    promise = list[float]()
     for chosen, sources, sums, calibration in zip(
         kept, rows.sources, worth, spec.calibrations or [1.0] * len(kept), strict=True
     ):
         promise.append(0.0)
         for wanted, source, value in zip(chosen, sources, sums, strict=True):
-            if wanted and source == Source.LOOKUP:
-                copies += math.exp(value)
-            elif wanted:
+            if wanted and source not in _COPIED:
                 promise[-1] += math.exp(value) / (calibration if source == Source.NETWORK else 1.0)
     return replace(
         rows.tree(kept, depth),
         candidates=None if network is None else network.candidates,
         levels=0 if network is None else network.levels,
         looked_up=network is None,
-        copies_promise=copies,
         promise=promise,
     )
 
@@ -243,13 +246,16 @@ def _merged(network: DraftTree, found: DraftTree) -> DraftTree:
     nodes = torch.arange(found.size, device=found.tokens.device) + network.size
     column = torch.where(known, same.to(torch.uint8).argmax(2), nodes)  # [B, L] where each found node is now
     parents = torch.cat((network.parents, F.pad(column, (1, 0), value=-1).gather(1, found.parents + 1)), dim=1)
+    # [B, L] whether the network has a node below the same parent
+    contrary = (parents[:, network.size :].unsqueeze(2) == network.parents.unsqueeze(1)) & network.valid.unsqueeze(1)
+    copied = torch.where(contrary.any(2), int(Source.DISPUTED), int(Source.LOOKUP))
     tree = DraftTree(
         tokens=torch.cat((network.tokens, found.tokens), dim=1),
         parents=parents,
         logprob=torch.cat((network.logprob, found.logprob), dim=1),
         valid=torch.cat((network.valid, found.valid & ~known), dim=1),
         max_depth=depth,
-        sources=torch.cat((both * int(Source.BOTH), torch.full_like(found.tokens, Source.LOOKUP)), dim=1),
+        sources=torch.cat((both * int(Source.BOTH), copied), dim=1),
     )
     # a node of both takes the higher of its two probabilities
     theirs = _steps(found).unsqueeze(2).masked_fill(~same, -math.inf).amax(1)  # [B, N]
@@ -274,7 +280,7 @@ def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
     """[B, C] bool: the nodes of each row's more valuable chain, given logarithms of path values."""
     values = scores.exp().masked_fill(~tree.valid, 0.0)
     assert tree.sources is not None
-    found = tree.sources == int(Source.LOOKUP)
+    found = (tree.sources == int(Source.LOOKUP)) | (tree.sources == int(Source.DISPUTED))
     shared = tree.sources == int(Source.BOTH)
     copies = (values * found).sum(1) > (values * ~(found | shared)).sum(1)  # [B]
     return tree.valid & (shared | (found == copies.unsqueeze(1)))

@@ -13,7 +13,8 @@ from eyas.engine.controller import Controller, RoundRecord
 from eyas.engine.controller.explore import LookupTrials
 from eyas.engine.round import VerifiedDraft
 from eyas.tree import DraftTree, TreeSpec
-from eyas.tree.proposal import Proposal, found_tree, grow
+from eyas.tree.draft_tree import Proposal
+from eyas.tree.proposal import found_tree, grow
 from eyas.tree.union import unite
 
 from .simulation import CPU, Machine, Simulation, Text, controller, mixed
@@ -40,7 +41,7 @@ class CopiedText(Text):
         for _ in self.sharpness:
             there = self._draw.random() < self.share
             length = min(self.length, spec.max_nodes)
-            found.append(Proposal.chain([100 + i for i in range(length)], log(self.promised)) if there else Proposal())
+            found.append(Proposal.chain([100 + i for i in range(length)], [log(self.promised)] * length) if there else Proposal())
             self._right.append(int(self._draw.geometric(1.0 - self.sure)) - 1)
         if spec.found_only:
             return grow(spec, found, CPU), 0

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from eyas.drafters.history import History, LookupDrafter, TokenPairs
+from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, goes_on
 from eyas.errors import UsageError
 from eyas.targets import Target
-from eyas.tree.proposal import Proposal
+from eyas.tree.draft_tree import Proposal
 
 
 class NgramHistory(History):
@@ -64,9 +64,12 @@ class NgramDrafter(LookupDrafter):
         found = history.follower(self._sizes)
         if found is None:
             return Proposal()
-        # the probability is unknown; a controller learns what matches of each length are worth
-        start, size = found
-        return Proposal.chain(history.tokens[start : start + depth], math.log(size / (size + 1)))
+        start, match = found
+        tokens = history.tokens
+        while match < min(LONGEST_MATCH, start) and tokens[start - 1 - match] == tokens[-1 - match]:
+            match += 1
+        followers = tokens[start : start + depth]
+        return Proposal.chain(followers, [math.log(goes_on(match + level)) for level in range(len(followers))])
 
 
 def make(target: Target) -> NgramDrafter:

@@ -22,11 +22,11 @@ import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from typing_extensions import Self
 
-from eyas.drafters.history import History, LookupDrafter, TokenPairs
+from eyas.drafters.history import LONGEST_MATCH, History, LookupDrafter, TokenPairs, goes_on
 from eyas.errors import UsageError
 from eyas.targets import Target
 from eyas.targets.native.library import Kernels, SuffixSearch, kernels
-from eyas.tree.proposal import Proposal
+from eyas.tree.draft_tree import Proposal
 
 _MOST_FANOUT = 64
 """The most children of a node that are ever proposed; any more would each be less likely than one in 64."""
@@ -110,8 +110,7 @@ class SuffixDrafter(LookupDrafter):
         self._limits = limits or SuffixLimits()
         self._limits.check()
         kernels()  # if they must be compiled, then now, and not in a round
-        nodes = self._limits.nodes(self._limits.longest)
-        self.default_tree = f"dynamic:{nodes},8,{nodes}"
+        self.default_tree = "dynamic:32,8,32"
         self.answers = FinishedAnswers(self._limits)
         super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
 
@@ -160,20 +159,23 @@ class SuffixLimits(NamedTuple):
     offset: float = 0.0
     least: float = 0.1
     """The least probability of a token's whole path, estimated from the counts."""
-    longest: int = 16
+    longest: int = LONGEST_MATCH
     """Longer matches count as matches of this length."""
+    most: int = 64
+    """The most tokens of a draft."""
 
     def check(self) -> None:
         """Raise UsageError for invalid limits."""
         if self.factor < 0.0 or not 0.0 < self.least <= 1.0 or self.longest < 1 or self.nodes(self.longest) < 1:
             raise UsageError(
-                f"suffix: factor {self.factor}, offset {self.offset}, least {self.least}, longest {self.longest}: "
-                "write factor >= 0, 0 < least <= 1, longest >= 1, factor * longest + offset >= 1"
+                f"suffix: factor {self.factor}, offset {self.offset}, least {self.least}, longest {self.longest}, "
+                f"most {self.most}: write factor >= 0, 0 < least <= 1, longest >= 1, most >= 1, "
+                "factor * longest + offset >= 1"
             )
 
     def nodes(self, match: int) -> int:
         """The most tokens to draft after a match of `match` tokens."""
-        return int(self.factor * match + self.offset + 1e-6)
+        return min(self.most, int(self.factor * match + self.offset + 1e-6))
 
 
 class SuffixDraft(NamedTuple):
@@ -201,6 +203,7 @@ class SuffixIndex:
         self._search = SuffixSearch(
             factor=self._limits.factor,
             offset=self._limits.offset,
+            most=self._limits.most,
             least=self._limits.least,
             longest=self._limits.longest,
             tokens=tokens.ctypes.data,
@@ -257,7 +260,7 @@ class SuffixIndex:
             nodes = self._limits.nodes(match)
             if nodes <= best.score:
                 break  # shorter matches may draft even less
-            found = self._grown(stops[lengths >= match], nodes, depth, fanout, best.score)
+            found = self._grown(stops[lengths >= match], match, nodes, depth, fanout, best.score)
             if found.score > best.score:
                 best = found
         return best
@@ -301,35 +304,44 @@ class SuffixIndex:
         lengths[longer] = unlike[:, ::-1].argmax(axis=1)
         return stops, lengths
 
-    def _grown(self, stops: npt.NDArray[np.int64], nodes: int, depth: int, fanout: int, floor: float) -> SuffixDraft:
+    def _grown(
+        self, stops: npt.NDArray[np.int64], match: int, nodes: int, depth: int, fanout: int, floor: float
+    ) -> SuffixDraft:
         """The most probable continuations of occurrences that end at `stops`, up to `nodes` tokens.
 
-        Growth stops early if the score can't exceed `floor`.
+        The last `match` tokens before each are those of the context. Growth stops early if the score can't exceed
+        `floor`.
         """
         made, score = Proposal(), 0.0
         following = self._windows_after[stops, : min(nodes, depth)]  # [n, W]
-        queue = _children(following, 0, 1.0, -1, fanout, self._limits.least)
+        queue = _children(following, match, 0, 1.0, -1, fanout, self._limits.least)
         while queue and len(made.tokens) < nodes:
             child = heapq.heappop(queue)
             probability, level = -child.order[0], child.level
             if score + probability * (nodes - len(made.tokens)) <= floor:
                 break
             rows = child.rows[child.chosen]
-            parent = len(made.tokens)
             made.tokens.append(child.token)
             made.parents.append(child.parent)
-            made.logprobs.append(math.log(child.ratio))
+            made.logprobs.append(math.log(child.step))
+            score += probability
             # as long as all occurrences continue alike, no token is more probable than the next one
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
             alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _NOTHING)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
-            made.tokens += going_on[0, :run].tolist()
-            made.parents += range(parent, parent + run)
-            made.logprobs += [0.0] * run
-            score += probability * (1 + run)
-            level += run + 1
+            level, parent = level + 1, len(made.tokens) - 1
+            for token in going_on[0, :run].tolist():
+                step = goes_on(match + level)
+                if probability * step < self._limits.least:
+                    break
+                made.tokens.append(token)
+                made.parents.append(parent)
+                made.logprobs.append(math.log(step))
+                probability *= step
+                score += probability
+                level, parent = level + 1, parent + 1
             if level < following.shape[1] and len(rows) > 1:
-                for each in _children(rows, level, probability, parent + run, fanout, self._limits.least):
+                for each in _children(rows, match, level, probability, parent, fanout, self._limits.least):
                     heapq.heappush(queue, each)
         return SuffixDraft(made, score)
 
@@ -340,8 +352,8 @@ class _Continuation(NamedTuple):
     order: tuple[float, int, int]
     token: int
     parent: int
-    ratio: float
-    """Its share of its parent's occurrences."""
+    step: float
+    """Its probability after its parent."""
     level: int
     rows: Array
     """[n, W] the tokens after the parent's occurrences."""
@@ -350,23 +362,24 @@ class _Continuation(NamedTuple):
 
 
 def _children(
-    rows: Array, level: int, probability: float, parent: int, fanout: int, least: float
+    rows: Array, match: int, level: int, probability: float, parent: int, fanout: int, least: float
 ) -> list[_Continuation]:
-    """The most frequent tokens that follow occurrences at a level; on ties, the most recent ones."""
-    enough = least * len(rows) / probability
+    """The most frequent tokens that follow occurrences at a level after a match; on ties, the most recent ones."""
+    on = goes_on(match + level)
     column = rows[:, level]
     followers: dict[int, list[int]] = {}
     if len(rows) > _FEW:  # find the few frequent tokens first
         tokens, counts = np.unique(column, return_counts=True)
-        followers = {token: np.flatnonzero(column == token).tolist() for token in tokens[counts >= enough].tolist()}
+        frequent = tokens[probability * (counts / len(rows) * on) >= least]
+        followers = {token: np.flatnonzero(column == token).tolist() for token in frequent.tolist()}
     else:
         for row, token in enumerate(column.tolist()):
             followers.setdefault(token, []).append(row)
     followers.pop(_NOTHING, None)
     found = []
     for token, chosen in followers.items():
-        if len(chosen) >= enough:
-            ratio = len(chosen) / len(rows)
-            order = (-probability * ratio, parent, -chosen[-1])
-            found.append(_Continuation(order, token, parent, ratio, level, rows, chosen))
+        step = len(chosen) / len(rows) * on
+        if probability * step >= least:
+            order = (-probability * step, parent, -chosen[-1])
+            found.append(_Continuation(order, token, parent, step, level, rows, chosen))
     return sorted(found)[:fanout]

@@ -8,20 +8,16 @@ Shapes: G groups, W widths, D depths, K bins, L thresholds, R rows, N nodes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.supply import Supply
 from eyas.engine.controller.texts import Texts
 from eyas.engine.round import VerifiedDraft
 from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
-from eyas.tree.draft_tree import DraftTree, Source, TreeSpec
-from eyas.tree.union import path_values
 from eyas.tree.values import BIN_EDGES, ValueTable
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
@@ -37,9 +33,6 @@ _LEARNT = ("offered", "accepted", "sums", "weights", "best_sums", "best_weights"
 _RESUMED, _RENEWED, _VALUED = 0.5, 256, 64
 """The weight of what an earlier model has learned; drafts after which what was learned is saved again; drafts after
 which node values are updated at the latest."""
-_FOUND_TRIAL, _FOUND_SURPRISE, _AFTER_FOUND = 6, 2.0, 0.1
-"""Rounds after which the promise of copies is compared with results; the standard deviations beyond which it was wrong;
-the weight that what was learned about copies then keeps, as copied passages end suddenly."""
 
 
 class Forecast(NamedTuple):
@@ -59,7 +52,6 @@ class GainModel:
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self.texts = Texts()
-        self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learned was last saved."""
@@ -71,7 +63,10 @@ class GainModel:
         if draft.tree.candidates is not None:
             alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
             self._supply.learn(draft.tree.candidates, groups, alive)
-        self._acceptance.learn_tree(draft.tree, draft.paths, groups)
+        if draft.tree.found is None or draft.emitted is None:
+            self._acceptance.learn_tree(draft.tree, draft.paths, groups)
+        else:
+            self._acceptance.learn_found(draft.tree.found, draft.emitted, groups)
         self._learnt_rounds += 1
         self._drafts += 1
 
@@ -98,20 +93,6 @@ class GainModel:
         for name, state in own.items():
             state[:] = _RESUMED * learnt[name]
         self.settle()
-
-    def judge_found(self, promised: float, kept: float) -> None:
-        """Compare the accepted tokens `promised` by a round's copied nodes with those `kept`.
-
-        A passage is copied to its end or not at all, so a round's result varies as much as it promises.
-        """
-        self._found_surplus += kept - promised
-        self._found_variance += promised * (promised + 1.0)
-        self._found_judged += 1
-        if self._found_judged < _FOUND_TRIAL:
-            return
-        if abs(self._found_surplus) > _FOUND_SURPRISE * math.sqrt(self._found_variance):
-            self._acceptance.forget(_AFTER_FOUND, slice(Source.LOOKUP, None))
-        self._found_surplus, self._found_variance, self._found_judged = 0.0, 0.0, 0
 
     def settle(self, *, values: bool = True) -> None:
         """Base forecasts on what the texts being written yield now, and on what is known about nodes.
@@ -142,13 +123,3 @@ class GainModel:
         goes_on = np.minimum.accumulate(1.0 - idle, axis=0)
         levels = 1.0 + np.concatenate((np.zeros((1, shape[2])), goes_on[:-1].cumsum(0)))
         return Forecast(nodes.cumsum(1), accepted.cumsum(1), levels)
-
-
-def found_values(tree: DraftTree, spec: TreeSpec, groups: Indices) -> float:
-    """The accepted tokens that a tree's copied nodes promised together."""
-    if tree.sources is None or not tree.size:
-        return 0.0
-    if tree.copies_promise is not None:
-        return tree.copies_promise
-    values = path_values(tree, spec.values, torch.from_numpy(groups).to(tree.tokens.device)).exp()
-    return float(values[tree.valid & (tree.sources == Source.LOOKUP)].sum())

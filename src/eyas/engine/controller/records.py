@@ -71,7 +71,7 @@ class RoundRecord(NamedTuple):
             return [0] * self.rows
         sources = self.draft.tree.sources.tolist()
         return [
-            sum(row[node - 1] == Source.LOOKUP for node in path[1:])
+            sum(row[node - 1] in (Source.LOOKUP, Source.DISPUTED) for node in path[1:])
             for row, path in zip(sources, self.draft.paths, strict=True)
         ]
 

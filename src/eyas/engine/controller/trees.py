@@ -10,7 +10,7 @@ import numpy as np
 from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.costs import CostModel
 from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Recordings
-from eyas.engine.controller.gain import THRESHOLDS, GainModel, found_values
+from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
 from eyas.engine.controller.texts import Texts
@@ -131,7 +131,7 @@ class TreeArm(DraftArm):
         """The tree of a round in which the drafter only looks up: whatever pays of what it finds."""
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
         return PlannedTree(
-            SharedTree(depth=1, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
+            SharedTree(depth=_MOST_PER_ROW, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
             prices=self._prospects.prices(self._least_rate, nodes),
             padding_prices=self._prospects.padding_prices(self._least_rate, rows * _MOST_PER_ROW),
             found_only=True,
@@ -160,7 +160,4 @@ class TreeArm(DraftArm):
         drafted = sum(kept)
         if judged is not None and record.drafted:
             self.texts.judge(judged.accepted, record.texts, draft.tree.promise, kept, record.drafting)
-        found = found_values(draft.tree, spec, groups) if reads else 0.0
-        if found > 0.0:
-            self.gain.judge_found(found, record.emitted - record.rows - drafted)
         return drafted

@@ -216,7 +216,8 @@ struct SuffixSearch {                    // a search for what follows a text's l
     int64_t size;
     const int32_t* context;              // [known] the last tokens
     int64_t known, depth, fanout;        // the most levels, and children of a node
-    double factor, offset;               // at most factor * m + offset tokens after a match of m tokens
+    double factor, offset;               // at most factor * m + offset tokens after a match of m tokens,
+    int64_t most;                        // and at most `most`
     double least;                        // the least probability of a path
     int64_t longest;                     // longer matches count as matches of this length
     double score;                        // in: what the draft must exceed; out: its expected number of correct tokens
