@@ -84,7 +84,12 @@ def index_of(within: Texts, limits: SuffixLimits) -> SuffixIndex:
 
 
 settings = st.builds(
-    SuffixLimits, st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.5, 1.0]), st.just(LEAST), st.integers(1, 5), st.just(64)
+    SuffixLimits,
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.sampled_from([0.5, 1.0]),
+    st.just(LEAST),
+    st.integers(1, 5),
+    st.just(64),
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from eyas.tree import acceptance as rates
-from eyas.tree.acceptance import GROUPS, Acceptance, LearntValues, never_rising
+from eyas.tree.acceptance import GROUPS, Acceptance, LearntValues, graded, never_rising
 from eyas.tree.draft_tree import DraftTree, Proposal, Source, TreeSpec
 from eyas.tree.shared import SharedTree
 from eyas.tree.values import BIN_CENTRES, bins
@@ -154,7 +154,7 @@ def test_copies_are_graded_by_what_follows_even_if_they_were_not_verified() -> N
     acceptance = Acceptance(GROUPS * len(Source))
     p, q = math.log(0.7), math.log(0.2)
     found = Proposal([1, 2, 3, 9], [-1, 0, 1, 0], [p, p, p, q])
-    acceptance.learn_found([found, Proposal()], [[1, 2, 8], [4]], np.array([0, 1]))
+    acceptance.learn_copies([graded(found, [1, 2, 8]), graded(Proposal(), [4])], np.array([0, 1]))
     offered, accepted = acceptance.counts
     own = Source.LOOKUP * GROUPS
     first, later = bins(np.array([p, q]))

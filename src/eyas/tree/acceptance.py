@@ -12,6 +12,7 @@ Shapes: G groups, K bins, n nodes, P powers; B rows, N nodes of a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,36 @@ _WAITING = 64
 _OFTEN, _SELDOM = 16, 8
 """Values are updated after every `_OFTEN` drafts learned from, and initially at doubling intervals. On an accelerator,
 where reading a tree is a sync, only one draft in `_SELDOM` is learned from."""
+
+
+class GradedStep(NamedTuple):
+    """A step of a copy whose parent came true, and whether it did."""
+
+    later: bool
+    """Whether it isn't its parent's first child."""
+    logprob: float
+    accepted: bool
+
+
+def graded(found: Proposal, emitted: Sequence[int]) -> list[GradedStep]:
+    """Grade all that was found by the tokens that a row `emitted` next, whether it was verified or not.
+
+    So it needs no trials to learn what copies are worth.
+    """
+    steps = list[GradedStep]()
+    if not found.tokens:
+        return steps
+    children, node = found.children(), -1
+    for token in emitted:
+        right = -1
+        for rank, child in enumerate(children[node + 1]):
+            accepted = found.tokens[child] == token
+            steps.append(GradedStep(rank > 0, found.logprobs[child], accepted))
+            right = child if accepted else right
+        if right < 0:
+            break
+        node = right
+    return steps
 
 
 class Acceptance:
@@ -74,24 +105,15 @@ class Acceptance:
                     begun.add((parent, source))
         self._wait(tested)
 
-    def learn_found(self, found: Sequence[Proposal], emitted: Sequence[Sequence[int]], groups: Indices) -> None:
-        """Grade all that was found [B] by the tokens that each row `emitted` next, whether it was verified or not.
-
-        So it needs no trials to learn what copies are worth.
-        """
-        tested = []
-        for proposal, tokens, group in zip(found, emitted, groups.tolist(), strict=True):
-            children, node = proposal.children() if proposal.tokens else [[]], -1
-            for token in tokens:
-                right = -1
-                for rank, child in enumerate(children[node + 1]):
-                    accepted = proposal.tokens[child] == token
-                    tested.append((group + GROUPS * Source.LOOKUP, rank > 0, proposal.logprobs[child], accepted))
-                    right = child if accepted else right
-                if right < 0:
-                    break
-                node = right
-        self._wait(tested)
+    def learn_copies(self, graded: Sequence[Sequence[GradedStep]], groups: Indices) -> None:
+        """Count the graded steps of each row's copies [B]; `groups` [B] the rows' groups."""
+        self._wait(
+            [
+                (group + GROUPS * Source.LOOKUP, step.later, step.logprob, step.accepted)
+                for steps, group in zip(graded, groups.tolist(), strict=True)
+                for step in steps
+            ]
+        )
 
     def _wait(self, tested: list[tuple[int, bool, float, bool]]) -> None:
         """Keep a round's tested nodes until there are enough to be counted together."""

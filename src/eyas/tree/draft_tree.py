@@ -244,6 +244,8 @@ class TreeSpec(ABC):
     """Each row's group in `values`; None = all rows are in group 0."""
     calibrations: tuple[float, ...] | None = None
     """[B] accepted tokens of each row's text per token that the network's nodes promise; None = 1."""
+    copy_exponents: tuple[float, ...] | None = None
+    """[B] the power to which values of copied steps are raised in each row's text; None = 1."""
     keeps_candidates: bool = False
     """Whether finished trees include all candidates they were chosen from."""
     found_only: bool = False

@@ -140,6 +140,7 @@ class PlannedTree(TreeSpec):
     values: ValueTable | None = None
     groups: tuple[int, ...] | None = None
     calibrations: tuple[float, ...] | None = None
+    copy_exponents: tuple[float, ...] | None = None
     keeps_candidates: bool = False
     found_only: bool = False
     looks_up: bool = True

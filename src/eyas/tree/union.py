@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from eyas.runtime import to_device
 from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import DraftTree, Source, TreeSpec, all_valid
 from eyas.tree.values import ValueTable
@@ -42,7 +43,7 @@ def unite(
     if found.tokens.device.type == "cpu":
         return _united_on_host(spec, network, found, values, groups)
     merged = _tagged(found) if network is None or not network.size else _merged(network, found)
-    scores = path_values(merged, values, groups)  # [B, C]
+    scores = _path_values(merged, values, groups, spec.copy_exponents)  # [B, C]
     allowed = merged.valid
     if spec.max_fanout == 1:
         allowed = _better_chain(merged, scores)
@@ -71,7 +72,9 @@ def expected_lengths(found: DraftTree, values: ValueTable | None, groups: Tensor
     ]
 
 
-def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> Tensor:
+def _path_values(
+    tree: DraftTree, values: ValueTable | None, groups: Tensor, exponents: Sequence[float] | None = None
+) -> Tensor:
     above = F.pad(tree.logprob, (1, 0)).gather(1, tree.parents + 1)
     steps = tree.logprob - above
     if values is not None:
@@ -80,6 +83,9 @@ def _path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> 
         alike &= sources.unsqueeze(2) == sources.unsqueeze(1)
         later = alike.tril(-1).any(2)  # some valid sibling of the same source comes before it
         steps = values.of_nodes(steps, later, groups.unsqueeze(1) + GROUPS * sources)
+    if exponents is not None and tree.sources is not None:
+        powers = to_device(list(exponents), steps.device, steps.dtype).unsqueeze(1)
+        steps = torch.where(_copied(tree.sources), steps * powers, steps)
     steps = steps.double().clamp(max=_LEAST_STEP).masked_fill(~tree.valid, 0.0)
     return _along_paths(tree, steps)
 
@@ -135,20 +141,29 @@ class _Rows(NamedTuple):
         return made
 
     def worth(
-        self, values: ValueTable | None, groups: Tensor, calibrations: Sequence[float] | None = None
+        self,
+        values: ValueTable | None,
+        groups: Tensor,
+        calibrations: Sequence[float] | None = None,
+        exponents: Sequence[float] | None = None,
     ) -> list[list[float]]:
         """[B][C] `path_values`.
 
         `calibrations` [B] count on paths once they leave what was found, and no node is worth more than its parent.
         """
+        powers = [1.0] * len(self.tokens) if exponents is None else exponents
         shifts = [0.0] * len(self.tokens) if calibrations is None else list(map(math.log, calibrations))
         made = []
-        for parents, steps, valid, sources, group, shift in zip(*self[1:], groups.tolist(), shifts, strict=True):
+        for parents, steps, valid, sources, group, shift, power in zip(
+            *self[1:], groups.tolist(), shifts, powers, strict=True
+        ):
             sums, begun = list[float](), set[tuple[int, int]]()
             for parent, step, usable, source in zip(parents, steps, valid, sources, strict=True):
                 own = min(step, 0.0)
                 if values is not None:
                     own = values.of_step(own, (parent, source) in begun, group + GROUPS * source)
+                if source in _COPIED:
+                    own *= power
                 if usable:
                     begun.add((parent, source))
                 worth, copied = (sums[parent], sources[parent] != Source.NETWORK) if parent >= 0 else (0.0, True)
@@ -209,7 +224,7 @@ def _united_on_host(
 ) -> DraftTree:
     """`unite` in lists: between two passes each operation of PyTorch takes as long as a dozen nodes."""
     rows, depth = _Rows.of(network, found), max(found.max_depth, 0 if network is None else network.max_depth)
-    worth = rows.worth(values, groups, spec.calibrations)
+    worth = rows.worth(values, groups, spec.calibrations, spec.copy_exponents)
     kept = spec.kept(worth, rows.better_chains(worth) if spec.max_fanout == 1 else rows.valid)
     promise = list[float]()
     for chosen, sources, sums, calibration in zip(
@@ -226,6 +241,11 @@ def _united_on_host(
         looked_up=network is None,
         promise=promise,
     )
+
+
+def _copied(sources: Tensor) -> Tensor:
+    """Which nodes no network guessed."""
+    return (sources == int(Source.LOOKUP)) | (sources == int(Source.DISPUTED))
 
 
 def _along_paths(tree: DraftTree, steps: Tensor) -> Tensor:
@@ -280,7 +300,7 @@ def _better_chain(tree: DraftTree, scores: Tensor) -> Tensor:
     """[B, C] bool: the nodes of each row's more valuable chain, given logarithms of path values."""
     values = scores.exp().masked_fill(~tree.valid, 0.0)
     assert tree.sources is not None
-    found = (tree.sources == int(Source.LOOKUP)) | (tree.sources == int(Source.DISPUTED))
+    found = _copied(tree.sources)
     shared = tree.sources == int(Source.BOTH)
     copies = (values * found).sum(1) > (values * ~(found | shared)).sum(1)  # [B]
     return tree.valid & (shared | (found == copies.unsqueeze(1)))

@@ -24,7 +24,7 @@ def trained(text: Text, rounds: int = 300) -> GainModel:
         spec = PlannedTree(SharedTree(4, WIDTHS[-1], 30 * rows), values=gain.values, keeps_candidates=True)
         draft = simulation.round(spec).draft
         assert draft is not None
-        gain.learn(draft, np.zeros(rows, dtype=np.int64), None)
+        gain.learn(range(rows), draft, np.zeros(rows, dtype=np.int64), None)
     gain.settle()
     return gain
 

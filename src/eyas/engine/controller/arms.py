@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import Explorer, LookupTrials, Recordings
+from eyas.engine.controller.explore import CopySearch, Explorer, Recordings
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
 from eyas.tree import TreeSpec
@@ -74,7 +74,7 @@ class DraftArm(ABC):
     """The deepest tree."""
     drafts: bool = True
     """Whether a network, or a window, drafts: else every tree is looked up."""
-    lookups: LookupTrials | None = None
+    lookups: CopySearch | None = None
     """Decides whether copies are looked for; None = there are none."""
     recordings: Recordings | None = None
     """The trees that an accelerator has recorded; None = the host counts nodes, and ends drafts, without a sync."""
@@ -101,6 +101,10 @@ class DraftArm(ABC):
 
         Returns how many of the accepted tokens were drafted, not looked up.
         """
+
+    def follow(self, texts: Sequence[int]) -> None:
+        """Account for the texts being written from now on; all others have ended."""
+        self.texts.follow(texts)
 
     def width_of(self, spec: TreeSpec) -> int:
         """The width of one of the arm's trees, for averages."""

@@ -137,7 +137,7 @@ class Controller:
         changed = situation[:count] != self._situation[:count]
         new = sum(text not in self._texts for text in batch.texts)
         if new or len(self._texts) > rows:
-            self.arm.texts.follow(batch.texts)
+            self.arm.follow(batch.texts)
         self._begun += new
         if 2 * self._begun > rows:
             self._begun = 0
@@ -192,7 +192,7 @@ class Controller:
         self.arm.gain.settle(values=settles)
         if settles:  # fitting costs takes a fifth of a round of a small target, and rows come and go often
             self.costs.settle()
-        searching = 0.0 if self._lookups is None else self._lookups.searching
+        searching = 0.0 if self._lookups is None else self._lookups.seconds
         self.costs.overhead = self._overhead.beyond_plain("drafted") + searching
         self._choice.renew(self.arm.prospects(batch, self.costs, self._totals.prompt_pairs), self._doubt)
         if settles:
@@ -241,8 +241,9 @@ class Controller:
         self._explorer.earn(whole, choice.speedup)
         if self._lookups is not None and choice.prospects is not None:
             beyond = self._overhead.beyond_plain("looked up")
-            copied = record.emitted - record.rows - accepted
-            self._lookups.account(record, copied, choice.prospects.plain_rate, choice.rate, beyond)
+            copied, nodes = record.emitted - record.rows - accepted, record.tokens - record.rows
+            added = choice.prospects.added(nodes) if nodes and not drafted else 0.0
+            self._lookups.account(record, copied, added, choice.rate, beyond)
         if self.arm.recordings is not None:
             if drafted and record.spec is not None and record.spec.recurs and choice.used is not None:
                 self.arm.recordings.learn(record.rows, record.spec, whole, choice.used.seconds)

@@ -26,12 +26,11 @@ only the second one shows what plain decoding takes."""
 _LEAST = 0.02
 """The least share of its time that a probe is assumed to lose, whatever the models predict."""
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
-_FOR_LOOKING_UP = 0.005
-"""The share of all time that looking up in vain may lose."""
-_LOOKUPS, _LOOKUP_FADE, _NOISE, _LONGEST_REST = 4, 1.0 - 1.0 / 50.0, 0.01, 256
-"""Rounds of a trial; how its average decays; the share of time that isn't a loss yet; most rounds without a trial."""
-_SEARCHES = 8
-"""Rounds in the running mean of the seconds that looking for copies takes."""
+_FOR_SEARCHES = 0.01
+"""The share of all time that looking for copies in vain may take."""
+_SEARCH_FADE, _HOPED, _FEW_ROUNDS = 1.0 - 1.0 / 16.0, 2.0, 4
+"""How running means of searches decay; how many times its cost the first search is hoped to save; the rounds of a text
+before it is known what time is worth in it."""
 _CHECKS = (3, 12, 48)
 """Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
@@ -250,81 +249,70 @@ class Lasting:
         return self._rounds >= _LASTING
 
 
-class LookupTrials:
-    """Decides whether rounds look for copies, which takes the host's time, with or without a network's draft.
+class CopySearch:
+    """Decides which rounds look for copies: those in which that pays, and others for a share of all time.
 
-    The gain is averaged over the latest rounds of the current texts. If it is a loss beyond noise, nothing is looked up
-    until the allowance, a share of all time, covers losing that much again.
+    Only the search itself is at stake, which takes the host's time: whether a copy is verified is decided by what its
+    nodes are worth, and that is learned from every copy found.
     """
 
     def __init__(self) -> None:
-        self._allowance = Allowance(_FOR_LOOKING_UP)
-        self._gained = self._emitted = self._seconds = self._lost = 0.0
-        self._tried, self.looking = 0, True
+        self._budget = Allowance(_FOR_SEARCHES)
+        self._gain: float | None = None
+        """Seconds that a search saves, a running mean; None = there was none."""
+        self._cost = 0.0
+        """Seconds that a search takes, a running mean."""
+        self._emitted = self._seconds = 0.0
+        """Tokens and seconds of the current texts' latest rounds."""
         self._rounds = self._plain_at = 0
-        self._searching = 0.0
+        self.looking = True
+        """Whether the next round looks for copies."""
 
     @property
-    def searching(self) -> float:
-        """Seconds that looking for copies adds to a network's draft, on average; 0 while none are looked for."""
-        return self._searching * self.looking
+    def pays(self) -> bool:
+        """Whether searches save at least the time that they take."""
+        return self._gain is None or self._gain >= self._cost
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that searching adds to a network's draft; 0 while only few rounds search."""
+        return self._cost if self.pays else 0.0
 
     @property
     def plain_due(self) -> bool:
         """Whether a plain round is due, because hardly any pass so far has shown its cost without copies."""
         return self._rounds > 2 * self._plain_at and self._rounds in _CHECKS
 
-    def renew(self) -> None:
-        """Account for new texts: what was copied in others says little about them."""
-        self._gained = self._emitted = self._seconds = 0.0
-        self._tried = 0
-
     @property
     def rate(self) -> float:
-        """Tokens per second of the current texts' latest rounds that looked up; 0 = there were too few."""
-        return self._emitted / self._seconds if self._tried >= _LOOKUPS else 0.0
+        """Tokens per second of the current texts' latest rounds; 0 = there were too few."""
+        return self._emitted / self._seconds if self._rounds >= _FEW_ROUNDS else 0.0
 
-    def earn(self, seconds: float) -> None:
-        """Account for a round of any kind that took `seconds`."""
-        self._allowance.earn(seconds)
+    def renew(self) -> None:
+        """Account for new texts, which may be easier or harder than the last ones."""
+        self._emitted = self._seconds = 0.0
+        self._rounds = self._plain_at = 0
+
+    def account(self, record: RoundRecord, copied: int, added: float, rate: float, beyond: float) -> None:
+        """Account for a round of any kind, where plain rounds or those in use make `rate` tokens per second.
+
+        `copied`: accepted tokens that no network guessed; `added`: seconds that copies' nodes added to the pass;
+        `beyond`: seconds that a round that only looks up takes beyond what is measured.
+        """
+        self._budget.earn(record.whole)
         self._rounds += 1
-        if not self.looking and self._allowance.affords(self._lost):
-            self._allowance.spend(self._lost)
-            self._tried, self.looking = 0, True
-
-    def account(self, record: RoundRecord, copied: int, plain_rate: float, rate: float, beyond: float) -> None:
-        """Account for a round, where plain ones make `plain_rate` tokens per second and those in use `rate`.
-
-        `copied`: accepted tokens that no network guessed; `beyond`: seconds that a round that only looks up takes
-        beyond what is measured.
-        """
-        self.earn(record.whole)
-        if record.spec is None:
-            return
-        if record.spec.found_only:
-            spent = record.whole + beyond
-            gained = record.emitted / plain_rate - spent
-            self.learn(gained, record.emitted, spent, record.tokens > record.rows)
-        elif record.drafted and record.spec.looks_up:
-            self.learn(copied / rate - record.lookup_seconds, record.emitted, record.whole, True)
-            self._searching += (record.lookup_seconds - self._searching) / _SEARCHES
-
-    def learn(self, gained: float, emitted: int, seconds: float, verified: bool) -> None:
-        """Learn from a round that looked up, and `emitted` tokens in `seconds`.
-
-        `gained` is the time that copies saved, less the search's. `verified`: whether there were nodes; else the pass
-        was a plain one.
-        """
-        if not verified:
-            self._plain_at = self._rounds
-        self._gained = self._gained * _LOOKUP_FADE + gained
-        self._emitted = self._emitted * _LOOKUP_FADE + emitted
-        self._seconds = self._seconds * _LOOKUP_FADE + seconds
-        self._tried += 1
-        if self._tried >= _LOOKUPS and self._gained < -_NOISE * self._seconds:
-            share = -self._gained / self._seconds
-            self._lost = min(share * _LOOKUPS, _LONGEST_REST * _FOR_LOOKING_UP) * seconds
-            self.looking = False
+        self._plain_at = self._rounds if record.tokens == record.rows else self._plain_at
+        self._emitted = self._emitted * _SEARCH_FADE + record.emitted
+        self._seconds = self._seconds * _SEARCH_FADE + record.whole
+        if record.spec is not None and (record.spec.found_only or record.lookup_seconds):
+            cost = record.draft_seconds + beyond if record.spec.found_only else record.lookup_seconds
+            if self._gain is None:
+                self._gain, self._cost = _HOPED * cost, cost
+            elif not self.pays:
+                self._budget.spend(self._cost)
+            self._gain = self._gain * _SEARCH_FADE + (1.0 - _SEARCH_FADE) * (copied / rate - added)
+            self._cost = self._cost * _SEARCH_FADE + (1.0 - _SEARCH_FADE) * cost
+        self.looking = self.pays or self._budget.affords(self._cost)
 
 
 class Recordings:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eyas.engine.controller.difficulty import Difficulty
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.supply import Supply
 from eyas.engine.controller.texts import Texts
 from eyas.engine.round import VerifiedDraft
-from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices
+from eyas.tree.acceptance import GROUPS, Acceptance, Array, Indices, graded
 from eyas.tree.values import BIN_EDGES, ValueTable
 
 _LOW = (0.02, 0.03, 0.045, 0.065, 0.09, 0.12, 0.16, 0.2, 0.25, 0.3, 0.36, 0.42)
@@ -52,21 +53,28 @@ class GainModel:
         self._acceptance, self._supply = Acceptance(GROUPS * sources), Supply(widths, depth)
         self.values: ValueTable = self._acceptance.table()
         self.texts = Texts()
+        self.copies = Difficulty()
+        """How far copies come true in each text."""
         self._experience: Experience | None = None
         self._learnt_rounds = 0
         """Drafts since what was learned was last saved."""
         self._drafts = self._valued = 0
         """Drafts so far, and drafts that node values account for."""
 
-    def learn(self, draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None) -> None:
-        """Learn from a verified draft, and from its candidates if they were kept; `groups` [R]."""
+    def learn(
+        self, texts: Sequence[int], draft: VerifiedDraft, groups: Indices, drafting: Sequence[bool] | None
+    ) -> None:
+        """Learn from a verified draft of `texts` [R], and from its candidates if they were kept; `groups` [R]."""
         if draft.tree.candidates is not None:
             alive = np.ones(len(groups), dtype=np.bool_) if drafting is None else np.array(drafting, dtype=np.bool_)
             self._supply.learn(draft.tree.candidates, groups, alive)
-        if draft.tree.found is None or draft.emitted is None:
+        found, emitted = draft.tree.found, draft.emitted
+        if found is None or emitted is None:
             self._acceptance.learn_tree(draft.tree, draft.paths, groups)
         else:
-            self._acceptance.learn_found(draft.tree.found, draft.emitted, groups)
+            steps = [graded(one, tokens) for one, tokens in zip(found, emitted, strict=True)]
+            self._acceptance.learn_copies(steps, groups)
+            self.copies.learn(texts, steps, self.values, groups)
         self._learnt_rounds += 1
         self._drafts += 1
 

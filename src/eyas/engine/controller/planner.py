@@ -143,6 +143,10 @@ class Prospects:
             added = self._added[count] = self._pass(self.rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
 
+    def added(self, nodes: int) -> float:
+        """The seconds that `nodes` nodes add to the pass."""
+        return float(self._pass(np.array([float(self.rows + nodes)]))[0]) - self.plain_seconds
+
     def padding_prices(self, rate: float, count: int) -> tuple[float, ...]:
         """The tokens generated at `rate` per second in the time that 1, 2, ... `count` padded positions add."""
         added = self._padded.get(count)

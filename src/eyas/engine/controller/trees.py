@@ -9,7 +9,7 @@ import numpy as np
 
 from eyas.engine.controller.arms import Batch, DraftArm
 from eyas.engine.controller.costs import CostModel
-from eyas.engine.controller.explore import Explorer, LookupTrials, Pace, Recordings
+from eyas.engine.controller.explore import CopySearch, Explorer, Pace, Recordings
 from eyas.engine.controller.gain import THRESHOLDS, GainModel
 from eyas.engine.controller.planner import Prospect, Prospects, Shape
 from eyas.engine.controller.records import RoundRecord
@@ -50,7 +50,7 @@ class TreeArm(DraftArm):
         self.gain: GainModel = GainModel(widths, depth, len(Source) if looks_up else 1)
         self.texts: Texts = self.gain.texts
         self.explorer, self.depth, self.drafts = Explorer(), depth, computes
-        self.lookups = LookupTrials() if looks_up else None
+        self.lookups = CopySearch() if looks_up else None
         self.recordings = None if counts_freely else Recordings(widths)
         self._widths, self._counts_freely = tuple(widths), counts_freely
         self._analysing = Pace(_ANALYSING, least=1, most=64)
@@ -60,6 +60,10 @@ class TreeArm(DraftArm):
     @property
     def analysis(self) -> float:
         return self._analysing.cost
+
+    def follow(self, texts: Sequence[int]) -> None:
+        self.texts.follow(texts)
+        self.gain.copies.follow(texts)
 
     def prospects(self, batch: Batch, costs: CostModel, prompt_pairs: float) -> Prospects:
         self._prospects = Prospects(
@@ -84,7 +88,9 @@ class TreeArm(DraftArm):
         keeps = probing or self._analysing.due()
         looks_up = self.lookups is not None and self.lookups.looking
         calibrations = () if prospect is None else self.texts.calibrations(batch.texts)
-        key = (None if prospect is None else prospect.shape, batch.groups, calibrations, probing, keeps, looks_up)
+        copies = self.gain.copies.exponents(batch.texts) if looks_up else ()
+        shape = None if prospect is None else prospect.shape
+        key = (shape, batch.groups, calibrations, copies, probing, keeps, looks_up)
         if key not in self._made and prospect is not None and not (self._counts_freely or keeps):
             self._made[key] = prospect.recurring_tree(self._widths[prospect.shape.width], batch.rows)
         elif key not in self._made:
@@ -95,6 +101,7 @@ class TreeArm(DraftArm):
                 values=self.gain.values,
                 groups=batch.groups if any(batch.groups) else None,
                 calibrations=calibrations or None,
+                copy_exponents=copies or None,
                 keeps_candidates=keeps,
                 looks_up=looks_up,
             )
@@ -150,7 +157,7 @@ class TreeArm(DraftArm):
         began, reads = clock(), self._counts_freely or spec.keeps_candidates
         groups: Indices = np.array(spec.groups or (0,) * record.rows)
         if reads:
-            self.gain.learn(draft, groups, record.drafting)
+            self.gain.learn(record.texts, draft, groups, record.drafting)
         if spec.keeps_candidates:
             spent = clock() - began
             if self.recordings is not None and self.recordings.usual and record.seconds is not None:
