@@ -281,8 +281,8 @@ class Replay:
             settle(values=values)
             self._host += _PLAN_AND_FIT if values else _PLAN
 
-        def analyze(draft: VerifiedDraft, *args: Any) -> None:
-            learn(draft, *args)
+        def analyze(texts: Sequence[int], draft: VerifiedDraft, *args: Any) -> None:
+            learn(texts, draft, *args)
             self._host += _ANALYSIS * (draft.tree.candidates is not None)
 
         arm.gain.settle, arm.gain.learn = plan, analyze  # type: ignore[method-assign, assignment]
