@@ -83,7 +83,7 @@ def test_a_round_reports_what_it_did() -> None:
     ragged = 0
     for outcome in outcomes:
         assert outcome.draft is not None
-        tree, paths = outcome.draft
+        tree, paths = outcome.draft.tree, outcome.draft.paths
         assert outcome.nodes == tree.valid.sum(1).tolist()
         assert outcome.pass_tokens == len(LENGTHS) + sum(outcome.nodes)
         assert [len(path) - 1 for path in paths] == outcome.accepted

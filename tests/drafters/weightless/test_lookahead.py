@@ -157,7 +157,7 @@ def test_scratch_nodes_are_never_emitted_nor_counted(rule: TypicalWalk | None, t
         chunks = {chunk.index: chunk for chunk in made.step()}
         if made.outcome is None or made.outcome.draft is None:
             continue
-        tree, paths = made.outcome.draft
+        tree, paths = made.outcome.draft.tree, made.outcome.draft.paths
         assert tree.scratch is not None
         scratch_nodes += int(tree.scratch.sum())
         for row, path in enumerate(paths):
