@@ -12,6 +12,14 @@ machine, whatever else it does.
 `compare` prints, for each scenario, how many times faster `auto` is than plain decoding, and by how many percent each
 variant changes that. A variant assigns to names in modules of `eyas.engine.controller`.
 
+Copies need no beams, as what was found follows from the tokens alone:
+
+    python -m benchmarks.replay answers MODEL RECORDING.npz --prompts EDITS.jsonl HUMANEVAL.jsonl --costs COSTS.json
+    python -m benchmarks.replay copies RECORDING.npz --method suffix
+
+`copies` prints, for each set of prompts, how many times faster `auto` and the best of ten fixed shapes are than plain
+decoding, from the first answer on and from the third.
+
 Shapes: P positions, M candidates of a beam, R rows, W beam nodes, K children offered by each.
 """
 
@@ -33,7 +41,10 @@ import torch
 
 from benchmarks.harness import Output, report, script
 from eyas.drafters.decoding import NetworkDrafter
+from eyas.drafters.history import LookupDrafter
 from eyas.drafters.options import DrafterOptions
+from eyas.drafters.weightless.ngram import NgramDrafter
+from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine.controller import Controller, CostModel, CostTable, Curve, RoundRecord, TreeArm, make_controller
 from eyas.engine.round import VerifiedDraft
 from eyas.options import EngineOptions, TargetOptions
@@ -41,7 +52,7 @@ from eyas.session import Session
 from eyas.text.chats import Message
 from eyas.text.prompts import PromptRow, read_prompts
 from eyas.text.template import encode_chat
-from eyas.tree import DraftTree, TreeSpec
+from eyas.tree import DraftTree, TreeSpec, parse_tree
 from eyas.tree.shared import PlannedTree, SharedTree
 from eyas.tree.values import ValueTable
 from eyas.types import Request, SamplingParams
@@ -342,6 +353,176 @@ class Replay:
         return host
 
 
+# Copies.
+
+SHAPES = (
+    "chain:1",
+    "chain:2",
+    "chain:4",
+    "chain:8",
+    "chain:12",
+    "chain:16",
+    "chain:24",
+    "dynamic:8,2,8",
+    "dynamic:12,4,16",
+    "dynamic:32,8,32",
+)
+"""The fixed shapes with which `auto` is compared."""
+_SEARCH = 0.06e-3
+"""Seconds of a search in one row's tokens, measured in service."""
+
+
+def answers(
+    model: str,
+    recording: Path,
+    *,
+    prompts: Sequence[Path],
+    limit: Annotated[int, "prompts of each file"] = 16,
+    max_new_tokens: int = 300,
+    temperature: float = 0.0,
+    costs: Annotated[
+        Path | None, "a `--costs` file of the model with `--method suffix`; made if it isn't there"
+    ] = None,
+) -> None:
+    """Record plain answers, with the tokens of their prompts, and this machine's costs."""
+    session = Session.open(TargetOptions(model))
+    drafter = session.drafter(DrafterOptions(None, "suffix"))
+    controller = make_controller(session.target, drafter, "auto", 4, costs)
+    engine = session.engine(None, EngineOptions(None, batch_size=1))
+    arrays: dict[str, Any] = {"costs": np.array(controller.costs.table.model_dump_json())}
+    number = 0
+    for path in prompts:
+        said = [row.said for row in read_prompts(path) if isinstance(row, PromptRow)]
+        for text in said[:: max(1, len(said) // limit)][:limit]:
+            ids = tuple(encode_chat(session.tokenizer, [Message(role="user", content=text or "")]))
+            params = SamplingParams(max_tokens=max_new_tokens, temperature=temperature, seed=number)
+            (done,) = engine.generate([Request(ids, params, chat=True)])
+            arrays |= {
+                f"{number}.answer": np.array(done.token_ids),
+                f"{number}.prompt": np.array(ids),
+                f"{number}.about": np.array([path.stem, str(len(ids))]),
+            }
+            number += 1
+            np.savez(recording, **arrays)
+        print(f"{path.stem}: {number} answers so far", flush=True)
+
+
+@dataclass
+class Written:
+    """An answer of which only the tokens are known."""
+
+    kind: str
+    prompt: list[int]
+    tokens: list[int]
+
+
+class CopyReplay:
+    """Decodes answers one after the other with what a lookup drafter finds; `seconds` are the true ones."""
+
+    def __init__(self, costs: CostTable, drafter: LookupDrafter, noise: Iterator[float]) -> None:
+        self.seconds = 0.0
+        self.passes = 0
+        self._costs, self._drafter, self._noise = CostModel(costs), drafter, noise
+        self._drafter.pairs.resize(1)
+
+    def clock(self) -> float:
+        """The time that the controller sees."""
+        return self.seconds
+
+    def run(self, text: int, answer: Written, chosen: Controller | TreeSpec | None) -> float:
+        """The seconds that an answer takes under a controller, with a fixed shape, or by plain rounds (None)."""
+        began, pairs, at = self.seconds, self._drafter.pairs, 1
+        pairs.begin(0, answer.prompt, "user")
+        self._commit([*answer.prompt[1:], answer.tokens[0]])
+        while at < len(answer.tokens):
+            length = len(answer.prompt) + at
+            spec = chosen.plan([text], [length], [False], [0]) if isinstance(chosen, Controller) else chosen
+            tree = self._drafter.draft(range(1), spec, None) if spec is not None else DraftTree.empty(1, CPU)  # type: ignore[arg-type]
+            path, above = [0], -1
+            nodes = list(zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), tree.valid[0].tolist(), strict=True))
+            for wanted in answer.tokens[at:-1]:
+                above = next((n for n, node in enumerate(nodes) if node == (above, wanted, True)), -1)
+                if above < 0:
+                    break
+                path.append(above + 1)
+            emitted = answer.tokens[at : at + len(path)]
+            count = sum(valid for *_, valid in nodes)
+            passing = float(self._costs.pass_seconds(1.0 + count, 1, [length]))
+            drafting = _SEARCH * (spec is not None)
+            factor = next(self._noise)
+            self.seconds += passing + drafting
+            self.passes += 1
+            if isinstance(chosen, Controller):
+                draft = None if spec is None else VerifiedDraft(tree, [path], [emitted])
+                chosen.learn(
+                    RoundRecord(
+                        [text], [length], spec, draft, factor * drafting, factor * passing, 1 + count, len(emitted),
+                        factor * (drafting + passing),
+                    )
+                )  # fmt: skip
+            at += len(emitted)
+            self._commit(emitted)
+        self._drafter.finish(0)
+        pairs.truncate(0, 0)
+        return self.seconds - began
+
+    def _commit(self, tokens: Sequence[int]) -> None:
+        self._drafter.observe(range(1), torch.tensor([tokens]), torch.zeros(1, len(tokens), 0, 1), [len(tokens)])
+
+
+def copies(
+    recording: Path,
+    *,
+    method: str = "suffix",
+    costs: Annotated[Path | None, "other costs than the recording's"] = None,
+    seeds: int = 2,
+    output: Output = None,
+) -> None:
+    """`auto` and fixed shapes with copies, by set, nothing learned before; speedups over plain decoding."""
+    torch.set_num_threads(1)
+    with np.load(recording) as file:
+        table = CostTable.model_validate_json(str(file["costs"]) if costs is None else costs.read_text())
+        read = [
+            Written(str(file[f"{n}.about"][0]), file[f"{n}.prompt"].tolist(), file[f"{n}.answer"].tolist())
+            for n in range(sum(name.endswith(".answer") for name in file))
+        ]
+    make = {"suffix": SuffixDrafter, "ngram": NgramDrafter}[method]
+    rows: list[dict[str, Any]] = []
+    for kind in dict.fromkeys(answer.kind for answer in read):
+        own = [answer for answer in read if answer.kind == kind and len(answer.tokens) > 1]
+        taken: dict[str, list[list[float]]] = {}
+        for seed in range(seeds):
+            draw = np.random.default_rng(seed)
+            order = [own[index] for index in draw.permutation(len(own))]
+            for name in ("plain", "auto", *SHAPES):
+                replay = CopyReplay(table, make(CPU), Noise().factors(draw))
+                chosen: Controller | TreeSpec | None = (
+                    None if name == "plain" else parse_tree(name) if name != "auto" else None
+                )
+                if name == "auto":
+                    chosen = Controller(CostModel(table), TreeArm(computes=False, looks_up=True), clock=replay.clock)
+                taken.setdefault(name, []).append([replay.run(n, one, chosen) for n, one in enumerate(order)])
+
+        whole = {name: sum(map(sum, runs)) for name, runs in taken.items()}
+        later = {name: sum(sum(run[2:]) for run in runs) for name, runs in taken.items()}
+        speedup = {name: whole["plain"] / seconds for name, seconds in whole.items()}
+        speedup_later = {name: later["plain"] / seconds for name, seconds in later.items()}
+        best = max(SHAPES, key=speedup.__getitem__)
+        pairs = zip(taken["plain"], taken["auto"], strict=True)
+        rows.append(
+            {
+                "set": kind,
+                "auto": round(speedup["auto"], 3),
+                "best shape": best,
+                "its speedup": round(speedup[best], 3),
+                "auto / best": round(speedup["auto"] / max(1.0, speedup[best]), 3),
+                "from the third": round(speedup_later["auto"] / max(1.0, *map(speedup_later.__getitem__, SHAPES)), 3),
+                "worst answer": round(min(one / other for run in pairs for one, other in zip(*run, strict=True)), 3),
+            }
+        )
+    report({"answers": len(read), "method": method, "unit": "times plain decoding"}, output, rows)
+
+
 # Comparing.
 
 
@@ -439,6 +620,6 @@ def compare(
     report({"answers": len(answers), "seeds": seeds, "unit": "percent of `speedup`"}, output, rows)
 
 
-main = script(record, compare)
+main = script(record, compare, answers, copies)
 if __name__ == "__main__":
     raise SystemExit(main())
