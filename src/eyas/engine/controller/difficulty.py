@@ -20,7 +20,7 @@ from eyas.tree.values import ValueTable
 
 _EXPONENTS: Array = 2.0 ** np.arange(-2.0, 5.01, 0.5)
 """[E] from a quarter, where a step of 0.5 is worth 0.84, to 32, where one of 0.9 is worth 0.03."""
-_PRIOR: Array = np.exp(-np.abs(np.log2(_EXPONENTS)))
+_PRIOR: Array = np.exp(-2.0 * np.abs(np.log2(_EXPONENTS)))
 """[E] the distribution before anything is known, not normalized."""
 _ROUNDS = 1.0 - 1.0 / 16.0
 """How evidence fades with each round of a text: a copied passage ends from one line to the next."""
