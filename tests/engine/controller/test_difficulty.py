@@ -31,15 +31,15 @@ def test_a_text_like_all_others_keeps_its_values() -> None:
 
 
 def test_three_wrong_steps_that_were_sure_are_believed() -> None:
-    assert told(Difficulty(), 0, 0.9, [False] * 3) > 3.0
-    assert told(Difficulty(), 0, 0.2, [False] * 3) < 1.5  # nothing new
+    assert told(Difficulty(), 0, 0.9, [False] * 3) > 1.9
+    assert told(Difficulty(), 0, 0.2, [False] * 3) < 1.2  # nothing new
 
 
 @pytest.mark.parametrize("right", [10, 200])
 def test_a_text_that_turns_is_noticed_however_long_it_went_well(right: int) -> None:
     difficulty = Difficulty()
     assert told(difficulty, 0, 0.9, [True] * right) < 1.0
-    assert told(difficulty, 0, 0.9, [False] * 5) > 1.5
+    assert told(difficulty, 0, 0.9, [False] * 5) > 1.3
 
 
 def test_a_new_answer_begins_as_the_latest_ones_were() -> None:
