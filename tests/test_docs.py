@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 import eyas
+from eyas.cli.app import DEFAULTED, GROUPS, VERBS
 from eyas.cli.common.aliases import REFUSED
+from eyas.cli.common.verb import described
 from eyas.config import validated
 from eyas.sweep.search import SweepConfig
 from eyas.targets import load_target
@@ -115,6 +117,16 @@ CHECKS: dict[str, Callable[[list[str]], str]] = {
 }
 
 
+EXAMPLES = {
+    name: described(function)[1]
+    for name, function in (
+        *VERBS.items(),
+        *((f"{group} {verb}", function) for group, (_, verbs) in GROUPS.items() for verb, function in verbs.items()),
+    )
+}
+"""Verb -> the examples of its help."""
+
+
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=name_of)
 def test_every_command_is_one_that_its_program_takes(page: Path) -> None:
     wrong = []
@@ -132,6 +144,20 @@ def test_every_command_is_one_that_its_program_takes(page: Path) -> None:
 def repository_path(word: str) -> bool:
     """Whether such a file is there, or may be: a name in capitals is the reader's to choose."""
     return (ROOT / word).exists() or any(part.isupper() for part in Path(word).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_verb_has_examples_that_it_takes(name: str) -> None:
+    """Of its own, which its help shows."""
+    examples = EXAMPLES[name]
+    assert len(examples) >= 2
+    for example in examples:
+        program, *words = shlex.split(example)
+        assert program == "eyas"
+        group, _, verb = name.partition(" ")
+        own = [group] if group in DEFAULTED and verb == next(iter(GROUPS[group][1])) else name.split()
+        assert words[: len(own)] == own
+        assert not wrong_eyas(words), example
 
 
 def test_commands_are_found() -> None:

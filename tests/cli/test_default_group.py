@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from click.testing import Result
 
 from eyas.cli.app import DEFAULTED, GROUPS
+from eyas.cli.common.aliases import A_DRAFTER, A_TARGET
+from eyas.cli.common.verb import EXPERT
 
 Run = Callable[..., Result]
 
 
-@pytest.mark.parametrize("group", [(), *((name,) for name in GROUPS if name not in DEFAULTED)], ids=str)
+@pytest.mark.parametrize("group", [(), *((name,) for name in GROUPS)], ids=str)
 def test_no_summary_of_the_list_is_cut(run: Run, group: tuple[str, ...]) -> None:
     listed = run(*group, "--help").stdout.partition("Commands:")[2]
     assert listed.strip()
@@ -28,25 +31,52 @@ def test_no_summary_of_the_list_is_cut(run: Run, group: tuple[str, ...]) -> None
         ("sweep", "FILE [KEY=VALUE]..."),
         ("data prepare", "SOURCE..."),
         ("bench report", "RUN"),
-        ("generate", "[MODEL]"),
+        ("generate", "MODEL"),
+        ("pipeline", "MODEL SOURCE..."),
+        ("bench measure", "[MODEL]"),
     ],
 )
 def test_usage_names_the_arguments(run: Run, words: str, arguments: str) -> None:
     shown = run(*words.split(), "--help").stdout.splitlines()[0]
-    assert shown.replace("{", "").replace("}", "") == f"Usage: eyas {words} [OPTIONS] {arguments}"
+    assert shown == f"Usage: eyas {words} [OPTIONS] {arguments}"
 
 
 def test_options_without_a_verb_go_to_the_first_one(run: Run) -> None:
-    assert run("bench", "--help").stdout == run("bench", "measure", "--help").stdout
-    for words in ("--draft-model", "eyas bench checkpoints", "eyas bench trees"):
-        assert words in " ".join(run("bench", "--help").stdout.split())
-    missing = run("bench")
+    missing = run("bench", "--limit", 1)
     assert missing.exit_code == 2
     assert "Missing option '--prompt-file'" in missing.stderr
 
 
+def test_the_help_of_a_group_lists_its_verbs(run: Run) -> None:
+    for group, (_, verbs) in GROUPS.items():
+        listed = run(group, "--help").stdout.partition("Commands:")[2]
+        assert [line.split()[0] for line in listed.strip().splitlines()] == list(verbs)
+        assert run(group).exit_code == 2  # without arguments
+
+
+@pytest.mark.parametrize("words", ["generate", "serve", "bench measure", "bench methods", "export"])
+def test_help_puts_what_experts_need_last_and_then_examples(run: Run, words: str) -> None:
+    shown = run(*words.split(), "--help").stdout
+    options = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown, re.MULTILINE)
+    expert = [option for option in options if option[2:].replace("-", "_") in EXPERT]
+    assert expert
+    assert options[-len(expert) - 1 :] in ([*expert, "--help"], ["--help", *expert])
+    assert shown.index("\nExamples:\n  eyas ") > shown.index(f"  {options[-1]}")
+
+
+def test_a_target_and_a_drafter_are_described_alike_everywhere(run: Run) -> None:
+    for words in ("generate", "chat", "serve", "verify", "doctor", "plan", "pipeline", "bench measure", "bench trees"):
+        shown = " ".join(run(*words.split(), "--help").stdout.split())
+        assert f"The target: {A_TARGET}." in shown, words
+        assert words in ("plan", "pipeline") or A_DRAFTER in shown, words
+    required = run("generate", "--help").stdout.partition("Common:")[0]
+    assert required.split()[-1] == "[required]"
+
+
 @pytest.mark.parametrize(
-    "words", [("owner/name",), ("smollm2",), ("measure", "owner/name"), ("./folder", "--limit", 1)], ids=str
+    "words",
+    [("owner/name",), ("smollm2",), ("x.gguf",), ("measure", "owner/name"), ("./folder", "--limit", 1)],
+    ids=str,
 )
 def test_a_model_without_a_verb_goes_to_the_first_one(run: Run, words: tuple[Any, ...]) -> None:
     missing = run("bench", *words)

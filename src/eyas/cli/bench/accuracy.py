@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from eyas.cli.bench.bench import BASELINE, MeasuredEndpointOptions, check_endpoints, endpoint_sides, open_endpoints
+from eyas.cli.common.aliases import A_DRAFTER
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, write_report
@@ -57,7 +58,7 @@ def accuracy(
     servers: MeasuredEndpointOptions,
     given: Given,
     task: Annotated[list[str], Option(help="gsm8k=FILE or humaneval=FILE, JSON Lines; may be repeated.")],
-    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
+    draft_model: Annotated[str | None, Option(help=f"The drafter: {A_DRAFTER}.")] = None,
     method: Annotated[
         list[str], Option(help="ngram drafts without a drafter's files; else the drafter's kind; may be repeated.")
     ] = [],  # noqa: B006  # typer copies defaults
@@ -77,11 +78,15 @@ def accuracy(
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
-    """Score tasks that have correct answers, with and without speculation.
+    """Score right answers, with and without speculation.
 
     Every problem is answered by plain decoding and by every method, with the same seed. Reported are scores, equal
     answers and, where answers differ, the target's verdict on whether rounding explains it. With --endpoint, servers
     are compared by their texts.
+
+    Examples:
+        eyas bench accuracy MODEL --draft-model DRAFTER --task gsm8k=gsm8k.jsonl
+        eyas bench accuracy FILE.gguf --method ngram --task gsm8k=gsm8k.jsonl --limit 50
     """
     drafters = _drafters(draft_model, method, files)
     if not drafters and (tree or coupled is not None):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
-from eyas.cli.common.aliases import option_name
+from eyas.cli.common.aliases import A_DRAFTER, option_name
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output, row_bar
 from eyas.cli.common.measuring import check_output, finish, note_impossible, plan_settings, settings_of, write_report
@@ -51,7 +51,7 @@ def bench(
     measuring: MeasureOptions,
     servers: MeasuredEndpointOptions,
     given: Given,
-    draft_model: Annotated[list[str], Option(help="A drafter; may be repeated.")] = [],  # noqa: B006
+    draft_model: Annotated[list[str], Option(help=f"A drafter: {A_DRAFTER}; may be repeated.")] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
     coupled: Coupled = None,
     json: Json = False,
@@ -64,6 +64,10 @@ def bench(
     compares them with plain decoding's, `eyas bench checkpoints` picks the best checkpoint of a run, `eyas bench trees`
     the best draft tree of a drafter, `eyas bench serve` measures servers under load, `eyas bench report` writes a page
     about a run.
+
+    Examples:
+        eyas bench --model MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
+        eyas bench FILE.gguf --draft-model DRAFTER --tree chain:3 --tree auto --prompt-file prompts.jsonl
     """
     if not draft_model and (tree or coupled is not None or files != LoadedDrafterOptions()):
         raise UsageError("--tree, --coupled and how a drafter is loaded are about drafting: give --draft-model")

@@ -62,7 +62,7 @@ def checkpoints(
     json: Json = False,
     output_: ReportFile = None,
 ) -> int:
-    """Measure every checkpoint of a training run; pick the best, and a draft tree for it.
+    """Measure a run's checkpoints; pick the best and its tree.
 
     The best has the highest mean over the prompt files, each measured in turns with plain decoding. Results are kept in
     RUN/bench, checkpoint by checkpoint, and not measured again with the same settings. checkpoints.json and
@@ -72,6 +72,10 @@ def checkpoints(
     The pick is then decoded with a few trees, unless one is given: short chains, and a small tree. The fastest becomes
     its default if it is certain to be faster than plain decoding, else `auto` does, which drafts only where that pays
     off. RUN/bench/trees.json says why; `eyas bench trees` tries many more.
+
+    Examples:
+        eyas bench checkpoints RUN --prompt-file prompts.jsonl
+        eyas bench checkpoints RUN --prompt-file prompts.jsonl --limit 4 --repeats 1
     """
     params = sampling_params(sampling)
     if tree is not None:

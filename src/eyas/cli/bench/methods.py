@@ -79,6 +79,10 @@ def methods(
 
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
     every temperature, in turns, with the same counter; every answer is compared with plain decoding's.
+
+    Examples:
+        eyas bench methods MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
+        eyas bench methods FILE.gguf --method ngram --method suffix --prompt-file prompts.jsonl --temperature 0,1
     """
     from eyas.bench.report.figures import check_plot, methods_figure
     from eyas.files import write_bytes

@@ -47,6 +47,10 @@ def report(
     answers, concurrency, provenance. It contains what is available: run `eyas bench checkpoints RUN` and `eyas bench
     trees` first to include their parts, and write the JSON of `bench methods` and `bench serve` to
     RUN/bench/methods.json and RUN/bench/serve.json.
+
+    Examples:
+        eyas bench report RUN --output report.html
+        eyas bench report RUN --chats CHATS --store STORE --output report.html
     """
     check_output(output)
     folder = _drafter(run)

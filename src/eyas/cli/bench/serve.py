@@ -83,6 +83,10 @@ def serve(
 
     Throughput, latency and accept length by load, and where speculation stops paying. Any OpenAI-compatible server can
     be a side. Give --ignore-eos for equal work: every answer is --max-new-tokens long.
+
+    Examples:
+        eyas bench serve --model MODEL --draft-model DRAFTER --prompt-file prompts.jsonl --concurrency 1,4,16
+        eyas bench serve --endpoint http://localhost:8000/v1 --prompt-file prompts.jsonl --rate 2,8
     """
     import asyncio
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
+from eyas.cli.common.aliases import A_DRAFTER
 from eyas.cli.common.build import open_session, sampling_params
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import next_step, note, output, row_bar
@@ -47,7 +48,7 @@ def trees(
     sampling: SamplingOptions,
     measuring: MeasureOptions,
     cluster: ClusterOptions,
-    draft_model: Annotated[str, Option(help="The drafter: a directory or Hub id.")],
+    draft_model: Annotated[str, Option(help=f"The drafter: {A_DRAFTER}.")],
     tree_depth: Annotated[str, Option(help="Levels of dynamic trees to try.")] = "3,5,7",
     tree_top_k: Annotated[str, Option(help="Beams of dynamic trees to try.")] = "4,8",
     tree_nodes: Annotated[str, Option(help="Nodes of dynamic trees to try.")] = "4,8,15,24,32,60",
@@ -68,6 +69,10 @@ def trees(
     All trees are tried on a few prompts, the best third on more, the finalists on every prompt with all repeats;
     everything is interleaved with plain decoding. The finalists' figures come from the last pass alone. With --on ray,
     one worker answers each group of prompts with all trees in turn.
+
+    Examples:
+        eyas bench trees MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
+        eyas bench trees FILE.gguf --draft-model DRAFTER --prompt-file prompts.jsonl --limit 8 --write
     """
     from eyas.bench.report.figures import check_plot, tree_figure
     from eyas.files import write_bytes

@@ -18,16 +18,24 @@ EPILOG = "Many options of vLLM and SGLang are understood, too: docs/options.md l
 _ELSEWHERE = "or have vLLM serve it: eyas serve --engine vllm --engine-option=..."
 
 
+A_TARGET = "a folder, GGUF file (FILE.gguf, REPO:FILE.gguf) or Hub id; smollm2 is a small one to try"
+A_DRAFTER = "a folder, GGUF file or Hub id; a small language model too; smollm2 is the one of that model"
+"""What names a target or a drafter, in every help."""
+
+
 def option_name(name: str) -> str:
     """The option of a parameter, as typed: `--max-running` for `max_running`."""
     return "--" + name.replace("_", "-")
 
 
 class Aliases(Protocol):
-    """A dataclass of options that stand for others; `required` maps those others to a message if they are missing."""
+    """A dataclass of options that stand for others."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     required: ClassVar[Mapping[str, str]]
+    """Option -> the message if it is missing."""
+    arguments: ClassVar[Mapping[str, str]]
+    """Positional argument -> the option that it stands for."""
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each given alias, as spelled, and the values of the options it stands for. Raises UsageError."""
@@ -37,10 +45,13 @@ class Aliases(Protocol):
 class ModelArgument:
     """The target as the first argument: `eyas generate MODEL` is `eyas generate --model MODEL`."""
 
-    required: ClassVar[Mapping[str, str]] = {"model": "which target? Give MODEL or --model: a directory or Hub id"}
+    required: ClassVar[Mapping[str, str]] = {
+        "model": "which target? Give MODEL or --model: a folder, GGUF file or Hub id"
+    }
+    arguments: ClassVar[Mapping[str, str]] = {"model_argument": "model"}
 
     model_argument: Annotated[
-        str | None, Argument(metavar="MODEL", help="The target: the same as --model.", show_default=False)
+        str | None, Argument(metavar="MODEL", help=f"The target: {A_TARGET}.", show_default=False)
     ] = None
 
     def meaning(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -54,6 +65,7 @@ class SpeculationAliases:
     """Speculation settings in the form of vLLM (one JSON object) and SGLang (several numbers)."""
 
     required: ClassVar[Mapping[str, str]] = {}
+    arguments: ClassVar[Mapping[str, str]] = {}
 
     speculative_config: Annotated[str | None, Option(hidden=True, metavar="JSON")] = None
     speculative_algorithm: Annotated[str | None, Option(hidden=True)] = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from typer import Option
 
 from eyas import options
-from eyas.cli.common.aliases import ModelArgument, SpeculationAliases
+from eyas.cli.common.aliases import A_DRAFTER, ModelArgument, SpeculationAliases
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import UsageError
 from eyas.urls import fetch
@@ -106,9 +106,7 @@ class TargetPanel(RuntimeOptions):
     """Which target, and how it is run."""
 
     ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
-    model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
-        kw_only=True
-    )
+    model: Annotated[str, Option("--model", "--model-path", help="The same as MODEL.")] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class MaybeTargetOptions(RuntimeOptions):
     ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
     model: Annotated[
         str | None,
-        Option("--model", "--model-path", help="The target: a directory or Hub id; needed unless --endpoint is given."),
+        Option("--model", "--model-path", help="The same as MODEL; needed unless --endpoint is given."),
     ] = None
 
 
@@ -185,7 +183,7 @@ class DraftOptions(LoadedDrafterOptions):
     ALIASES: ClassVar[type[SpeculationAliases]] = SpeculationAliases
     draft_model: Annotated[
         str | None,
-        Option("--draft-model", "--speculative-draft-model-path", help="The drafter: a directory or Hub id."),
+        Option("--draft-model", "--speculative-draft-model-path", help=f"The drafter: {A_DRAFTER}."),
     ] = None
     method: Annotated[
         str | None,

@@ -5,8 +5,9 @@ A group is a dataclass of `Annotated` fields that stands for its options, so tha
     def generate(target: TargetPanel, json: bool = False) -> None: ...
 
 becomes a command with every option of `TargetPanel`, and is called with the reassembled group. `--help` shows a group
-under its `PANEL`, after the options that most people need, those in `COMMON`. Exit codes: 0 = success, 1 = failure,
-2 = usage, 130 = interrupted (143: terminated); a verb may return one.
+under its `PANEL`, after the options that most people need, those in `COMMON`; those in `EXPERT` come last. It ends with
+the commands after `Examples:` in the verb's docstring, which `tests/test_docs.py` parses. Exit codes: 0 = success, 1 =
+failure, 2 = usage, 130 = interrupted (143: terminated); a verb may return one.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -41,8 +42,15 @@ COMMON = (
     "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
 )  # fmt: skip
 """Options that `--help` lists first, in this order, if a verb has groups and more than `UNGROUPED` options."""
+EXPERT = (
+    "draft_weights", "ignore_config_key", "draft_window", "coupled", "acceptance", "costs", "attention", "compile",
+    "enforce_eager", "warmup", "min_p", "min_tokens", "stop_token_id",
+)  # fmt: skip
+"""Options that `--help` lists last."""
 UNGROUPED = 12
-TITLES = ("Arguments", "Common", "Options", "Sampling", "Speculation", "", "Target", "Another engine", "Output")
+TITLES = (
+    "Arguments", "Common", "Options", "Sampling", "Speculation", "", "Target", "Another engine", "Output", "Expert",
+)  # fmt: skip
 """The order of titles in `--help`; all other titles come where the empty one is."""
 _ParseError: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's own, wherever typer gets it from
 
@@ -64,7 +72,15 @@ def add_verb(app: typer.Typer, name: str, function: Callable[..., int | None]) -
     parameters = [_CONTEXT, *spread.signature.parameters.values()]
     command.__signature__ = spread.signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    app.command(name, cls=VerbCommand, help=function.__doc__, epilog=EPILOG if spread.has_aliases else None)(command)
+    text, examples = described(function)
+    verb = type("Verb", (VerbCommand,), {"examples": examples, "needed": spread.needed})
+    app.command(name, cls=verb, help=text, epilog=EPILOG if spread.has_aliases else None)(command)
+
+
+def described(function: Callable[..., Any]) -> tuple[str, tuple[str, ...]]:
+    """A verb's help, and its examples: the commands after `Examples:` in its docstring, one a line."""
+    text, _, examples = (getdoc(function) or "").partition("\nExamples:\n")
+    return text, tuple(line.strip() for line in examples.splitlines() if line.strip())
 
 
 def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
@@ -77,6 +93,16 @@ def _given(ctx: typer.Context, values: Mapping[str, Any]) -> Given:
 
 class VerbCommand(TyperCommand):
     """A command that says what to do instead of giving another engine's option, or a prompt without --prompt."""
+
+    examples: ClassVar[tuple[str, ...]] = ()
+    """Commands that `--help` shows."""
+    needed: ClassVar[frozenset[str]] = frozenset()
+    """Arguments that are required although the parser lets them pass, as an option may be given instead."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """As the parser does it, with required arguments bare, whatever its release."""
+        pieces = (piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx))
+        return [piece.strip("[]") if piece.strip("[]") in self.needed else piece for piece in pieces]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_ARGUMENTS] = tuple(args)
@@ -97,12 +123,17 @@ class VerbCommand(TyperCommand):
         sections: dict[str, list[Any]] = {}
         if grouped:
             shown.sort(key=lambda pair: COMMON.index(pair[0].name) if pair[0].name in COMMON else len(COMMON))
+        shown.sort(key=lambda pair: pair[0].name in EXPERT or pair[0].name == "help")
         for param, record in shown:
             title = (getattr(param, "rich_help_panel", None) if grouped else None) or "Options"
             if param.param_type_name == "argument":
                 title = "Arguments"
+                if record[0].split()[0] in self.needed:
+                    record = (record[0], f"{record[1]}  [required]")
             elif grouped and param.name in COMMON:
                 title = "Common"
+            elif grouped and param.name in EXPERT:
+                title = "Expert"
             elif grouped and param.name == "help":
                 title = "Output"
             sections.setdefault(title, []).append(record)
@@ -110,25 +141,34 @@ class VerbCommand(TyperCommand):
             with formatter.section(title):
                 formatter.write_dl(sections[title])
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, each on a line that can be copied, then what goes for several verbs."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        super().format_epilog(ctx, formatter)
+
 
 class DefaultGroup(TyperGroup):
     """A group of verbs that runs its first verb if none is named: `eyas bench ...` is `eyas bench measure ...`.
 
-    That holds if the first argument is an option, a path, a Hub id or `smollm2`, or a folder that isn't named like a
-    verb; a mistyped verb is reported as one.
+    `--help` alone lists the verbs. Otherwise that holds if the first argument is an option, a path, a Hub id, a GGUF
+    file or `smollm2`, or a folder that isn't named like a verb; a mistyped verb is reported as one.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         verbs = self.list_commands(ctx)
-        if not args and ctx.resilient_parsing:  # shell completion
+        if args[:1] == ["--help"] or (not args and ctx.resilient_parsing):  # the latter for shell completion
             return super().parse_args(ctx, args)
-        if not args or args[0].startswith("-") or "/" in args[0] or args[0] == SMOLLM2 or _is_folder(args[0], verbs):
+        if not args or args[0].startswith("-") or _is_model(args[0], verbs):
             args = [verbs[0], *args]
         return super().parse_args(ctx, args)
 
 
-def _is_folder(argument: str, verbs: Sequence[str]) -> bool:
-    return argument not in verbs and Path(argument).is_dir()
+def _is_model(argument: str, verbs: Sequence[str]) -> bool:
+    named = "/" in argument or argument == SMOLLM2 or argument.endswith(".gguf")
+    return named or (argument not in verbs and Path(argument).is_dir())
 
 
 class Spread:
@@ -152,6 +192,18 @@ class Spread:
             else:
                 parameters.append(_keyword(name, parameter.default, hint))
         self.signature = Signature(parameters)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The arguments by which an alias sets a required option."""
+        aliases = ((group, _aliases(group)) for group in self._groups.values())
+        return frozenset(
+            get_type_hints(alias, include_extras=True)[name].__metadata__[0].metavar
+            for group, alias in aliases
+            if alias is not None
+            for name in alias.arguments
+            if any(_default(field) is Parameter.empty for field in fields(group) if field.name == alias.arguments[name])
+        )
 
     @property
     def has_aliases(self) -> bool:

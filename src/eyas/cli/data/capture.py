@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from typer import Option
 
-from eyas.cli.common.aliases import option_name
+from eyas.cli.common.aliases import A_TARGET, option_name
 from eyas.cli.common.cluster import ClusterOptions
 from eyas.cli.common.display import counting, next_step, note
 from eyas.cli.common.options import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def capture(
     cluster: ClusterOptions,
     engines: StateEngineOptions,
-    model: Annotated[str, Option(help="The target: a directory or Hub id.")],
+    model: Annotated[str, Option(help=f"The target: {A_TARGET}.")],
     chats: Annotated[Path, Option(help="A chat folder (`eyas data prepare`) or a .jsonl file of chats; or its URL.")],
     output: Annotated[Path, Option("--output", "-o", file_okay=False, help="The store's folder, or its URL.")],
     taps: Taps = "auto",
@@ -70,6 +70,10 @@ def capture(
     If interrupted, the same command resumes. With `torchrun --nproc-per-node N -m eyas data capture ...` N processes
     share the work; with --on ray, the machines of a cluster do. With --engine vllm, vLLM servers run the target;
     --device is then where eyas normalizes and encodes the states they write (default: cpu).
+
+    Examples:
+        eyas data capture --model MODEL --chats ANSWERS --output STORE
+        eyas data capture --model MODEL --chats ANSWERS --output STORE --dry-run
     """
     store = located(output)
     shared = cluster.check()

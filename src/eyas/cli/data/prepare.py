@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from eyas.cli.common.aliases import A_TARGET
 from eyas.cli.common.display import counting, next_step, note, output
 from eyas.cli.common.options import Json
 from eyas.cli.common.verb import keeping
@@ -31,9 +32,7 @@ def prepare(
         ),
     ],
     output_: Annotated[Path, Option("--output", "-o", help="The chat folder to create.")],
-    model: Annotated[
-        str | None, Option(help="The target: its chat template renders the chats. A directory or Hub id.")
-    ] = None,
+    model: Annotated[str | None, Option(help=f"The target, whose chat template renders the chats: {A_TARGET}.")] = None,
     samples: Annotated[int | None, Option(min=1, help="Number of chats (default: all that the shares allow).")] = None,
     seed: Annotated[int, Option(help="Decides which chats are drawn, and their order.")] = 0,
     held_out_share: Annotated[
@@ -66,6 +65,10 @@ def prepare(
     Chats are copies if everything before the last answer is equal, apart from case, whitespace and Unicode form.
     Near-duplicates are compared in the same form, by all that the user says before the last answer; the one that the
     blend takes first stays. Chats that begin with the same question land on the same side of the split.
+
+    Examples:
+        eyas data prepare my_chats.jsonl --model MODEL --output CHATS
+        eyas data prepare my_chats.jsonl,weight=2 stdlib --model FILE.gguf --samples 10000 --output CHATS
     """
     from eyas.config import validated
     from eyas.data.chats.config import PrepareConfig

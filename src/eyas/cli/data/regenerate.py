@@ -73,6 +73,10 @@ def regenerate(
     It answers in this process, on the machines of a cluster (--on ray), through --endpoint, or in batch files. If
     interrupted at any moment, the same command resumes there. With --endpoint and batch files, --model is the model's
     name in the requests.
+
+    Examples:
+        eyas data regenerate --model MODEL --chats CHATS --output ANSWERS
+        eyas data regenerate --model NAME --chats CHATS --output ANSWERS --endpoint http://localhost:8000/v1
     """
     from eyas.data.regenerate import BatchAnswerer, RewriteRule
     from eyas.data.regenerate import regenerate as run

@@ -66,6 +66,10 @@ def synthesize(
 
     The target reads its chat template up to the user's turn and continues from there (Magpie). If interrupted at any
     moment, the same command resumes there and writes the same file. `eyas data regenerate` then answers the chats.
+
+    Examples:
+        eyas data synthesize --model MODEL --chats 5000 --output my_chats.jsonl
+        eyas data synthesize --model FILE.gguf --chats 500 --topics topics.txt --output my_chats.jsonl
     """
     from eyas.data.synthesize import TOPICS, SynthesisRule
     from eyas.data.synthesize import synthesize as run

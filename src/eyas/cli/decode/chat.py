@@ -47,7 +47,12 @@ def chat(
     sampling: SamplingOptions,
     system: Annotated[str | None, Option(help="System message.")] = None,
 ) -> int:
-    """Chat with the target. /help lists commands; Ctrl-C stops an answer; Ctrl-D or /exit leaves."""
+    """Chat with the target. /help lists commands; Ctrl-C stops an answer; Ctrl-D or /exit leaves.
+
+    Examples:
+        eyas chat smollm2 --draft-model smollm2
+        eyas chat FILE.gguf --method suffix --max-new-tokens 1024
+    """
     from eyas.text.template import NO_TOKENIZER, has_chat_template
     from eyas.types import Request
 

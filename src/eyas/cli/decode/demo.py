@@ -50,7 +50,12 @@ def demo(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Watch a small model answer with and without speculation."""
+    """Watch a small model answer with and without speculation.
+
+    Examples:
+        eyas demo
+        eyas demo --methods
+    """
     from eyas.assets import PROMPTS
     from eyas.text.chats import Message
     from eyas.text.template import encode_chat

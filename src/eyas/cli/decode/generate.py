@@ -40,7 +40,9 @@ def generate(
 ) -> int:
     """Decode prompts; the output is exactly the target's own.
 
-    eyas generate MODEL --prompt "What is an eyas?" --draft-model DRAFTER
+    Examples:
+        eyas generate MODEL --prompt "What is an eyas?" --draft-model DRAFTER
+        eyas generate FILE.gguf --prompt-file prompts.jsonl --method ngram --json
     """
     from eyas.text.dialogue import Dialogue
     from eyas.text.prompts import PromptRow, read_prompts

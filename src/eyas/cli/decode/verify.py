@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Option
 
+from eyas.cli.common.aliases import A_DRAFTER
 from eyas.cli.common.build import check_tree, open_session, sampling_params
 from eyas.cli.common.display import note, output
 from eyas.cli.common.measuring import plain_numbers, read_temperatures
@@ -51,7 +52,7 @@ def verify(
     target: VerifyTargetOptions,
     files: LoadedDrafterOptions,
     prompt_file: PromptFile,
-    draft_model: Annotated[str | None, Option(help="The drafter: a directory or Hub id.")] = None,
+    draft_model: Annotated[str | None, Option(help=f"The drafter: {A_DRAFTER}.")] = None,
     method: Annotated[
         str | None,
         Option(help="ngram and suffix draft without files, mtp with the target's own; else the drafter's kind."),
@@ -73,6 +74,10 @@ def verify(
 
     Prompts are decoded with and without it at several temperatures, trees and batch sizes, and every token is compared.
     Plain decoding itself is compared with the model's own PyTorch modules.
+
+    Examples:
+        eyas verify MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
+        eyas verify FILE.gguf --method ngram --prompt-file prompts.jsonl --limit 4
     """
     heats = read_temperatures(temperatures, "--temperatures")
     sizes = plain_numbers(batch_sizes, "--batch-sizes")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Option
 
+from eyas.cli.common.aliases import A_DRAFTER
 from eyas.cli.common.build import open_session
 from eyas.cli.common.display import counting, note, output
 from eyas.cli.common.options import DrafterFileOptions, Json, TargetPanel
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def doctor(
     target: TargetPanel,
     files: DrafterFileOptions,
-    draft_model: Annotated[str, Option(help="The drafter: a directory, GGUF file or Hub id.")],
+    draft_model: Annotated[str, Option(help=f"The drafter: {A_DRAFTER}.")],
     num_speculative_tokens: Annotated[
         int, Option("--num-speculative-tokens", "-n", min=1, help="Length of the measured chains.")
     ] = 5,
@@ -39,6 +40,10 @@ def doctor(
 
     Other readings of the same files (taps, input order, norms, positions, ...) are tried on the target's answers.
     Exit code 1: the weights were trained for another reading, or fit none.
+
+    Examples:
+        eyas doctor MODEL --draft-model DRAFTER
+        eyas doctor MODEL --draft-model DRAFTER --fix CORRECTED
     """
     if fix is not None:
         refuse_used(fix)

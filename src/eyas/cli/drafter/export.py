@@ -44,6 +44,10 @@ def export(
     """Write a drafter in another engine's format.
 
     The export is read back and must give the same logits; the command that serves it there is printed.
+
+    Examples:
+        eyas export DRAFTER --to vllm --output DIR --model MODEL
+        eyas export DRAFTER --to gguf --output DIR --model MODEL
     """
     boundaries = None if taps is None else _boundaries(taps)
     files.of(drafter).check()

@@ -32,6 +32,10 @@ def inspect(
     """Describe a target or a drafter, and what is suspicious about it.
 
     Exit code 1: it can't be used.
+
+    Examples:
+        eyas inspect MODEL
+        eyas inspect DRAFTER --model MODEL --verbose
     """
     find_model(named_target(source))
     found = None if model is None else find_target(model)

@@ -35,6 +35,10 @@ def push(
 
     The card says how to use it, what eyas verify found (losslessness), and tau per task by eyas bench. A README.md in
     the folder is used as the card instead.
+
+    Examples:
+        eyas push RUN/pick OWNER/NAME --license apache-2.0 --dry-run
+        eyas push RUN/pick OWNER/NAME --certificate certificate.json --bench bench.json
     """
     if not fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise UsageError(f"{repo} isn't a repository's id: write OWNER/NAME")

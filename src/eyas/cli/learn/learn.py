@@ -108,6 +108,10 @@ def run(
     Each cycle copies the newest requests, continues training from the drafter in service, and compares the two on
     held-out requests. A winner is promoted: the server starts using it. Training pauses while the server works, and a
     cycle that was killed resumes where it was.
+
+    Examples:
+        eyas learn run DIR
+        eyas learn run DIR --once --threads 2
     """
     opened = _opened(folder)
     from eyas.learn.cycle import CycleConfig, due, run_cycle
@@ -137,7 +141,12 @@ def _cycle_command(folder: Path, config: CycleConfig) -> list[str]:
 
 
 def status(folder: Folder, json: Json = False) -> int:
-    """Show the generations, which one serves, and what happened last."""
+    """Show the generations, which one serves, and what happened last.
+
+    Examples:
+        eyas learn status DIR
+        eyas learn status DIR --json
+    """
     opened = _opened(folder)
     if json:
         typer.echo(jsonlib.dumps(opened.overview()))
@@ -186,6 +195,10 @@ def promote(
     """Have the server try a generation again.
 
     Even one that was refused before; it is taken back if it does worse.
+
+    Examples:
+        eyas learn promote DIR
+        eyas learn promote DIR 3
     """
     opened = _opened(folder)
     number = _known(opened, max(opened.numbers()) if generation is None else generation)
@@ -199,7 +212,12 @@ def promote(
 def revert(
     folder: Folder, generation: Annotated[int | None, Argument(metavar="N", help="Default: the one before.")] = None
 ) -> int:
-    """Have the server go back to an earlier generation immediately."""
+    """Have the server go back to an earlier generation immediately.
+
+    Examples:
+        eyas learn revert DIR
+        eyas learn revert DIR 2
+    """
     opened = _opened(folder)
     state = opened.state
     before = state.settled if state.wanted != state.settled else opened.card(state.settled).parent or 0
@@ -216,6 +234,10 @@ def pin(folder: Folder, off: Annotated[bool, Option("--off", help="Let the learn
     """Keep the generation in service.
 
     The learner goes on training, but promotes nothing.
+
+    Examples:
+        eyas learn pin DIR
+        eyas learn pin DIR --off
     """
     opened = _opened(folder)
     opened.change(lambda state: state.model_copy(update={"pinned": not off}), "unpinned" if off else "pinned")

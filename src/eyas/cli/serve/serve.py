@@ -153,6 +153,10 @@ def serve(
 
     Open the server's address in a browser for a page to try it. SIGTERM or Ctrl-C stops it after the running requests
     have been answered; a second one stops it immediately.
+
+    Examples:
+        eyas serve MODEL --draft-model DRAFTER
+        eyas serve FILE.gguf --method ngram --port 8080
     """
     if other.engine != OWN:
         every = vars(server) | vars(capacity) | vars(target) | vars(draft) | vars(learns)

@@ -26,9 +26,7 @@ class PipelineTarget:
     """The model that gets a drafter."""
 
     ALIASES: ClassVar[type[ModelArgument]] = ModelArgument
-    model: Annotated[str, Option("--model", "--model-path", help="The target: a directory or Hub id.")] = field(
-        kw_only=True
-    )
+    model: Annotated[str, Option("--model", "--model-path", help="The same as MODEL.")] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,10 @@ def pipeline(
     Prepares the chats, has the model answer them, stores its hidden states, trains, picks checkpoint and tree, compares
     the drafter with plain decoding and with methods that need no training, and says how to serve the fastest. Finished
     steps aren't repeated, and an interrupted one resumes. The result is OUTPUT/report.html.
+
+    Examples:
+        eyas pipeline MODEL my_chats.jsonl --output RUNS
+        eyas pipeline smollm2 stdlib --output RUNS --samples 400 --recipe pipeline
     """
     if options.workers is not None and options.on is None:
         raise UsageError("--workers has no effect without --on")

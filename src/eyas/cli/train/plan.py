@@ -102,6 +102,10 @@ def plan(
     """Estimate what a drafter costs in bytes and hours.
 
     Estimates the speedup, too. Only the model's config is read.
+
+    Examples:
+        eyas plan MODEL --samples 100000 --length 2048
+        eyas plan MODEL --samples 100000 --length 2048 --kind dflash --machines 8xH100
     """
     model, boundaries = target.model, parse_taps(taps)
     final_kind, top = parse_final(final)

@@ -35,6 +35,10 @@ def sweep(
     Trials are `eyas train` processes with their own folders under OUTPUT/trials; with --on ray they run on the machines
     of a cluster. Run the same command to resume: finished trials are kept, interrupted ones continue, failed ones are
     tried again. OUTPUT/results.json has the results; the plots are next to it.
+
+    Examples:
+        eyas sweep eagle3
+        eyas sweep SWEEP.yaml output=RUNS/sweep --on ray
     """
     from eyas.config import load_config
     from eyas.recipes import SWEEPS, find_recipe

@@ -27,6 +27,10 @@ def train(
     """Train what a recipe describes: a target or a drafter. If interrupted, the same command resumes.
 
     With `torchrun --nproc-per-node N -m eyas train ...` N processes train a drafter together (loop.parallel).
+
+    Examples:
+        eyas train eagle3 drafter.target=MODEL drafter.store=STORE drafter.output=RUN
+        eyas train MY_RECIPE.yaml drafter.loop.steps=500
     """
     from eyas.cli.common.build import quiet
     from eyas.config import override
