@@ -86,6 +86,10 @@ def test_files(tmp_path: Path) -> None:
         read_prompts(tmp_path / "gone.jsonl")
 
 
+def test_a_row_without_a_name_is_named_after_its_line() -> None:
+    assert [parse({"prompt": "a", "id": name}).id for name in ("x", "", " ", None)] == ["x", "3", "3", "3"]
+
+
 def test_byte_order_marks_are_no_part_of_rows(tmp_path: Path) -> None:
     """As editors write them, also where two such files were joined; numbers of lines stay."""
     file = tmp_path / "f.jsonl"

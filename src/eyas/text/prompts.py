@@ -106,7 +106,7 @@ def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | Bad
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"])) or "row"
         return BadRow(default_id, f"{where}: {key}: {first['msg']}")
-    name = next((str(key) for key in (row.id, row.question_id) if key is not None), default_id)
+    name = next((str(key) for key in (row.id, row.question_id) if key is not None and str(key).strip()), default_id)
     given = {form: getattr(row, form) for form in _FORMS if getattr(row, form) is not None}
     if len(given) != 1:
         found = " and ".join(given) or "none"

@@ -172,6 +172,13 @@ def test_a_dry_run_shows_the_card_and_sends_nothing(run: Run, pair: Pair, eviden
     for name in ("config.json", "model.safetensors", "README.md", "eyas_certificate.json"):
         assert f" bytes  {name}\n" in done.stderr
     assert "nothing was sent" in done.stderr
+    assert "the card has no license: give --license NAME\n" in done.stderr
+    assert "the card has no figures: give --bench FILE, from eyas bench -o\n" in done.stderr
+    assert "no certificate" not in done.stderr
+    named = run("push", pair.drafter, REPO, "--model", "smollm2", "--license", "apache-2.0", "--dry-run")
+    assert "\nbase_model: HuggingFaceTB/SmolLM2-135M-Instruct\n" in named.stdout
+    assert "\nlicense: apache-2.0\n" in named.stdout
+    assert "no base model" not in named.stderr
 
 
 @pytest.mark.parametrize(

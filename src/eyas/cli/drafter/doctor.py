@@ -90,9 +90,7 @@ def _print(found: dict[str, Any]) -> None:
     table.add_row("", "as the files say", _rates(found["as_is"]["teacher_forced"]), "", "", "")
     for row in found["readings"]:
         gain = f"{100 * row['gain']:+.1f} ± {100 * row['error']:.1f}"
-        table.add_row(
-            row["aspect"], row["reading"], _rates(row), gain, f"{row['z']:.1f}", "better" if row["wins"] else ""
-        )
+        table.add_row(row["aspect"], row["reading"], _rates(row), gain, f"{row['z']:.1f}", _meaning(row, found))
     blind = found["without_the_targets_states"]
     table.add_row("", "the best one, shown other positions' states", _rates(blind), "", "", "")
     console = output()
@@ -113,6 +111,16 @@ def _print(found: dict[str, Any]) -> None:
         )
     if found["fixed"]:
         console.print(f"{found['fixed']}: corrected, read back, and measured again: as good as the best reading")
+
+
+def _meaning(row: dict[str, Any], found: dict[str, Any]) -> str:
+    """What a reading's gain means for the verdict; empty if it loses."""
+    if not row["wins"]:
+        return "within its error" if row["gain"] > 0 else ""
+    if found["verdict"] != "misread":
+        return "better, yet not good"
+    adopted = {(finding["aspect"], finding["trained_for"]) for finding in found["findings"]}
+    return "better" if (row["aspect"], row["reading"]) in adopted else "better alone, not with the repairs"
 
 
 def _rates(figures: dict[str, Any]) -> str:

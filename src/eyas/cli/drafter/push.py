@@ -12,6 +12,14 @@ from typer import Argument, Option
 from eyas.cli.common.display import note
 from eyas.errors import UsageError
 
+_MISSING = {
+    "target": "no base model: give --model OWNER/NAME",
+    "licence": "no license: give --license NAME",
+    "certificate": "no certificate: give --certificate FILE, from eyas verify --json",
+    "bench": "no figures: give --bench FILE, from eyas bench -o",
+}
+"""What a card may lack -> how to add it."""
+
 
 def push(
     drafter: Annotated[Path, Argument(help="A drafter's folder.", metavar="DRAFTER", exists=True, file_okay=False)],
@@ -52,6 +60,9 @@ def push(
         raise UsageError(f"{drafter / CARD} is the card, so --model and --license would be ignored: leave them out")
     for name, size in what.sizes.items():
         note(f"{size:>14,} bytes  {name}")
+    if not (drafter / CARD).is_file():
+        for missing in what.lacks:
+            note(f"the card has {_MISSING[missing]}")
     if dry_run:
         typer.echo(what.card)
         note(f"nothing was sent: without --dry-run this goes to {repo}")
