@@ -39,6 +39,7 @@ class SumConfig(FeatureConfig):
     """Settings of a network of one matrix."""
 
     bias: bool = False
+    scale: float = 1.0
 
 
 class SumNetwork(DraftNetwork):
@@ -57,7 +58,7 @@ class SumNetwork(DraftNetwork):
         positions: Tensor,  # noqa: ARG002
         attend: Attend,  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
-        mixed = self.mix(torch.cat((self.embed(tokens), hidden), dim=-1))
+        mixed = self.config.scale * self.mix(torch.cat((self.embed(tokens), hidden), dim=-1))
         return mixed, mixed
 
 

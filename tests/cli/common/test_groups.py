@@ -60,13 +60,14 @@ def sections(*words: str) -> dict[str, list[str]]:
 
 def test_help_begins_with_what_most_people_need() -> None:
     found = sections("generate")
-    assert list(found) == ["Arguments", "Common", "Sampling", "Speculation", "Target", "Output"]
+    assert list(found) == ["Arguments", "Common", "Sampling", "Speculation", "Target", "Output", "Expert", "Examples"]
     assert found["Common"] == [
         "--prompt", "--prompt-file", "--raw", "--max-new-tokens", "--temperature", "--seed", "--draft-model",
         "--method", "--tree", "--num-speculative-tokens", "--batch-size",
     ]  # fmt: skip
     assert "--top-p" in found["Sampling"]
-    assert "--acceptance" in found["Speculation"]
+    assert "--draft-quantize" in found["Speculation"]
+    assert "--acceptance" in found["Expert"]
     assert "--dtype" in found["Target"]
     assert found["Output"] == ["--json", "--help"]
 

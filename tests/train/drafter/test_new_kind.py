@@ -9,13 +9,25 @@ from torch import nn
 from eyas.data.features import FeatureBatch
 from eyas.drafters.registry import KINDS
 from eyas.train.drafter.config import DrafterTrainConfig
-from eyas.train.drafter.shape import fresh_network
+from eyas.train.drafter.shape import DrafterShape, drafter_config, fresh_network, shape_of
 from eyas.train.loss.config import LossConfig
 from eyas.train.loss.objective import DraftObjective
 
 from ... import tiny
 from ...interop.test_new_kind import KIND, SumNetwork
 from ...toy.pair import TOY_TARGET
+
+
+def test_a_recipe_sets_its_own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without being known anywhere else; unknown ones are refused by name."""
+    monkeypatch.setitem(KINDS, "sum", KIND)
+    target = tiny.target()
+    shape = DrafterShape.model_validate({"kind": "sum", "options": {"scale": 0.5}})
+    config = drafter_config(shape, target)
+    assert getattr(config, "scale") == 0.5  # noqa: B009
+    assert shape_of(config, KIND, target.num_layers).options == {"scale": 0.5}
+    with pytest.raises(ValueError, match="options: a drafter of kind sum has no rank, only scale"):
+        DrafterShape.model_validate({"kind": "sum", "options": {"rank": 8}})
 
 
 def test_a_recipe_names_it_and_its_network_learns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from copy import copy
 from dataclasses import MISSING, Field, fields, is_dataclass
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
+from textwrap import indent, wrap
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
@@ -142,11 +143,13 @@ class VerbCommand(TyperCommand):
                 formatter.write_dl(sections[title])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples, each on a line that can be copied, then what goes for several verbs."""
+        """Write the examples so that they can be copied, long ones continued, then what goes for several verbs."""
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
-                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+                    width = formatter.width - formatter.current_indent - 2
+                    lines = wrap(example, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+                    formatter.write(indent(" \\\n".join(lines), " " * formatter.current_indent) + "\n")
         super().format_epilog(ctx, formatter)
 
 

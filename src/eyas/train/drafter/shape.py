@@ -34,7 +34,16 @@ _PRESETS: dict[str, tuple[str, dict[str, bool]]] = {
     "jetspec": ("dflash", {"causal": True}),
 }
 """Preset -> its kind and the options that it sets."""
-_OF_EVERY_KIND = {"kind", "draft_vocab_size", "default_tree", "embedding", "head", "train_embedding", "train_head"}
+_OF_EVERY_KIND = {
+    "kind",
+    "draft_vocab_size",
+    "default_tree",
+    "embedding",
+    "head",
+    "train_embedding",
+    "train_head",
+    "options",
+}
 _FIELD = {
     "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
     "medusa_heads": "num_heads", "window": "draft_window",
@@ -136,6 +145,8 @@ class DrafterShape(StrictModel):
     depth: int | None = Field(default=None, ge=1)
     gate: bool | None = None
     dropout: float | None = Field(default=None, ge=0, lt=1)
+    # further fields of the kind's config, by their names there
+    options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("kind")
     @classmethod
@@ -153,6 +164,11 @@ class DrafterShape(StrictModel):
         )
         if foreign:
             raise ValueError(f"a drafter of kind {self.kind} has no {', '.join(foreign)}")
+        known = _own_fields(self.definition)
+        unknown = sorted(self.options.keys() - known)
+        if unknown:
+            has = f"only {', '.join(sorted(known))}" if known else "none"
+            raise ValueError(f"options: a drafter of kind {self.kind} has no {', '.join(unknown)}, {has}")
         if self.embedding == "none" and issubclass(self.definition.config, TransformerConfig):
             raise ValueError(f"a drafter of kind {self.kind} needs a token embedding: use own or shared")
         if self.train_embedding and self.embedding_owner != "own":
@@ -201,6 +217,15 @@ def _options(kind: Kind) -> set[str]:
     return names - fixed - ({"hidden_size"} if issubclass(kind.config, FeatureConfig) else set())
 
 
+_DERIVED = {"norm", "rms_norm_eps", "num_aux_hidden_states"}
+"""Fields of configs that follow from the target."""
+
+
+def _own_fields(kind: Kind) -> set[str]:
+    """Fields that only this kind's config has, and that are no options of `DrafterShape` themselves."""
+    return set(kind.config.__annotations__) - {_FIELD.get(name, name) for name in DrafterShape.model_fields} - _DERIVED
+
+
 def shape_of(config: DrafterConfig, kind: Kind, layers: int) -> DrafterShape:
     """The shape of an existing drafter, for continuing its training; its target has `layers` layers.
 
@@ -215,7 +240,10 @@ def shape_of(config: DrafterConfig, kind: Kind, layers: int) -> DrafterShape:
         given["taps"] = config.taps_of(layers)
     if "q_lora_rank" in given:
         given["q_lora_rank"] = given["q_lora_rank"] or 0
-    return DrafterShape(**values, **given)
+    fields = kind.config.model_fields
+    own = {name: getattr(config, name) for name in sorted(_own_fields(kind) & fields.keys())}
+    options = {name: value for name, value in own.items() if value != fields[name].default}
+    return DrafterShape(**values, **given, options=options)
 
 
 def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
@@ -243,6 +271,7 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     given = {name: getattr(shape, name) for name in _options(shape.definition)}
     values |= _PRESETS.get(shape.kind, ("", {}))[1]
     values |= {_FIELD.get(name, name): value for name, value in given.items() if value is not None}
+    values |= shape.options
     if values.get("q_lora_rank") == 0:
         values["q_lora_rank"] = None
     taps = values.get("taps")
