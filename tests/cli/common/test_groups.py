@@ -97,4 +97,4 @@ def test_help_shows_every_option_once(verb: list[str]) -> None:
 
 def test_the_help_of_a_small_verb_has_no_groups() -> None:
     for verb in ("train", "inspect", "plan"):
-        assert list(sections(verb)) == ["Arguments", "Options"]
+        assert list(sections(verb)) == ["Arguments", "Options", "Examples"]
