@@ -46,7 +46,7 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf_keys": frozenset({"errors", "gguf"}),
     "gguf_config": frozenset({"errors", "gguf", "gguf_keys"}),
     "gguf_splits": frozenset(),
-    "gguf_target": frozenset({"errors", "files", "gguf", "gguf_config", "gguf_splits", "machine"}),
+    "gguf_target": frozenset({"errors", "files", "gguf", "gguf_config", "gguf_splits", "machine", "runtime"}),
     "assets": frozenset({"gguf_target"}),
     "hub": frozenset({"assets", "errors", "gguf_target"}),
     "recipes": frozenset({"config", "errors"}),

@@ -167,11 +167,11 @@ def test_a_truncated_library_is_compiled_anew(
         return subprocess.CompletedProcess(command, 0, b"a compiler", b"")
 
     monkeypatch.setattr("eyas.targets.native.library.subprocess.run", compile_it)
-    path = library._compiled("c++", frozenset())
-    assert library._compiled("c++", frozenset()) == path
+    path = library._compiled("c++", frozenset(), tmp_path / "native")
+    assert library._compiled("c++", frozenset(), tmp_path / "native") == path
     assert len(compiled) == 1
     os.truncate(path, 5000)
-    assert library._compiled("c++", frozenset()) == path
+    assert library._compiled("c++", frozenset(), tmp_path / "native") == path
     assert len(compiled) == 2
     assert str(path) in caplog.text
     assert path.read_bytes().startswith(4096 * b"whole")

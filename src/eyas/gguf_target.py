@@ -17,6 +17,7 @@ from typing import Any
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
 from eyas.gguf_splits import SPLITS, split_as
+from eyas.runtime import LOADING
 
 _SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
@@ -64,28 +65,44 @@ def weights_file(folder: str | Path) -> Path | None:
 
 
 def _made(file: Path) -> str:
-    from eyas.machine import cache_directory  # it imports torch
+    from eyas.machine import made_in_cache  # it imports torch
 
     file = file.resolve()
     stat = file.stat()
     identity = sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {_FORM}".encode()).hexdigest()[:8]
-    folder = cache_directory() / "gguf" / f"{file.stem}-{identity}"
+    name = f"{file.stem}-{identity}"
+    try:
+        return str(made_in_cache("gguf", lambda parent: _folder_made(file, parent / name)))
+    except OSError as error:
+        raise ModelError(
+            f"{file} needs a folder for its config and tokenizer, and none can be written ({error}): set "
+            "XDG_CACHE_HOME or TMPDIR"
+        ) from error
+
+
+def _folder_made(file: Path, folder: Path) -> Path:
+    """The folder of transformers' files for a GGUF file at `folder`, made if missing; `file` if it is a drafter's.
+
+    Raises OSError if it can't be written.
+    """
     if (folder / WEIGHTS).is_file():
-        return str(folder)
+        return folder
     from eyas.gguf import Gguf  # it imports torch
 
     architecture = Gguf(file).metadata.get("general.architecture")
     if architecture in DRAFTERS:
-        return str(file)
+        return file
     if _SPLIT.search(file.stem):
         raise ModelError(f"{file} is one part of a split model: merge the parts with llama-gguf-split --merge first")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock"), wait=True):  # for processes that start together
         if not (folder / WEIGHTS).is_file():
+            size = file.stat().st_size / 1e6
+            LOADING.info("reading the config and tokenizer of %s (%.0f MB), kept in %s", file, size, folder)
             with writing_folder(folder) as made:
                 _convert(file, made)
                 write_text(made / WEIGHTS, str(file))
-    return str(folder)
+    return folder
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -49,7 +49,36 @@ def cache_directory() -> Path:
     try:
         return (Path(home) if home else Path.home() / ".cache") / "eyas"
     except RuntimeError:  # a user without a home
-        return _own_folder(Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}")
+        return _temporary_folder()
+
+
+def made_in_cache(part: str, make: Callable[[Path], Path]) -> Path:
+    """The result of `make(folder)` in the folder `part` of the cache: a path that this process can't do without.
+
+    If it can't be written there, it is made in a temporary folder, as for a user without a home. Raises OSError if
+    that can't be written either.
+    """
+    try:
+        return make(cache_directory() / part)
+    except OSError as error:
+        folder = _temporary_folder()
+        _report_temporary(folder, str(error).partition(": ")[0])
+        return make(folder / part)
+
+
+def _temporary_folder() -> Path:
+    """This user's folder among temporary files. Raises OSError."""
+    return _own_folder(Path(tempfile.gettempdir()) / f"eyas-{os.getuid()}")
+
+
+@cache
+def _report_temporary(folder: Path, reason: str) -> None:
+    """Log once per process that a temporary folder stands in for the cache."""
+    _LOG.warning(
+        "the cache can't be written (%s): what can't be done without is in %s; set XDG_CACHE_HOME to a folder to keep "
+        "all of it",
+        reason, folder,
+    )  # fmt: skip
 
 
 def _own_folder(path: Path) -> Path:

@@ -61,6 +61,8 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
+LOADING = logging.getLogger("eyas.loading")
+"""What a first load does and writes, at level INFO: later ones use it, so only the first takes long."""
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed", "bad_alloc")
 """Parts of the out-of-memory messages of torch, CUDA, cuBLAS and C++, in lower case."""
 

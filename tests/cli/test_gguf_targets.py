@@ -68,8 +68,11 @@ def test_trained_for_and_exported_for(run: Run, gguf_file: Path, drafter: Path, 
     assert captured.exit_code == 0, captured.output
     planned = run("plan", gguf_file, "--samples", 100, "--length", 60)
     assert planned.exit_code == 0, planned.output
-    exported = run("export", drafter, "--to", "gguf", "--model", gguf_file, "--output", tmp_path / "out")
-    assert exported.exit_code == 0, exported.output
+    for engine, option in (("gguf", "-m"), ("vllm", "serve")):
+        exported = run("export", drafter, "--to", engine, "--model", gguf_file, "--output", tmp_path / engine)
+        assert exported.exit_code == 0, exported.output
+        words = exported.stdout.split()
+        assert words[words.index(option) + 1] == str(gguf_file)
 
 
 def test_llama_cpp_is_given_the_file_itself(run: Run, gguf_file: Path, drafter: Path, tmp_path: Path) -> None:

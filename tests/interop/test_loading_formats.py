@@ -289,6 +289,17 @@ def test_absolute_ids_in_d2t_are_reported(tmp_path: Path) -> None:
         assert checkpoint.report.notes == [ABSOLUTE]
 
 
+def test_t2d_decides_what_d2t_means_where_it_could_be_ids_or_offsets(tmp_path: Path) -> None:
+    tensors = re.numbers({**re.third(re.grouped(2 * re.H, "layers.0")), **EMBEDDING})
+    first = torch.arange(re.VD)  # as ids the first tokens, as offsets every other token
+    for ids, notes in ((first, [ABSOLUTE]), (2 * first, [])):
+        covered = torch.zeros(re.V, dtype=torch.bool)
+        covered[ids] = True
+        checkpoint, found = read(re.directory(tmp_path, re.llama_config(), {**tensors, "d2t": first, "t2d": covered}))
+        same(found, {"d2t": ids - first, "t2d": covered})
+        assert checkpoint.report.notes == notes
+
+
 @pytest.mark.parametrize("layers", [None, 32, 40])
 def test_numbers_are_judged_by_the_target_s_layers(layers: int | None, tmp_path: Path) -> None:
     tensors = re.numbers(re.third(re.grouped(2 * re.H, "layers.0")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from eyas.gguf import Gguf
 from eyas.gguf_config import Model
 from eyas.gguf_target import WEIGHTS
 from eyas.targets.gguf_check import check_model
+from eyas.targets.gguf_weights import check_names
 from eyas.targets.loading import read_config, read_model
 from eyas.targets.native.library import kernels
 from tests import gguf_architectures as tiny
@@ -42,6 +44,7 @@ def test_a_file_is_the_model_that_its_keys_describe(case: tiny.Case, tmp_path: P
     tiny.write(path, case, model)
     read = _read(path)
     assert type(read) is type(model)
+    check_names(path, type(model), read.config)
     ids = torch.arange(60).unsqueeze(0) * 7 % tiny.VOCAB
     with torch.inference_mode():
         expected, found = model(ids).logits, read(ids).logits
@@ -195,3 +198,15 @@ def test_phi3_s_window_is_that_of_its_own_code(tmp_path: Path) -> None:
     assert read.config.sliding_window == 6
     with torch.inference_mode():
         assert torch.allclose(read(ids).logits, model(ids).logits, atol=1e-4)
+
+
+def test_names_are_checked_without_reading_a_weight(models: dict[str, Any], tmp_path: Path) -> None:
+    model, path = models.setdefault("llama", tiny.build(tiny.Case("llama", "plain"))), tmp_path / "tiny.gguf"
+    tiny.write(path, tiny.Case("llama", "plain", tensors={"blk.1.attn_sinks.weight": np.full((4,), 2.0)}), model)
+    with pytest.raises(ModelError, match=r"has no place for: \['blk\.1\.attn_sinks\.weight'\]"):
+        check_names(path, type(model), model.config)
+    deeper = copy.deepcopy(model.config)
+    deeper.num_hidden_layers += 1
+    tiny.write(path, tiny.Case("llama", "plain"), model)
+    with pytest.raises(ModelError, match=r"lacks 9 of the target's tensors"):
+        check_names(path, type(model), deeper)

@@ -214,7 +214,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Mapping[str,
     write_json(path / CONFIG, config)
 
 
-ABSOLUTE = "d2t holds target ids instead of offsets: read as ids, since as offsets it would not name different tokens"
+ABSOLUTE = "d2t holds target ids instead of offsets: read as ids, since as offsets it would name wrong tokens"
 
 
 def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where: str) -> list[str]:
@@ -229,17 +229,26 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: DrafterConfig, where
                 f"{where}: draft_vocab_size {draft} of {full}, but no d2t tensor maps it: re-export it"
             )
         tensors["d2t"] = torch.zeros(draft, dtype=torch.int64)
-    ids, notes = read_map(tensors["d2t"], config, where)
-    covered = torch.zeros(full, dtype=torch.bool)
-    covered[ids] = True
+    ids, notes = read_map(tensors["d2t"], config, where, tensors.get("t2d"))
+    covered = _covered(ids, full)
     if not torch.equal(tensors.setdefault("t2d", covered).to(torch.bool), covered):
         raise CheckpointError(f"{where}: t2d and d2t name different tokens: the vocabulary map is damaged")
     tensors["d2t"], tensors["t2d"] = ids - torch.arange(draft), covered
     return notes
 
 
-def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, list[str]]:
-    """The target ids [Vd] in `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map."""
+def _covered(ids: Tensor, full: int) -> Tensor:
+    """Which of `full` tokens [V] are among these ids, as `t2d` says it."""
+    covered = torch.zeros(full, dtype=torch.bool)
+    covered[ids] = True
+    return covered
+
+
+def read_map(d2t: Tensor, config: DrafterConfig, where: str, t2d: Tensor | None = None) -> tuple[Tensor, list[str]]:
+    """The target ids [Vd] in `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map.
+
+    `t2d` [V], if the file has it, decides between offsets and ids where `d2t` could be either.
+    """
     full, draft = config.vocab_size, config.draft_vocab_size
     if d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
         raise CheckpointError(f"{where}: d2t holds {str(d2t.dtype).removeprefix('torch.')}, not whole numbers")
@@ -249,9 +258,12 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str) -> tuple[Tensor, li
     if not bool(((written >= -full) & (written < full)).all()):  # so that the sum below can't overflow
         raise CheckpointError(f"{where}: d2t has numbers beyond the vocabulary of {full}")
     shifted = written + torch.arange(draft)
-    if names_tokens(shifted, full):
+    offsets, absolute = names_tokens(shifted, full), names_tokens(written, full)
+    if offsets and absolute and t2d is not None and torch.equal(t2d.to(torch.bool), _covered(written, full)):
+        offsets = torch.equal(_covered(shifted, full), _covered(written, full))
+    if offsets:
         return shifted, []
-    if names_tokens(written, full):
+    if absolute:
         return written, [ABSOLUTE]
     raise CheckpointError(f"{where}: d2t must map to {draft} different tokens below {full} (id = draft id + d2t)")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,14 +36,7 @@ def read_weights(
     experts and plain embeddings stay in formats that the kernels multiply by, if most of the file can. Raises
     ModelError for tensors that the model has no place for, CheckpointError for a damaged file.
     """
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-    opened = Gguf(file)
-    architecture = opened.metadata.get("general.architecture", "")
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-    with torch.device("meta"):
-        model = model_class(config)
-    names = _module_names(model, processor)
+    opened, model, processor, names = _matched(file, model_class, config)
     read: dict[str, Any] = {"tensors": {}}  # the processor assembles stacks of experts there
     unknown = []
     layers = config.get_text_config().num_hidden_layers
@@ -65,11 +58,45 @@ def read_weights(
             unknown.append(made.name)
             continue
         read["tensors"][names[made.name]] = torch.from_numpy(made.weights.copy()).to(dtype)
-    if left := sorted(name for name in unknown if name not in ROPE_TENSORS):
-        raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
+    _refuse_unknown(file, model_class, unknown)
     state = {name: weight.to(dtype) for name, weight in read["tensors"].items()}
     shapes = {name: torch.zeros((), dtype=dtype).expand(model.get_parameter(name).shape) for name in packed}
     return Weights(state | shapes, packed)
+
+
+def check_names(file: Path, model_class: Any, config: Any) -> None:
+    """Raise ModelError unless a GGUF file holds all weights of a model, and no others; only its header is read."""
+    opened, model, _, names = _matched(file, model_class, config)
+    placed = {name: _parameter(names, name) for name in opened.tensors}
+    _refuse_unknown(file, model_class, [name for name, place in placed.items() if place is None])
+    missing = sorted({name for name, _ in model.named_parameters()} - set(placed.values()))
+    if missing:
+        raise ModelError(f"{file} lacks {len(missing)} of the target's tensors ({', '.join(missing[:5])} ...)")
+
+
+class _Matched(NamedTuple):
+    """An open file, its model without weights, and what turns the one's tensors into the other's."""
+
+    opened: Gguf
+    model: nn.Module
+    processor: Any
+    names: dict[str, str]
+
+
+def _matched(file: Path, model_class: Any, config: Any) -> _Matched:
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    opened = Gguf(file)
+    architecture = opened.metadata.get("general.architecture", "")
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    with torch.device("meta"):
+        model = model_class(config)
+    return _Matched(opened, model, processor, _module_names(model, processor))
+
+
+def _refuse_unknown(file: Path, model_class: Any, names: Iterable[str]) -> None:
+    if left := sorted(set(names).difference(ROPE_TENSORS)):
+        raise ModelError(f"{file} holds {len(left)} tensors that {model_class.__name__} has no place for: {left[:3]}")
 
 
 def _parameter(names: dict[str, str], tensor: str) -> str | None:

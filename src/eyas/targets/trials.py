@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.errors import EyasError, UnsupportedModelError
-from eyas.runtime import inference
+from eyas.runtime import LOADING, inference
 from eyas.targets.architecture import logits_agree
 from eyas.targets.attention import intercept, set_attention
 from eyas.targets.graphs import PassGraphs
@@ -74,6 +74,7 @@ def choose_passes(target: Passes) -> None:
         if verdict.refusal is not None:
             _refuse(target, verdict.refusal)
         return
+    LOADING.info("comparing native passes with the model's own modules")
     refused = _try_passes(target)
     keep_verdict(file, Verdict(refused, tuple(layer.rope for layer in native._layers), target.ragged))
 

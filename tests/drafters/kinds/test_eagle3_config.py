@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from eyas.drafters.formats.fields import Fields
+from eyas.drafters.formats.taps import IDS
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kinds.eagle3 import Eagle3Config, write
 from eyas.drafters.kinds.eagle3 import read as read_config
 from eyas.errors import ConfigError
@@ -105,6 +107,29 @@ def test_unknown_keys_are_refused_by_name_unless_ignored() -> None:
 def test_what_eyas_cannot_compute_is_refused(change: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         read(**change)
+
+
+def test_a_tied_head_is_the_target_s_business_if_the_file_has_its_own() -> None:
+    raw = {**BASE, "tie_word_embeddings": True}
+    assert read_config(Fields(raw, "config.json", dict.fromkeys((EMBEDDING, HEAD)))).head == "own"
+    with pytest.raises(ConfigError, match="tie_word_embeddings is true"):
+        read_config(Fields(raw, "config.json", dict.fromkeys((EMBEDDING,))))
+
+
+def test_an_empty_list_of_aux_layers_is_none() -> None:
+    for change in ({IDS: []}, {"taps": []}, {"eagle_config": {IDS: []}}, {"eagle_config": {"layer_ids": []}}):
+        assert read(**change) == read()
+
+
+def test_transformers_generic_keys_change_nothing() -> None:
+    generic = {
+        "do_sample": False, "max_length": 20, "top_k": 50, "torchscript": False, "pruned_heads": {},
+        "is_decoder": False, "add_cross_attention": False, "cross_attention_hidden_size": None,
+        "task_specific_params": None,
+    }  # fmt: skip
+    assert read(**generic) == read()
+    with pytest.raises(ConfigError, match="unknown key add_cross_attention"):
+        read(add_cross_attention=True)
 
 
 def test_harmless_forms_of_refused_keys_pass() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafters.block.network import Block, BlockNetwork
-from eyas.drafters.checkpoint import load_network, save_network
+from eyas.drafters.checkpoint import load_network, open_checkpoint, save_network
 from eyas.drafters.network import DraftNetwork, set_vocabulary
 from eyas.drafters.registry import KINDS
 from eyas.errors import ExportError
@@ -314,6 +314,22 @@ def test_a_round_trip_or_a_refusal(
     torch.testing.assert_close(logits(loaded), expected, **close)
     assert str(output) in done.command
     assert "accept length | not measured" in (output / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("consumer", "shares"), [("vllm", True), ("sglang", True), ("atom", False)])
+def test_an_embedding_that_is_the_target_s_is_left_out_where_it_is_shared(
+    consumer: str, shares: bool, served_target: ServedTarget, tmp_path: Path
+) -> None:
+    network = build("eagle3, full, all own")
+    weight = served_target.embedding.to(torch.float32)
+    with torch.no_grad():
+        network.embed_tokens.weight.copy_(weight)
+    save_network(network, tmp_path / "drafter")
+    done = export(tmp_path / "drafter", consumer, tmp_path / "out", served_target)
+    found = open_checkpoint(tmp_path / "out")
+    assert found.config.embedding == ("shared" if shares else "own")
+    assert done.sizes.get("embedding") == (None if shares else weight.nbytes)
+    assert any("MB left out" in change for change in done.changes) is shares
 
 
 def test_the_table_has_every_kind_and_consumer_and_toggle() -> None:

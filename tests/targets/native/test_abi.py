@@ -9,6 +9,7 @@ from ctypes import sizeof
 import pytest
 import torch
 
+from eyas.machine import cache_directory
 from eyas.targets.native import abi, library
 from eyas.targets.native.packed import WeightFormat
 
@@ -71,7 +72,9 @@ def test_a_library_whose_structs_are_others_is_refused(monkeypatch: pytest.Monke
     class Larger(library.Linear):
         _fields_ = (("more", ctypes.c_int64),)
 
-    made = ctypes.CDLL(str(library._compiled(library.compiler() or "", library.processor_flags())))
+    made = ctypes.CDLL(
+        str(library._compiled(library.compiler() or "", library.processor_flags(), cache_directory() / "native"))
+    )
     sizes = library._function(made.eyas_sizes, (ctypes.c_void_p,), ctypes.c_int64)
     abi.check_sizes(sizes)
     monkeypatch.setitem(abi._described, "Linear", Larger)

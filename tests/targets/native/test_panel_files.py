@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -209,3 +211,23 @@ def test_another_layout_of_a_drafter_s_weights_is_another_file(tmp_path: Path, p
         parts = engine.speculation.drafter.network.modules()
         assert all(part.blocks().kind.bits == int(quantize[3:]) for part in parts if isinstance(part, PackedLinear))
     assert len(list(panels.iterdir())) == 2
+
+
+def test_a_first_load_says_what_it_writes_and_a_later_one_nothing(
+    tmp_path: Path, panels: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "model.gguf"
+    gguf_models.write_llama(path, "Q4_1")
+    with caplog.at_level(logging.INFO, "eyas.loading"):
+        load_target(path, dtype="auto")
+    said = [record.getMessage() for record in caplog.records if record.name == "eyas.loading"]
+    (file,) = panels.glob("*.panels")
+    assert said[0].startswith(f"reading the config and tokenizer of {path}")
+    assert f"packing the weights for this processor, kept in {file} for later starts" in said
+    assert any(
+        re.fullmatch(rf"wrote \d+ MB of packed weights to {file} \(EYAS_KEEP=0 keeps nothing\)", one) for one in said
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "eyas.loading"):
+        load_target(path, dtype="auto")
+    assert not [record for record in caplog.records if record.name == "eyas.loading"]

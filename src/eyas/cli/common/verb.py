@@ -32,6 +32,7 @@ from typer.core import TyperCommand, TyperGroup
 from eyas.assets import SMOLLM2
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
 from eyas.errors import EyasError, StoppedError, UsageError
+from eyas.runtime import LOADING
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 _ARGUMENTS = "eyas.arguments"
@@ -311,8 +312,10 @@ def guarded(debug: bool, command: str = "") -> Iterator[None]:
 
     `command` is the command line that was run; after a signal, the message says to run it again to resume.
     """
-    log, warnings = logging.getLogger("eyas"), _Warnings(logging.WARNING)
+    log, warnings, progress = logging.getLogger("eyas"), _Warnings(logging.WARNING), _Progress()
     log.addHandler(warnings)
+    LOADING.addHandler(progress)
+    LOADING.setLevel(logging.INFO)
     try:
         yield
     except (typer.Exit, BrokenPipeError):
@@ -331,6 +334,7 @@ def guarded(debug: bool, command: str = "") -> Iterator[None]:
         raise typer.Exit(FAILURE) from None
     finally:
         log.removeHandler(warnings)
+        LOADING.removeHandler(progress)
 
 
 class _Warnings(logging.Handler):
@@ -338,6 +342,13 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(f"{record.levelname.lower()}: {record.getMessage()}", err=True)
+
+
+class _Progress(logging.Handler):
+    """Writes what a first load does to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(f"  {record.getMessage()}", err=True)
 
 
 def _report(message: str, debug: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,6 +13,7 @@ from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note
 from eyas.cli.common.options import DrafterFileOptions, Json
 from eyas.errors import UsageError
+from eyas.gguf_target import weights_file
 from eyas.hub import find_target
 
 if TYPE_CHECKING:
@@ -71,11 +72,13 @@ def export(
         ignore=files.ignore_config_key,
     )
     if json:
-        found = {"path": str(done.path), "consumer": done.consumer.name, "command": done.command}
-        typer.echo(jsonlib.dumps(found | {"changes": list(done.changes), "logit_difference": done.difference}))
+        found: dict[str, Any] = {"path": str(done.path), "consumer": done.consumer.name, "command": done.command}
+        found |= {"changes": list(done.changes), "bytes": dict(done.sizes), "logit_difference": done.difference}
+        typer.echo(jsonlib.dumps(found))
         return
     for change in done.changes:
         note(f"note: {change}")
+    note(f"weights in the file: {', '.join(f'{part} {size / 1e6:,.1f} MB' for part, size in done.sizes.items())}")
     note(f"{done.path} reads back as the same drafter (largest difference in a logit: {done.difference:.2g})")
     typer.echo(done.command)
 
@@ -97,4 +100,5 @@ def served_target(target: str, drafter: Path, dtype: torch.dtype | None, files: 
     name = find_target(target)
     checkpoint = open_checkpoint(drafter, weights=files.draft_weights, ignore=files.ignore_config_key)
     embedding_and_head = load_embedding_and_head(name, dtype=dtype or checkpoint.dtype, device="cpu")
-    return ServedTarget(name, embedding_and_head, load_tokenizer(name))
+    served = str(weights_file(name) or name)  # another engine reads a GGUF file itself
+    return ServedTarget(served, embedding_and_head, load_tokenizer(name))

@@ -97,7 +97,9 @@ def read_decoder(fields: Fields) -> None:
     """Convert the keys of decoder layers to native form. Raises ConfigError for what the layers can't compute."""
     where = fields.where
     fields.values["rope_parameters"] = read_rope(fields)
-    if fields.take("tie_word_embeddings", bool, default=False):
+    if fields.names is not None and HEAD in fields.names:
+        fields.ignore("tie_word_embeddings", "about the target: the file has a head of its own")
+    elif fields.take("tie_word_embeddings", bool, default=False):
         raise ConfigError(f"{where}: tie_word_embeddings is true, but a drafter's head is never its embedding")
     window = fields.values.pop("sliding_window", None)
     if fields.take("use_sliding_window", bool, default=True) and window is not None:

@@ -21,6 +21,21 @@ _DESCRIPTIVE = frozenset(
     "tokenizer_class _torchspec_version".split()
 )
 """Keys of published config.json files that don't affect the computation."""
+_GENERATION = frozenset(
+    "bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
+    "length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences "
+    "output_scores remove_invalid_values repetition_penalty return_dict_in_generate sep_token_id suppress_tokens "
+    "temperature top_k top_p typical_p".split()
+)
+"""Keys that every model's config had in transformers 4: about generation, which a drafter's file doesn't decide."""
+_GENERIC = frozenset(
+    "attn_implementation _attn_implementation finetuning_task prefix task_specific_params tf_legacy_loss torchscript "
+    "use_bfloat16".split()
+)
+"""Further such keys: about training, other frameworks, and how a model is run."""
+_UNSET = frozenset("add_cross_attention cross_attention_hidden_size is_decoder pruned_heads".split())
+"""Such keys that change nothing as long as they are unset: false, null or empty."""
 _KIND = ("architectures", "model_type")
 """Keys by which the kind was recognized."""
 _CODE = "it names code, and eyas runs no code that comes with a checkpoint"
@@ -64,8 +79,12 @@ class Fields(KeyReport):
                 self.ignored[key] = _CODE
             elif key == "quantization_config":
                 self.ignored[key] = "null"
-            elif key in _DESCRIPTIVE:
+            elif key in _DESCRIPTIVE | _GENERIC:
                 self.ignored[key] = "descriptive"
+            elif key in _GENERATION:
+                self.ignored[key] = "about generation"
+            elif key in _UNSET and not value:
+                self.ignored[key] = "unset"
             else:
                 self.values[key] = value
 

@@ -107,8 +107,8 @@ def _outputs(taps: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _ids(fields: Fields, value: Any, key: str) -> tuple[int, ...] | None:
-    """The list of layer numbers under `key`; None if there is none. Raises ConfigError."""
-    if value is None:
+    """The list of layer numbers under `key`; None if there is none, or an empty one. Raises ConfigError."""
+    if value is None or value == []:
         return None
     if (
         not isinstance(value, list | tuple)

@@ -116,7 +116,8 @@ def copy_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
     if drafter.target is None:
         return None
     weight = drafter.target.embedding.to(drafter.dtype)
-    return _changed(drafter, {"embedding": "own"}, {EMBEDDING: weight}, "the target's embedding copied into the file")
+    change = f"the target's embedding copied into the file: {weight.nbytes / 1e6:.0f} MB of it"
+    return _changed(drafter, {"embedding": "own"}, {EMBEDDING: weight}, change)
 
 
 def copy_head(drafter: DrafterToExport) -> DrafterToExport | None:
@@ -131,7 +132,8 @@ def copy_head(drafter: DrafterToExport) -> DrafterToExport | None:
         return None
     ids = drafter.tensors["d2t"] + torch.arange(drafter.config.draft_vocab_size)
     rows = head[ids].to(drafter.dtype)
-    return _changed(drafter, {"head": "own"}, {HEAD: rows}, "the target's head copied into the file")
+    change = f"the target's head copied into the file: {rows.nbytes / 1e6:.0f} MB of it"
+    return _changed(drafter, {"head": "own"}, {HEAD: rows}, change)
 
 
 def leave_out_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
@@ -141,7 +143,8 @@ def leave_out_embedding(drafter: DrafterToExport) -> DrafterToExport | None:
     own = drafter.tensors.get(EMBEDDING)
     if own is None or drafter.target is None or not _same(own, drafter.target.embedding):
         return None
-    return _changed(drafter, {"embedding": "shared"}, {EMBEDDING: None}, "its embedding is the target's")
+    change = f"its embedding is the target's: {own.nbytes / 1e6:.0f} MB left out"
+    return _changed(drafter, {"embedding": "shared"}, {EMBEDDING: None}, change)
 
 
 def leave_out_head(drafter: DrafterToExport) -> DrafterToExport | None:

@@ -7,7 +7,7 @@ under GGUF's keys.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import pi
 from pathlib import Path
@@ -31,6 +31,7 @@ from eyas.drafters.formats.gguf_layout import (
     rotated_heads,
     to_interleaved,
 )
+from eyas.drafters.formats.tensor_names import EMBEDDING, HEAD
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, Family
 from eyas.drafters.loading import check_fit
 from eyas.drafters.network import DraftNetwork
@@ -38,7 +39,13 @@ from eyas.errors import ExportError, UsageError
 from eyas.files import write_text, writing_folder
 from eyas.gguf import gguf_package
 from eyas.interop.export.consumers import CONSUMERS, Consumer, who_can
-from eyas.interop.export.drafter import DrafterToExport, ServedTarget, drafter_to_export, raise_max_length
+from eyas.interop.export.drafter import (
+    DrafterToExport,
+    ServedTarget,
+    drafter_to_export,
+    leave_out_embedding,
+    raise_max_length,
+)
 from eyas.interop.export.forms import Refusal
 from eyas.interop.serving.commands import GGUF_FILE, TENSORRT_FILE, command, tensorrt_yaml
 from eyas.targets.attention import grouped_attention
@@ -204,6 +211,8 @@ class ExportResult:
     """The shell command that serves it with the consumer."""
     changes: tuple[str, ...]
     """Descriptions of the changes made for the consumer."""
+    sizes: Mapping[str, int]
+    """The bytes of all tensors as `total`, and of `embedding` and `head` if the file holds them."""
     difference: float
     """The largest difference of a logit from the original's, relative to the largest logit."""
 
@@ -238,7 +247,14 @@ def export(
         _write(prepared, consumer, folder, output)
         difference = read_back(folder, prepared, original)
         write_text(folder / "README.md", readme(prepared, consumer, line))
-    return ExportResult(output, consumer, line, prepared.changes, difference)
+    return ExportResult(output, consumer, line, prepared.changes, _sizes(prepared), difference)
+
+
+def _sizes(drafter: DrafterToExport) -> dict[str, int]:
+    """The bytes of a drafter's tensors, of its embedding and of its head, without those that it doesn't hold."""
+    parts = {"embedding": drafter.tensors.get(EMBEDDING), "head": drafter.tensors.get(HEAD)}
+    total = sum(tensor.nbytes for tensor in drafter.tensors.values())
+    return {"total": total} | {part: tensor.nbytes for part, tensor in parts.items() if tensor is not None}
 
 
 def consumer_named(name: str) -> Consumer:
@@ -292,8 +308,14 @@ def _widened(drafter: DrafterToExport, dtype: torch.dtype) -> DrafterToExport:
 
 
 def prepare_for(consumer: Consumer, drafter: DrafterToExport, name: str) -> DrafterToExport:
-    """The drafter in a form that a consumer can read. Raises ExportError naming every field that prevents it."""
-    prepared, broken = consumer.prepare(raise_max_length(drafter))
+    """The drafter in a form that a consumer can read. Raises ExportError naming every field that prevents it.
+
+    An embedding that is the target's own is left out where the consumer shares the target's.
+    """
+    whole = raise_max_length(drafter)
+    prepared, broken = consumer.prepare(leave_out_embedding(whole) or whole)
+    if broken or prepared.config.embedding == "own":  # it must be in the file
+        prepared, broken = consumer.prepare(whole)
     if broken:
         raise ExportError(refusal_text(consumer, broken, drafter, name))
     return prepared

@@ -29,6 +29,7 @@ from eyas.gguf_target import weights_file
 from eyas.hub import find_model
 from eyas.targets.adapters import base_of, check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported
+from eyas.targets.gguf_weights import check_names
 from eyas.targets.loading import read_config, resolve_device
 from eyas.targets.parameters import described_parameter_count
 from eyas.targets.quantization import dequantize_at_load, quantized_by, refuse_quantization
@@ -199,6 +200,8 @@ def report_target(name: str | Path, headers: Headers | None) -> TargetReport:
         report.attention = dict(attention_plan(text).windows)
         dequantize_at_load(config, resolve_device(None))
         refuse_quantization(chosen, config)
+        if file is not None:
+            check_names(file, chosen, config)
     except ModelError as error:
         report.problems.append(str(error))
     modules = None if headers is None else find_modules(headers.tensors, report.layers)

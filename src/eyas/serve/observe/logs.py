@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from eyas.runtime import LOADING
 from eyas.serve.observe.observer import FinishedSequence, Observer, ReceivedSequence
 from eyas.types import Stats
 
@@ -39,7 +40,7 @@ def log_to(stream: IO[str] | io.TextIOBase, form: Form = "text", level: int = lo
     handler = logging.StreamHandler(stream)
     handler.setFormatter(LineFormatter(form))
     handler.addFilter(RepeatFilter())
-    for logger in (_LOGGER, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
+    for logger in (_LOGGER, LOADING, logging.getLogger("uvicorn"), logging.getLogger("asyncio")):
         logger.handlers[:] = [handler]
         logger.setLevel(level)
         logger.propagate = False

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from enum import IntEnum, IntFlag
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from eyas.files import writing_path
-from eyas.machine import cache_directory, processor_flags, processor_model
-from eyas.runtime import mapped_zeros
+from eyas.machine import made_in_cache, processor_flags, processor_model
+from eyas.runtime import LOADING, mapped_zeros
 from eyas.targets.native.abi import check_sizes, constant, described
 from eyas.targets.native.builds import HERE, compile_library, compiler, is_whole, prebuilt, sources_hash
 
@@ -241,7 +241,7 @@ def kernels() -> Kernels | None:
         _LOG.info("no C++ compiler was found, so the CPU runs PyTorch's kernels: install g++ to decode faster")
         return None
     try:
-        return Kernels(_compiled(found, flags))
+        return Kernels(made_in_cache("native", partial(_compiled, found, flags)))
     except (OSError, subprocess.SubprocessError) as error:
         output = getattr(error, "stderr", b"") or b""
         _LOG.warning(
@@ -252,17 +252,18 @@ def kernels() -> Kernels | None:
         return None
 
 
-def _compiled(compiler: str, flags: frozenset[str]) -> Path:
-    """The library's file in the cache, compiled unless it is there and undamaged."""
+def _compiled(compiler: str, flags: frozenset[str], folder: Path) -> Path:
+    """The library's file in a `folder`, compiled unless it is there and undamaged."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
     parts = (sources_hash(), " ".join(sorted(flags)), " ".join(HERE), torch.__version__)
     name = hashlib.sha256(b"\0".join([version, *(part.encode() for part in parts)])).hexdigest()[:16]
-    path = cache_directory() / "native" / f"kernels-{name}.so"
+    path = folder / f"kernels-{name}.so"
     if path.exists():
         if is_whole(path):
             return path
         _LOG.warning("the native kernels in %s are damaged or of an earlier version: they are compiled again", path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing_path(path) as made:
+        LOADING.info("compiling the native kernels, which takes about a minute, kept in %s", path)
         compile_library(compiler, HERE, made)
     return path

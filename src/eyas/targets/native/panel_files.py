@@ -16,6 +16,7 @@ import mmap
 import os
 import shutil
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -27,14 +28,17 @@ import torch
 from torch import Tensor
 
 from eyas.files import remove_leftovers, writing
-from eyas.kept import code, content_hash, keeps, prune
+from eyas.kept import DISABLE, code, content_hash, keeps, prune
 from eyas.machine import cache_directory
+from eyas.runtime import LOADING
 from eyas.targets.native.packed import WeightBlocks, WeightFormat, joint_panels
 
 _LOG = logging.getLogger("eyas")
 
 MOST = 16 << 30
 """Most bytes of all files together."""
+_SILENCE = 3.0
+"""Seconds between two lines about progress."""
 _ALIGNMENT = 4096
 _END = struct.Struct("<Q8s")
 _MAGIC = b"eyaspan1"
@@ -90,6 +94,8 @@ class _WrittenPanels:
         self._entries: list[_StoredPanels] = []
         self._room = min(MOST, shutil.disk_usage(path.parent).free // 2)
         self._failure: Exception | None = None
+        self._said = time.monotonic()
+        LOADING.info("packing the weights for this processor, kept in %s for later starts", path)
 
     def next(self, pieces: Iterable[WeightBlocks], out: int) -> tuple[WeightFormat, Tensor]:
         kind, panels = joint_panels(pieces, out)
@@ -109,6 +115,9 @@ class _WrittenPanels:
             _StoredPanels(kind, out, len(panels), panels.shape[1], self._file.tell(), content_hash(data))
         )
         self._file.write(data)
+        if time.monotonic() - self._said > _SILENCE:
+            self._said = time.monotonic()
+            LOADING.info("packed %.0f MB", self._file.tell() / 1e6)
 
     def close(self, complete: bool) -> None:
         try:
@@ -117,7 +126,9 @@ class _WrittenPanels:
             index = json.dumps(self._entries).encode()
             self._file.write(index + _END.pack(len(index), _MAGIC))
             if complete:
+                size = self._file.tell() / 1e6
                 self._stack.close()
+                LOADING.info("wrote %.0f MB of packed weights to %s (%s=0 keeps nothing)", size, self._path, DISABLE)
                 _forget_pages(self._path)
                 prune(self._path.parent, MOST, self._path)
                 return
