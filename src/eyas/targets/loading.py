@@ -282,6 +282,15 @@ def load_embedding_and_head(
     return EmbeddingAndHead.of_first_layer(loaded.to(torch_device).eval().requires_grad_(False), config)
 
 
+def described(model: str | Path) -> EmbeddingAndHead:
+    """A target's sizes and limits from its config alone; its weights are on the meta device. Errors: `load_target`."""
+    config = read_config(find_target(model))
+    kind = model_class(config)
+    refuse_unsupported(kind, config)
+    with torch.device("meta"):
+        return EmbeddingAndHead(kind(_shortened(config)), config)
+
+
 def _shortened(config: Any) -> Any:
     """A copy of a config with one layer; lists with an entry per layer keep the first entry."""
     short = copy.deepcopy(config)

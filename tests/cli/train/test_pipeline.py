@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import typer
 from eyas.cli.app import app
 from eyas.cli.train import pipeline
 
+from ...pairs import Pair, write_rows
 from ..conftest import Run
 
 RESULTS = {
@@ -29,7 +31,11 @@ RESULTS = {
     "bench report": "report.html",
 }
 """Verb -> what it writes last."""
-VERDICT = {"verdict": "Fastest: ngram, 1.77 times as fast.", "serve": ["--method", "ngram"]}
+VERDICT = {
+    "verdict": "Fastest: ngram, 1.77 times as fast.",
+    "serve": ["--method", "ngram", "--tree", "chain:10"],
+    "splits": {"train": {"chats": 100, "length": {"total": 20_000}}},
+}
 
 
 STEP = """
@@ -43,14 +49,20 @@ signal.signal(signal.SIGTERM, stop)
 print("begun", flush=True)
 time.sleep(60)
 """
-HERE = """
+HERE = '''
 import sys
 import eyas.cli.train.pipeline as pipeline
 from eyas.cli.app import app
 real = pipeline.subprocess.Popen
-pipeline.subprocess.Popen = lambda words, **more: real([sys.executable, "step.py"], **more)
-app(["pipeline", "m", "chats.jsonl", "-o", "out"], prog_name="eyas")
-"""
+
+def popen(words, *others, **more):
+    """Only a step is the script: libraries start processes, too."""
+    step = words[:3] == [sys.executable, "-m", "eyas"]
+    return real([sys.executable, "step.py"] if step else words, *others, **more)
+
+pipeline.subprocess.Popen = popen
+app(["pipeline", "model", "chats.jsonl", "-o", "out"], prog_name="eyas")
+'''
 
 
 class CommandLine:
@@ -103,57 +115,144 @@ def chats(tmp_path: Path) -> Path:
     return tmp_path / "chats.jsonl"
 
 
-def test_steps_run_in_order_and_once_and_the_end_is_what_to_serve(run: Run, commands: CommandLine, chats: Path) -> None:
+def test_steps_run_in_order_and_once_and_the_end_is_what_to_serve(
+    run: Run, commands: CommandLine, chats: Path, pair: Pair
+) -> None:
     commands.fails = "train"
-    line = ("pipeline", "org/model", chats, "stdlib,weight=1", "--output", commands.folder, "--set", "a.b=3")
-    failed = run(*line, "--samples", 400)
+    line = ("pipeline", pair.model, chats, "stdlib,weight=1", "--output", commands.folder, "--samples", 400)
+    failed = run(*line, "--set", "drafter.loop.accumulate=3")
     assert failed.exit_code == 3
-    assert "error: that ended with exit code 3; the same command resumes from here" in failed.stderr
+    assert "error: step 4, eyas train, ended with exit code 3: see above for what to correct." in failed.stderr
+    assert "resumes" not in failed.stderr, "the same command would fail again"
     every = list(RESULTS)
     assert commands.verbs == every[:4]
+    assert "step 4 of 7; about " in failed.stderr
     commands.fails = None
-    done = run(*line)
+    done = run(*line, "--set", "drafter.loop.accumulate=4")
     assert done.exit_code == 0, done.stderr
     assert commands.verbs == [*every[:4], *every[3:]]
     assert f"already done: {commands.folder / RESULTS['data capture']}" in done.stderr
-    assert commands.words["train"][-1] == "a.b=3"
-    methods = commands.words["bench methods"]
-    assert methods[methods.index("--tree") + 1] == "auto", "what is measured is what is served"
-    assert commands.words["train"][1] == "drafter.target=org/model"
+    assert commands.words["train"][-1] == "drafter.loop.accumulate=4"
+    assert "--tree" not in commands.words["bench methods"], "every method is measured with auto, too"
+    assert commands.words["train"][1] == f"drafter.target={pair.model}"
     assert "Fastest: ngram, 1.77 times as fast." in done.stdout
-    assert done.stderr.splitlines()[-1] == "next: eyas serve org/model --method ngram"
-    run(*line)
+    assert done.stderr.splitlines()[-1] == f"next: eyas serve {pair.model} --method ngram --tree chain:10"
+    run(*line, "--set", "drafter.loop.accumulate=4")
     assert len(commands.verbs) == 4 + 4
+    other = run(*line[:-1], 300, "--set", "drafter.loop.accumulate=4")
+    assert (other.exit_code, len(commands.verbs)) == (2, 8), "what is asked for is never ignored"
+    assert f"{commands.folder / 'chats' / 'report.json'} was made by another command" in other.stderr
 
 
 def test_chats_can_be_made_up_and_evaluations_left_out(
-    run: Run, commands: CommandLine, chats: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, commands: CommandLine, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(RESULTS, "data synthesize", "made_up.jsonl")
-    told = ("--synthesize", 20, "--exclude", chats)
-    done = run("pipeline", "m", "stdlib", "-o", commands.folder, *told)
+    evaluation = write_rows(tmp_path / "evaluation.jsonl", [{"prompt": "48/2?"}])
+    told = ("--synthesize", 20, "--exclude", evaluation, "--samples", 100)
+    done = run("pipeline", pair.model, "stdlib", "-o", commands.folder, *told)
     assert done.exit_code == 0, done.stderr
     assert commands.verbs[:2] == ["data synthesize", "data prepare"]
     assert commands.words["data synthesize"][2:4] == ["--chats", "20"]
     prepared = commands.words["data prepare"]
     assert prepared[:2] == ["stdlib", str(commands.folder / "made_up.jsonl")]
-    assert prepared[prepared.index("--exclude") + 1] == str(chats)
+    assert prepared[prepared.index("--exclude") + 1] == str(evaluation)
 
 
-def test_a_cluster_gets_what_it_can_share(run: Run, commands: CommandLine, chats: Path) -> None:
+def test_a_cluster_gets_what_it_can_share(run: Run, commands: CommandLine, chats: Path, pair: Pair) -> None:
     told = ["--on", "ray:head:1", "--workers", "2"]
-    assert run("pipeline", "m", chats, "-o", commands.folder, *told).exit_code == 0
+    done = run("pipeline", pair.model, chats, "-o", commands.folder, *told)
+    assert done.exit_code == 0, done.stderr
     shares = ("data regenerate", "data capture", "bench checkpoints")
     found = {verb: words[words.index("--on") :][:4] for verb, words in commands.words.items() if "--on" in words}
     assert found == dict.fromkeys(shares, told)
-    alone = run("pipeline", "m", chats, "-o", commands.folder, "--workers", "2")
+    alone = run("pipeline", pair.model, chats, "-o", commands.folder, "--workers", "2")
     assert (alone.exit_code, "--workers has no effect without --on" in alone.stderr) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--set", "drafter.loop.steps=30"), "give either steps or epochs"),
+        (("--set", "drafter.lop.epochs=3"), "there is no such key"),
+        (("--set", "drafter.max_length=100000"), "beyond the target's context"),
+        (("--set", "drafter.shape.taps=[1,2,99]"), "99"),
+        (("--set", "drafter.shape.hidden_size=48", "--set", "drafter.shape.head=shared"), "doesn't fit"),
+        (("--set", "drafter.warm_start=./gone"), "there is no ./gone"),
+        (("--set", "drafter.validation.tree=bush"), "bush"),
+        (("--set", "drafter.source=online"), "the online source"),
+        (("--set", "drafter.output=elsewhere"), "eyas pipeline sets that itself"),
+        (("--recipe", "magic"), "no recipe of that name"),
+        (("--draft-model", "./gone"), "there is no ./gone"),
+        (("more.jsonl",), "there is no file or folder more.jsonl"),
+        (("stdlib", "stdlib"), "two sources are named stdlib"),
+        (("--on", "moon"), "moon"),
+    ],
+)
+def test_every_setting_is_checked_before_anything_runs(
+    run: Run, commands: CommandLine, chats: Path, pair: Pair, options: tuple[str, ...], words: str
+) -> None:
+    """Also those that only the last step would stumble over, hours later."""
+    refused = run("pipeline", pair.model, chats, *options, "-o", commands.folder)
+    assert refused.exit_code in (1, 2)
+    assert words in refused.stderr
+    assert commands.verbs == []
+    assert not commands.folder.exists()
+
+
+def test_a_dry_run_shows_the_steps_and_about_how_long_they_take(
+    run: Run, commands: CommandLine, chats: Path, pair: Pair
+) -> None:
+    done = run("pipeline", pair.model, chats, "-o", commands.folder, "--samples", 100, "--dry-run")
+    assert done.exit_code == 0, done.stderr
+    for verb in RESULTS:
+        assert f"eyas {verb} " in done.stdout
+    assert re.search(r"about .* in all, a rough estimate for this machine", done.stderr)
+    assert commands.verbs == []
+    assert not commands.folder.exists()
+
+
+def test_a_budget_sizes_chats_and_measuring(run: Run, commands: CommandLine, chats: Path, pair: Pair) -> None:
+    line = ("pipeline", pair.model, chats, "-o", commands.folder, "--minutes", 20)
+    done = run(*line)
+    assert done.exit_code == 0, done.stderr
+    prepared = commands.words["data prepare"]
+    samples = prepared[prepared.index("--samples") + 1]
+    assert f"{int(samples):,} chats, for --minutes 20" in done.stderr
+    for verb in ("bench checkpoints", "bench methods"):
+        words = commands.words[verb]
+        assert 1.0 <= float(words[words.index("--minutes") + 1]) <= 20.0
+    again = run(*line)
+    assert again.exit_code == 0, "the number of chats is kept"
+
+
+def test_chats_that_training_would_refuse_stop_it_at_once(
+    run: Run, commands: CommandLine, chats: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERDICT, "splits", {"train": {"chats": 1}, "validation": {"chats": 0}})
+    refused = run("pipeline", pair.model, chats, "-o", commands.folder)
+    assert refused.exit_code == 1
+    assert "has no chats for validation" in refused.stderr
+    assert commands.verbs == ["data prepare"]
+
+
+def test_the_store_has_what_the_recipe_reads(run: Run, commands: CommandLine, chats: Path, pair: Pair) -> None:
+    line = ("pipeline", pair.model, chats, "-o", commands.folder, "--samples", 100, "--dry-run")
+
+    def shown(*options: str) -> str:
+        return " ".join(run(*line, *options).stdout.split())
+
+    assert "--final" not in shown()
+    assert "--final all" in shown("--recipe", "eagle1", "--set", "drafter.max_length=auto")
+    assert "--taps 1,2,3" in shown("--set", "drafter.shape.taps=[1,2,3]")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, tmp_path: Path, pair: Pair) -> None:
     """A step that takes its time to save what it has: `eyas` of its process is a script that does so."""
     (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "model").symlink_to(pair.model)
+    (tmp_path / "chats.jsonl").touch()
     (tmp_path / "eyas_here.py").write_text(HERE)
     process = subprocess.Popen(
         [sys.executable, "eyas_here.py"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -168,6 +267,7 @@ def test_a_signal_stops_it_with_a_line_and_how_to_go_on(number: signal.Signals, 
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number
     assert "saved" in said
-    assert errors == (
-        "stopped: what was done is kept in out.\nGo on with the same command: eyas pipeline m chats.jsonl -o out\n"
+    assert errors.endswith(
+        "left\nstopped: what was done is kept in out.\n"
+        "Go on with the same command: eyas pipeline model chats.jsonl -o out\n"
     )

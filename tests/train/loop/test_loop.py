@@ -18,7 +18,7 @@ from eyas.errors import CheckpointError, StoppedError
 from eyas.train.loop import loop
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import ProcessGroup
-from eyas.train.loop.log import MicroBatchLoss
+from eyas.train.loop.log import Advance, MicroBatchLoss
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 from eyas.train.loop.optimizer import OptimizerConfig, ScheduleConfig, schedule_factor
 
@@ -40,7 +40,8 @@ class Regression:
         loss = F.mse_loss(self.model(x).float(), x[:, :3], reduction="sum")
         return MicroBatchLoss(loss, len(x), {"size": (float(len(x)), 1.0)})
 
-    def validate(self, progress: TrainingProgress) -> dict[str, float]:
+    def validate(self, progress: TrainingProgress, advance: Advance) -> dict[str, float]:
+        advance("scoring", 1, 1)
         torch.rand(3)  # validation may use randomness: it doesn't leak
         return {"validation_step": progress.step}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -31,8 +31,8 @@ class DrafterTrainConfig(StrictModel):
     shape: DrafterShape = DrafterShape()
     loss: LossConfig
     warm_start: str | None = None  # a drafter of the same sizes, and this kind or the one it extends; or `smollm2`
-    batch_tokens: int | Literal["auto"] = Field(default="auto", gt=0)  # tokens of a micro-batch, padding included
-    max_length: int | Literal["auto"] = Field(default="auto", gt=2)  # chats are cut to this many tokens
+    batch_tokens: Annotated[int, Field(gt=0)] | Literal["auto"] = "auto"  # tokens of a micro-batch, padding included
+    max_length: Annotated[int, Field(gt=2)] | Literal["auto"] = "auto"  # chats are cut to this many tokens
     segments: SegmentConfig | None = None  # how longer chats are split into rows; None: one row each
     validation: ValidationConfig = ValidationConfig()
     keep_checkpoints: int | None = Field(default=None, ge=1)  # how many of the newest to keep, plus the best; None: all

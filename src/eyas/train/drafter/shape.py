@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -76,7 +76,9 @@ class DrafterShape(StrictModel):
     """
 
     kind: str = "eagle3"  # a name in `eyas.drafters.registry.KINDS`, or eagle3.1 or jetspec
-    draft_vocab_size: int | Literal["auto"] | None = Field(default="auto", ge=1)  # None: the target's whole vocabulary
+    draft_vocab_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = (
+        "auto"  # None: the target's whole vocabulary
+    )
     taps: tuple[int, ...] | None = None
     default_tree: str | None = None
     # who owns embedding and head, and whether the drafter's own are trained
@@ -298,6 +300,19 @@ def drafter_config(shape: DrafterShape, target: TargetModel) -> DrafterConfig:
     return validated(cls, values, f"the shape of the {shape.kind} drafter")
 
 
+def check_parts(shape: DrafterShape, config: DrafterConfig, target: TargetModel) -> None:
+    """Raise ConfigError for an embedding or a head that is the target's, but doesn't have the drafter's width."""
+    for part, owner, trains in (
+        ("embedding", config.embedding, shape.train_embedding),
+        ("head", config.head, shape.train_head is not False),
+    ):
+        if config.hidden_size != target.hidden_size and (owner == "shared" or (owner == "own" and not trains)):
+            raise ConfigError(
+                f"the drafter is {config.hidden_size} wide and the target {target.hidden_size}, so the target's {part} "
+                f"doesn't fit: set {part} to own and train_{part} to true"
+            )
+
+
 def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tensor) -> DraftNetwork:
     """A network with fresh weights on the target's device.
 
@@ -305,16 +320,8 @@ def fresh_network(shape: DrafterShape, target: EmbeddingAndHead, draft_ids: Tens
     tokens that the network can draft, ascending. Raises ConfigError for a shape that can't be trained.
     """
     config = drafter_config(shape, target)
+    check_parts(shape, config, target)
     same_width = config.hidden_size == target.hidden_size
-    for part, owner, trains in (
-        ("embedding", config.embedding, shape.train_embedding),
-        ("head", config.head, shape.train_head is not False),
-    ):
-        if not same_width and (owner == "shared" or (owner == "own" and not trains)):
-            raise ConfigError(
-                f"the drafter is {config.hidden_size} wide and the target {target.hidden_size}, so the target's {part} "
-                f"doesn't fit: set {part} to own and train_{part} to true"
-            )
     if len(draft_ids) != config.draft_vocab_size:
         raise ConfigError(f"{len(draft_ids)} draft tokens for a draft vocabulary of {config.draft_vocab_size}")
     network = shape.definition.network(config)

@@ -25,20 +25,22 @@ from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
 from eyas.errors import CheckpointError, ConfigError, DrafterMismatchError
 from eyas.files import copy_folder, write_text, writing_folder
+from eyas.hub import find_drafter
 from eyas.runtime import duration, versions
 from eyas.targets import load_target, load_tokenizer
-from eyas.targets.loading import load_embedding_and_head, read_config, resolve_device
+from eyas.targets.loading import described, load_embedding_and_head, read_config, resolve_device
 from eyas.targets.quantization import quantized_by
 from eyas.train.drafter.config import ELSEWHERE, DrafterTrainConfig
 from eyas.train.drafter.data import DraftVocabulary, open_data, with_taps
 from eyas.train.drafter.settings import Outlook, SizedConfig, announce, cut_length, resolved_dtype, sized
-from eyas.train.drafter.shape import fresh_network
+from eyas.train.drafter.shape import check_parts, drafter_config, fresh_network
 from eyas.train.drafter.validation import HeldOutDecoding, RunTarget, scored
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import ProcessGroup, full_tensor, join_processes
-from eyas.train.loop.log import MicroBatchLoss
+from eyas.train.loop.log import Advance, MicroBatchLoss
 from eyas.train.loop.loop import check_loop, resolved, train
 from eyas.train.loss.objective import DraftObjective
+from eyas.tree import parse_tree
 
 
 @dataclass(frozen=True)
@@ -129,19 +131,19 @@ class DrafterRun:
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         return self._objective.micro_batch_loss(number)
 
-    def validate(self, progress: TrainingProgress) -> dict[str, float]:
+    def validate(self, progress: TrainingProgress, advance: Advance) -> dict[str, float]:
         """Score held-out batches, decode, save `checkpoints/step-N` and update `best`.
 
         All processes call this: rank 0 saves, and those with a `decoding` decode.
         """
         network = self._objective.model
         network.eval()
-        found = scored(self._objective.score, self._held_out, self._count, self._processes)
+        found = scored(self._objective.score, self._held_out, self._count, self._processes, advance)
         network.train()
         served = served_copy(network)
         figures = {f"validation_{name}": value for name, value in found.items()}
         if self._decoding is not None:
-            stats = self._decoding(served)
+            stats = self._decoding(served, advance)
             figures["decoded_accept_length"] = found["decoded_accept_length"] = stats.accept_length
             by_context = stats.accept_length_by_context
             if len(by_context) > 1:
@@ -268,6 +270,23 @@ def train_drafter(config: DrafterTrainConfig) -> Path:
         dtype = resolved_dtype(config, processes)
         target = load_for(config, dtype, processes)
         return _train(config, dtype, processes, target, load_tokenizer(config.target))
+
+
+def check_run(config: DrafterTrainConfig) -> tuple[int, ...]:
+    """Check what a recipe and its target's config determine, before there is any data; the boundaries that it taps.
+
+    Raises ConfigError, UsageError, RequestError and ModelError as `train_drafter` would.
+    """
+    check_loop(config.loop, ProcessGroup(0, 1, resolve_device(config.device), "none"))
+    target = described(config.target)
+    cut_length(config, target)
+    if config.validation.tree is not None:
+        parse_tree(config.validation.tree)
+    if config.warm_start is not None:
+        find_drafter(config.warm_start)
+    network = drafter_config(with_taps(config.shape, target, ()), target)
+    check_parts(config.shape, network, target)
+    return network.taps_of(target.num_layers)
 
 
 def load_for(config: DrafterTrainConfig, dtype: str, processes: ProcessGroup) -> RunTarget:

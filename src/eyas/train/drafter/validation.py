@@ -32,7 +32,7 @@ from eyas.targets import Target
 from eyas.targets.fingerprint import keep_fingerprints
 from eyas.targets.passes import EmbeddingAndHead
 from eyas.train.loop.distributed import ProcessGroup
-from eyas.train.loop.log import Means, MicroBatchLoss
+from eyas.train.loop.log import Advance, Means, MicroBatchLoss
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams, Stats
 
@@ -125,7 +125,11 @@ class ValidationConfig(StrictModel):
 
 
 def scored(
-    score: Callable[[FeatureBatch], MicroBatchLoss], source: FeatureSource, count: int, processes: ProcessGroup
+    score: Callable[[FeatureBatch], MicroBatchLoss],
+    source: FeatureSource,
+    count: int,
+    processes: ProcessGroup,
+    advance: Advance,
 ) -> dict[str, float]:
     """Mean metrics over batches 0 to count - 1, divided among the processes.
 
@@ -137,6 +141,7 @@ def scored(
         for number in range(
             processes.rank, -(-count // processes.world_size) * processes.world_size, processes.world_size
         ):
+            advance("scoring", min(number, count), count)
             part = score(source(number % count))
             if number < count:
                 means.add_micro_batch(part)
@@ -156,18 +161,18 @@ class HeldOutDecoding:
         params = SamplingParams(max_tokens=config.max_tokens)
         self._requests = [Request(ids, params, chat=True) for ids in prompts[processes.rank :: processes.world_size]]
 
-    def __call__(self, network: DraftNetwork) -> Stats:
+    def __call__(self, network: DraftNetwork, advance: Advance) -> Stats:
         """Decode all prompts with a copy of `network`; returns the merged statistics of all processes that decode."""
         own = Stats()
         with self._target.in_step():
             if self._requests:
-                own = self._decoded(network)
+                own = self._decoded(network, advance)
         pooled = Stats()
         for stats in self._target.processes.all_gather(own):
             pooled.merge(stats)
         return pooled
 
-    def _decoded(self, network: DraftNetwork) -> Stats:
+    def _decoded(self, network: DraftNetwork, advance: Advance) -> Stats:
         """The merged statistics of this process's prompts."""
         config, target = self._config, self._target.whole
         served = copy.deepcopy(network).to(device=target.device, dtype=target.dtype).eval()
@@ -177,9 +182,13 @@ class HeldOutDecoding:
         tree = tree_for(drafter, None if config.tree is None else parse_tree(config.tree))
         together = min(config.batch_size, len(self._requests))
         engine = Engine(target, self._tokenizer, Speculation(drafter, tree), batch_size=together)
-        pooled = Stats()
-        for completion in engine.generate(self._requests):
-            pooled.merge(completion.stats)
+        pooled, done, most = Stats(), 0, config.max_tokens
+        for chunk in engine.stream(self._requests):
+            done += len(chunk.token_ids)
+            if chunk.completion is not None:
+                pooled.merge(chunk.completion.stats)
+                done += most - len(chunk.completion.token_ids)
+            advance("decoding", done, most * len(self._requests))
         return pooled
 
 

@@ -36,7 +36,7 @@ from eyas.files import writing_folder
 from eyas.text.chats import Chat, held_out, read_chats
 from eyas.train.loop.checkpoint import TrainingProgress
 from eyas.train.loop.distributed import join_processes
-from eyas.train.loop.log import MicroBatchLoss
+from eyas.train.loop.log import Advance, MicroBatchLoss
 from eyas.train.loop.loop import LoopConfig, ResolvedLoop, resolved, train
 
 Source = Literal["chats", "library", "source"]
@@ -336,12 +336,13 @@ class LmObjective:
         }
         return MicroBatchLoss(text.sum() + loops.sum(), text.numel() + loops.numel(), metrics)
 
-    def validate(self, progress: TrainingProgress) -> dict[str, float]:  # noqa: ARG002  # it leaves no checkpoints
+    def validate(self, progress: TrainingProgress, advance: Advance) -> dict[str, float]:  # noqa: ARG002  # no checkpoints
         total, count = 0.0, 0
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             for blocks in torch.split(self._held_out, self._batch):
                 losses = self._losses(blocks)
                 total, count = total + losses.sum().item(), count + losses.numel()
+                advance("scoring", count, self._held_out.numel())
         return {"validation_loss": total / count}
 
 

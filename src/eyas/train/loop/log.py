@@ -68,6 +68,8 @@ class Means:
 
 
 Values = Mapping[str, float]
+Advance = Callable[[str, int, int], None]
+"""Called as a validation proceeds, with what it does, the units done, and all units of that."""
 
 _LATER_STEP = re.compile(r"_[1-9]\d*$")
 """Matches the names of metrics of later training-time-test steps, such as `accuracy_1`."""
@@ -224,6 +226,7 @@ class RunLog:
             speed_estimate_period=SILENCE * 60,  # steps may take minutes
         )
         self._task = self._bar.add_task("training", total=steps, completed=done)
+        self._validation = self._bar.add_task("validating", total=1, visible=False)
 
     def __enter__(self) -> RunLog:
         self._bar.start()
@@ -248,11 +251,21 @@ class RunLog:
             took = f"{each:.1f} s" if each < 10 else duration(each)
             self._console.print(f"step {step} of {self._steps}: {took} a step, about {left} left", soft_wrap=True)
 
+    def validating(self, what: str, done: int, total: int) -> None:
+        """Show a validation's progress in a bar of its own; without a bar, print it now and then."""
+        self._bar.update(self._validation, description=f"validating: {what}", completed=done, total=total, visible=True)
+        if self._console.is_terminal or not self._writers or time.monotonic() - self._said < SILENCE:
+            return
+        self._said = time.monotonic()
+        self._console.print(f"validating: {what}, {done / total:.0%}", soft_wrap=True)
+
     def record(self, step: int, seconds: float, values: Values) -> None:
         """Write a record of `step`, `seconds` of training after the run began."""
         for writer in self._writers:
             writer.write(step, {"seconds": round(seconds, 3), **values})
         judged = any(name.startswith(("validation_", _DECIDES)) for name in values)
+        if judged:
+            self._bar.update(self._validation, visible=False)
         if self._console.is_terminal and not judged:
             self._bar.update(self._task, description=_shown(values, 1))
         elif self._writers:

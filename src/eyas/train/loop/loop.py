@@ -31,7 +31,7 @@ from eyas.errors import CheckpointError, ConfigError, StoppedError, TrainingErro
 from eyas.runtime import SpareCores, attention_of_any_shape, keep_freed_memory
 from eyas.train.loop.checkpoint import TrainingProgress, load_state, save_state, saved_identity
 from eyas.train.loop.distributed import Parallel, ProcessGroup, full_tensor
-from eyas.train.loop.log import Means, MicroBatchLoss, RunLog, check_trackers, writers
+from eyas.train.loop.log import Advance, Means, MicroBatchLoss, RunLog, check_trackers, writers
 from eyas.train.loop.optimizer import (
     OptimizerConfig,
     ResolvedOptimizer,
@@ -119,8 +119,8 @@ class Objective(Protocol):
     def micro_batch_loss(self, number: int) -> MicroBatchLoss:
         """The loss of micro-batch `number`, counted from the beginning of the run."""
 
-    def validate(self, progress: TrainingProgress) -> dict[str, float]:
-        """Name in the log -> metric on held-out data; may also save a checkpoint."""
+    def validate(self, progress: TrainingProgress, advance: Advance) -> dict[str, float]:
+        """Name in the log -> metric on held-out data; may also save a checkpoint. Calls `advance` as it proceeds."""
 
 
 _TRACKERS = {"wandb", "mlflow"}
@@ -190,7 +190,7 @@ def train(
                 window, clock = Means(), done.seconds
             judged = done.step % config.validate_every == 0 or last
             if judged:
-                log.record(*done, objective.validate(done))
+                log.record(*done, objective.validate(done, log.validating))
             # one sum, so that all processes act alike: it is infinite if any of them got a signal
             waited = processes.all_sum(math.inf if stop.signal_number else time.monotonic() - saved)
             if judged or waited > config.save_seconds * processes.world_size:

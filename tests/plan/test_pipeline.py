@@ -1,0 +1,59 @@
+"""The estimate of a pipeline's steps, and how a budget sizes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from eyas.plan.costs import ModelSize, Workload
+from eyas.plan.devices import Machine
+from eyas.plan.pipeline import (
+    LEAST_CHATS,
+    LOADING,
+    MEASURED_SHARE,
+    Measuring,
+    Outlook,
+    Validating,
+    chats_within,
+    distinct_tokens,
+    seconds_of_steps,
+)
+
+SIZE = ModelSize(30, 576, 49152, 576, 192, 1536, 106_000_000, 134_000_000, 30, 0)
+MACHINE = Machine("a laptop", 0.1, 20.0)
+
+
+def seconds(chats: int, repeats: int = 3) -> dict[str, float]:
+    work = Workload(chats, 400, epochs=5)
+    return seconds_of_steps(SIZE, work, 3, MACHINE, Measuring(12, 128, repeats), Validating(16, 128))
+
+
+def test_data_decides_the_long_steps_and_repeats_the_measured_ones() -> None:
+    few, many = seconds(100), seconds(1000)
+    for name in ("data regenerate", "data capture"):
+        assert many[name] - LOADING == pytest.approx(10 * (few[name] - LOADING))
+    assert few["bench methods"] == many["bench methods"]
+    assert seconds(100, 6)["bench methods"] - LOADING == pytest.approx(2 * (few["bench methods"] - LOADING))
+
+
+def test_a_budget_gets_as_many_chats_as_fit() -> None:
+    chats = chats_within(600, seconds(1000), 1000)
+    assert chats > LEAST_CHATS
+    found = seconds(chats)
+    spent = sum(found[name] for name in ("data prepare", "data regenerate", "data capture", "train", "bench report"))
+    assert spent == pytest.approx(600 * 60 * (1 - MEASURED_SHARE), rel=0.1)
+    assert chats_within(1, seconds(1000), 1000) == LEAST_CHATS
+
+
+def test_what_steps_took_corrects_what_is_left() -> None:
+    outlook = Outlook({"data regenerate": 600.0, "data capture": 100.0, "bench methods": 900.0})
+    assert outlook.left(["data capture", "bench methods"]) == 1000.0
+    outlook.took["data regenerate"] = 1200.0
+    assert outlook.left(["data capture", "bench methods"]) == 2000.0
+    budget = Outlook(outlook.seconds, 10.0, outlook.took)
+    assert budget.left(["bench methods"]) == pytest.approx(600 * MEASURED_SHARE / 2)
+
+
+def test_a_draft_vocabulary_holds_what_occurs() -> None:
+    assert distinct_tokens(2500, 49152) == 750  # a run of 2,479 answer tokens had 634
+    assert distinct_tokens(10**9, 49152) == 32_000
+    assert distinct_tokens(10**9, 400) == 400
