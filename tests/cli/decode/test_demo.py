@@ -15,7 +15,7 @@ from eyas.assets import PROMPTS
 from eyas.tree import DraftTree, NodeLogits
 from eyas.verify import Sampler, SeededWalk, Walk
 
-from ...pairs import Pair
+from ...pairs import Pair, write_rows
 
 Run = Callable[..., Result]
 
@@ -48,6 +48,7 @@ def test_json(demo: Run) -> None:
 def test_text(demo: Run) -> None:
     result = demo("--tree", "chain:2")
     assert result.exit_code == 0, result.output
+    assert "tiny and often wrong" in result.stdout
     assert "[maths] 48/2?" in result.stdout
     assert "[code] def add" in result.stdout
     rows = [line for line in result.stdout.splitlines() if line.strip().startswith(("maths ", "code ", "all "))]
@@ -71,11 +72,51 @@ def test_a_drawing_of_the_run(demo: Run, tmp_path: Path) -> None:
 def test_figures_that_are_not_to_be_trusted_are_warned_of(demo: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the other verbs that measure do: of a busy machine, and of speedups that can't be."""
     monkeypatch.setattr("eyas.runtime.busy", lambda _: "the machine was busy (load 9)")
-    monkeypatch.setattr("eyas.bench.offline.report.MOST_EFFICIENT", 0.0)
+    monkeypatch.setattr("eyas.bench.offline.candidates.MOST_EFFICIENT", 0.0)
     for options in ((), ("--json",)):
         said = demo(*options).stderr
         assert "warning: the machine was busy (load 9)" in said
         assert "warning: impossible: maths, " in said
+
+
+def test_own_model_prompts_and_file(run: Run, pair: Pair, tmp_path: Path) -> None:
+    prompts = write_rows(tmp_path / "own.jsonl", [{"prompt": "48/2?"}, {"prompt": "clips", "category": "sales"}])
+    (tmp_path / "code.py").write_text("def add(a, b):\n    return a + b\n")
+    few = ("--max-new-tokens", 8, "--tree", "chain:2")
+    own = ("--prompt-file", prompts, "--edit", tmp_path / "code.py", "--change", "Rename add.")
+    result = run("demo", pair.model, *own, *few)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "[own prompts] 48/2?",
+        "[sales] clips",
+        "[edit] Rename add. Write the whole file again",
+        "return a + b",
+    ):
+        assert words in result.stdout
+    assert "tiny and often wrong" not in result.stdout, "that is about the model that comes with eyas"
+    report = json.loads(run("demo", pair.model, *own, *few, "--draft-model", pair.drafter, "--json").stdout)
+    assert [row["text"] for row in report["rows"]] == ["own prompts", "sales", "edit", "all"]
+    assert all(row["identical_output"] for row in report["rows"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--change", "Rename add."), "--change says what to change in a file: give --edit FILE"),
+        (("--draft-model", "./gone"), "there is no ./gone"),
+    ],
+)
+def test_what_is_refused(run: Run, pair: Pair, options: tuple[str, ...], words: str) -> None:
+    refused = run("demo", pair.model, *options)
+    assert refused.exit_code == 2
+    assert words in refused.stderr
+
+
+def test_bad_rows_and_files_are_named(run: Run, pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
+    assert "as text" in run("demo", pair.model, "--edit", tmp_path / "image.png").stderr
+    rows = write_rows(tmp_path / "own.jsonl", [{"prompt": ""}])
+    assert "own.jsonl:1" in run("demo", pair.model, "--prompt-file", rows).stderr
 
 
 class Shifted:

@@ -1,4 +1,4 @@
-"""`eyas demo`: SmolLM2 answers the same questions plain and speculative, side by side."""
+"""`eyas demo`: a model answers the same questions plain and speculative, side by side."""
 
 from __future__ import annotations
 
@@ -10,31 +10,57 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from typer import Option
 
+from eyas.assets import SMOLLM2
+from eyas.cli.common.aliases import A_DRAFTER, A_TARGET, ModelArgument
 from eyas.cli.common.build import check_tree
 from eyas.cli.common.display import note, output, quietly_refreshing
-from eyas.cli.common.options import Dtype, Json, MaxNewTokens
+from eyas.cli.common.options import Json, MaxNewTokens, MaybePromptFile, RuntimeOptions
 from eyas.cli.common.verb import FAILURE
-from eyas.errors import OutputError
+from eyas.drafters.options import DrafterOptions
+from eyas.errors import DataError, OutputError, RequestError, UsageError
 from eyas.files import write_text
-from eyas.options import EngineOptions, TargetOptions
+from eyas.options import EngineOptions
 from eyas.tables import show_table
 from eyas.types import Completion, Request, Stats
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
+    from eyas.text.prompts import PromptRow
+
+TINY = (
+    "This model has 135 million parameters: it is tiny and often wrong, and so are its answers below. Speculation "
+    "changes how fast they come, not what they say. With a model of your own: eyas demo MODEL"
+)
+CHANGE = "Add a one-line comment above every function of this file."
+SHOWN = 400
+"""Characters of a prompt that are shown."""
 
 _TURN = 0.1
 """Seconds for which a lane of a race moves alone: its first round finds the caches full of another's weights."""
 
 
+@dataclass(frozen=True)
+class DemoTarget(RuntimeOptions):
+    """The target, by default the small model that comes with eyas."""
+
+    ALIASES: ClassVar = ModelArgument
+    model: Annotated[str, Option("--model", "--model-path", help=f"Your own model: {A_TARGET} (the default).")] = (
+        SMOLLM2
+    )
+
+
 def demo(
+    target: DemoTarget,
     max_new_tokens: MaxNewTokens = 128,
-    dtype: Annotated[Dtype, Option(help="auto: the GGUF file's own 4-bit weights.")] = "auto",
+    draft_model: Annotated[
+        str | None,
+        Option(help=f"A drafter for your model: {A_DRAFTER} (default: smollm2's own; for other models none)."),
+    ] = None,
     tree: Annotated[
         str | None,
         Option(
@@ -45,39 +71,61 @@ def demo(
     methods: Annotated[
         bool, Option("--methods", help="Race all drafting methods that the pair can run, each with its own trees.")
     ] = False,
+    prompt_file: MaybePromptFile = None,
+    edit: Annotated[
+        Path | None,
+        Option(
+            exists=True, dir_okay=False, help="A text file for the model to rewrite with one change: copies pay most."
+        ),
+    ] = None,
+    change: Annotated[str, Option(help="With --edit: the change.")] = CHANGE,
     svg: Annotated[
         Path | None, Option(dir_okay=False, help="Also draw the first texts and the table into this SVG file.")
     ] = None,
     json: Json = False,
 ) -> int:
-    """Watch a small model answer with and without speculation.
+    """Watch a model answer with and without speculation.
+
+    Without MODEL, the small model that comes with eyas answers. With your own model and no drafter, suffix decoding
+    copies from prompt and answer. Your own prompts come from --prompt-file, a file to edit from --edit.
 
     Examples:
         eyas demo
         eyas demo --methods
+        eyas demo FILE.gguf --edit my_code.py
     """
-    from eyas.assets import PROMPTS
-    from eyas.text.chats import Message
-    from eyas.text.template import encode_chat
-    from eyas.types import Request, SamplingParams
+    from eyas.text.dialogue import Dialogue
+    from eyas.text.prompts import question_of
+    from eyas.types import SamplingParams
 
     check_tree(tree)
-    engines = _engines(dtype, tree, methods)
+    if change != CHANGE and edit is None:
+        raise UsageError("--change says what to change in a file: give --edit FILE")
+    if draft_model is not None:
+        DrafterOptions(draft_model).check()
+    target.of(target.model).check()
+    asked = _asked(prompt_file, edit, change)
+    engines = _engines(target, draft_model, tree, methods)
     plain = engines["plain"]
     params = SamplingParams(max_tokens=max_new_tokens)
     screen = output()
     show = not json and screen.is_terminal
     if show:
         screen.print(LEGEND)
+    if target.model == SMOLLM2 and not json:
+        screen.print(TINY)
     results, raced = [], []
-    for number, (kind, text) in enumerate(PROMPTS):
-        chat = [Message(role="user", content=text)]
-        request = Request(tuple(encode_chat(plain.tokenizer, chat)), params, chat=True)
+    for number, (kind, row) in enumerate(asked):
+        text = question_of(row, plain.tokenizer)
+        dialogue = Dialogue(row)
+        request = dialogue.next_request(plain, params)
+        if request is None:
+            raise RequestError(str(dialogue.error))
         lanes = [Lane(name, engine) for name, engine in engines.items()]
         if number == 0:
             race([replace(lane) for lane in lanes], request, lambda: None)  # warm-up, not shown and not counted
         if not json:
-            screen.print(f"\n[{kind}] {text.strip()}")
+            screen.print(f"\n[{kind}] {_shortened(text.strip())}")
         with quietly_refreshing(partial(_picture, lanes, screen), show) as refresh:
             race(lanes, request, refresh)
         completions = [lane.completion for lane in lanes if lane.completion is not None]
@@ -100,29 +148,65 @@ def demo(
     return FAILURE if broken else 0
 
 
-def _engines(dtype: str, tree: str | None, methods: bool) -> dict[str, Engine]:
+def _asked(prompt_file: Path | None, edit: Path | None, change: str) -> list[tuple[str, PromptRow]]:
+    """What the model is asked, as (kind, row): the user's own prompts and file, else the demo's questions.
+
+    Raises DataError for a row that can't be read.
+    """
+    from eyas.assets import PROMPTS
+    from eyas.text.prompts import BadRow, PromptRow, read_prompts
+
+    found: list[tuple[str, PromptRow]] = []
+    for row in [] if prompt_file is None else read_prompts(prompt_file):
+        if isinstance(row, BadRow):
+            raise DataError(row.error)
+        found.append((row.category or "own prompts", row))
+    if edit is not None:
+        try:
+            text = edit.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"can't read {edit} as text: {error}") from error
+        words = f"{change} Write the whole file again, with no other change.\n\n{edit.name}:\n```\n{text.strip()}\n```"
+        found.append(("edit", PromptRow("edit", str(edit), words)))
+    return found or [(kind, PromptRow(kind, "the demo", text)) for kind, text in PROMPTS]
+
+
+def _shortened(text: str) -> str:
+    """A long prompt by its beginning and its length."""
+    if len(text) <= SHOWN:
+        return text
+    return f"{text[:SHOWN].rstrip()} ... ({len(text):,} characters)"
+
+
+def _engines(target: DemoTarget, draft_model: str | None, tree: str | None, methods: bool) -> dict[str, Engine]:
     """The plain engine, and on the same model the drafter with suffix decoding, or every method that it can run.
 
-    The tree is `auto` unless one is given; each of the methods has its own default.
+    Without a drafter, suffix decoding alone. The tree is `auto` unless one is given; each of the methods has its own.
     """
-    from eyas.assets import SMOLLM2
     from eyas.bench.offline.methods import MethodOpener, all_choices, with_trees, without_drafter
-    from eyas.cli.common.build import quiet
-    from eyas.drafters.options import DrafterOptions
+    from eyas.cli.common.build import open_session, quiet
+    from eyas.drafters.loading import local_directory
+    from eyas.drafters.small_lm.drafter import holds_language_model
     from eyas.session import Session
 
     quiet()
-    session = Session.open(TargetOptions(SMOLLM2, dtype))
+    shipped = target.model == SMOLLM2
+    source = SMOLLM2 if draft_model is None and shipped else draft_model
+    loading = target.of(target.model)
+    session = Session.open(loading) if shipped else open_session(loading)
     plain = {"plain": session.engine()}
     if not methods:
-        drafter = session.drafter(DrafterOptions(SMOLLM2, "+suffix"))
-        return plain | {"speculative": session.engine(drafter, EngineOptions(tree or "auto"))}
-    choices = with_trees(all_choices({"eagle3": SMOLLM2}), {} if tree is None else {None: tree})
+        options = DrafterOptions(method="suffix") if source is None else DrafterOptions(source, "+suffix")
+        if source is not None and holds_language_model(local_directory(source)):
+            options = DrafterOptions(source)  # a small language model drafts alone
+        return plain | {"speculative": session.engine(session.drafter(options), EngineOptions(tree or "auto"))}
+    drafters = {} if source is None else {"eagle3" if shipped and source == SMOLLM2 else Path(source).name: source}
+    choices = with_trees(all_choices(drafters), {} if tree is None else {None: tree})
     racing, failed = MethodOpener(session).open(choices)
     for name, reason in failed:
         note(f"not in this race: {name}: {reason}")
     if missing := without_drafter(racing):
-        note(f"not in this race, as the demo has no drafter for them: {', '.join(missing)}")
+        note(f"not in this race, as there is no drafter for them: {', '.join(missing)}")
     return plain | {one.choice.name: one.engine for one in racing}
 
 
@@ -259,7 +343,7 @@ def _explain(report: dict[str, Any]) -> None:
 
 def _warn(report: dict[str, Any]) -> None:
     """Warn about figures that can't be trusted."""
-    from eyas.bench.offline.report import impossible
+    from eyas.bench.offline.candidates import impossible
     from eyas.runtime import busy
 
     for row in report["rows"]:
