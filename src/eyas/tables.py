@@ -20,6 +20,8 @@ _BREAK = re.compile(r"(?<=[:/])(?=..)|(?<=[,+_=-])(?=[^\W\d_])")
 """Where a line may break within a name, such as the tree `static:mc_sim_7b_63`."""
 _FIGURE = re.compile(r"[^\w]*\d")
 """The beginning of a figure, such as `1.70-1.81` or `9/9`, within which a line never breaks."""
+_SHORT = 12
+"""A figure with its unit or margin, such as `34 min` or `1.28x ±0.31`, that stays on one line."""
 _LONGEST = 24
 """A part of a name that is longer may break anywhere."""
 _KEYS = 3
@@ -56,7 +58,9 @@ class _Column(NamedTuple):
     @property
     def least(self) -> int:
         """The least width that cuts no figure, and breaks names between their parts only."""
-        parts = (part for text in (self.header, *self.cells) for word in text.split() for part in _parts(word))
+        lines = [line for text in (self.header, *self.cells) for line in text.splitlines()]
+        whole = [line for line in lines if _FIGURE.match(line) and len(line) <= _SHORT]
+        parts = [*whole, *(part for line in lines for word in line.split() for part in _parts(word))]
         return max((len(part) if _FIGURE.match(part) else min(len(part), _LONGEST) for part in parts), default=1)
 
     @property

@@ -62,6 +62,12 @@ def read_method(text: str | None) -> Method:
     return Method(True, kind or None, lookup or None)
 
 
+def method_of(text: str | None, drafter: str) -> str | None:
+    """The method that `text` names for a drafter that is called `drafter`: `pick+suffix` is `+suffix` for `pick`."""
+    name, plus, lookup = (text or "").partition("+")
+    return text if name != drafter else f"{plus}{lookup}" or None
+
+
 def _hybrids() -> str:
     return ", ".join(f"eagle3+{name}" for name in _LOOKUPS)
 
@@ -81,6 +87,10 @@ class DrafterOptions:
     """How many pairs it attends to in addition to its sinks, `auto`, `off`, or None for the value in its config."""
     quantize: str | None = None
     """Quantization of its linear layers: `int8`, `int4`, `off`, or None = `int4` where that is faster."""
+
+    def __post_init__(self) -> None:
+        if self.source is not None:  # its folder's name stands for it, as in `pick+suffix`
+            object.__setattr__(self, "method", method_of(self.method, Path(self.source).name))
 
     def of(self, source: str | Path | None, method: str | None = None) -> DrafterOptions:
         """The same options for another drafter; without a source only the method applies."""
@@ -111,7 +121,7 @@ def check_quantize(quantize: str | None) -> None:
 
 def check_source(method: str | None, source: str | Path | None) -> None:
     """Refuse an unknown method, one that lacks its drafter, or a drafter that it doesn't use. Raises UsageError."""
-    parsed = read_method(method)
+    parsed = read_method(method if source is None else method_of(method, Path(source).name))
     if source is None and not parsed.alone:
         raise UsageError(
             f"{'drafting' if method is None else f'method {method}'} needs a drafter: give one with --draft-model, or "

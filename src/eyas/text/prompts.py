@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -78,6 +78,21 @@ class BadRow:
 
     id: str
     error: str
+
+
+def question_of(row: PromptRow, tokenizer: Any) -> str:
+    """What a row asks, for readers: its own words, or the last message in its token ids.
+
+    Special tokens delimit the messages of a chat. The last part between them opens the answer; the one before is the
+    question, which some templates begin with a line that names the speaker.
+    """
+    if row.said is not None:
+        return row.said
+    special = set(tokenizer.all_special_ids)
+    parts = [[*tokens] for is_special, tokens in groupby(row.token_ids or (), special.__contains__) if not is_special]
+    texts = [text for part in parts if (text := tokenizer.decode(part).strip())]
+    question = texts[-2] if len(texts) > 1 else texts[0] if texts else ""
+    return question.removeprefix("user\n").strip()
 
 
 def read_prompts(path: Path, limit: int | None = None, raw: bool = False) -> list[PromptRow | BadRow]:

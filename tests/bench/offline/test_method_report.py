@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from eyas.bench.offline.candidates import impossible
 from eyas.bench.offline.methods import MethodChoice, OpenedMethod, Skipped
-from eyas.bench.offline.report import COMPARISON, MethodComparison, Quartiles, compared, impossible, training_words
+from eyas.bench.offline.report import COMPARISON, MethodComparison, Quartiles, compared, training_words
 from eyas.bench.offline.runner import MethodResult
 from eyas.bench.report.figures import methods_figure
 from eyas.types import Stats
@@ -20,86 +21,103 @@ ENGINE: Any = None
 
 
 def measured(seconds: float, accepted: int, ratios: list[float], same: int = 2, drafting: float = 0.0) -> MethodResult:
-    stats = Stats(tokens=40, decode_seconds=seconds, draft_seconds=drafting)
-    for _ in range(40 // (accepted + 1)):
-        stats.record(accepted, accepted, 9)
-    return MethodResult(stats, same, 2, ratios=ratios)
+    """The result of two prompts of 20 tokens that take equally long."""
+    result = MethodResult(Stats(), same, 2, ratios=ratios)
+    for _ in range(2):
+        group = Stats(tokens=20, decode_seconds=seconds / 2, draft_seconds=drafting / 2)
+        for _ in range(20 // (accepted + 1)):
+            group.record(accepted, accepted, 9)
+        result.groups.append(group)
+        result.stats.merge(group)
+    return result
 
 
-def results(same: int = 2) -> dict[tuple[float, str], dict[str, MethodResult]]:
-    return {
-        (heat, task): {
-            "none": measured(4.0, 0, [1.0] * 4),
-            "lookup": measured(2.0, 1, [1.0, 2.0, 3.0, scale * 4.0], same, drafting=0.5),
-        }
-        for heat in (0.0, 1.0)
-        for task, scale in (("maths", 1.0), ("code", 10.0))
-    }
+Results = dict[tuple[float, str], dict[str, MethodResult]]
 
 
-def believable() -> dict[tuple[float, str], dict[str, MethodResult]]:
-    """Without speedups above the accept length."""
-    return {key: {**each, "lookup": measured(2.0, 1, [1.5, 1.6])} for key, each in results().items()}
+def results(same: int = 2, seconds: float = 2.1, noise: float = 0.0) -> Results:
+    """`lookup` accepts one token a pass; plain decoding takes 4 seconds, with repeats that differ by `noise`."""
+    made: Results = {}
+    for heat in (0.0, 1.0):
+        for task in ("maths", "code"):
+            plain = measured(4.0, 0, [1.0] * 4)
+            plain.spreads = [noise, noise]
+            lookup = measured(seconds, 1, [1.0, 2.0, 3.0, 4.0], same, drafting=0.5)
+            made[heat, task] = {"none": plain, "lookup": lookup}
+    return made
 
 
-def comparison(same: int = 2) -> MethodComparison:
+def comparison(same: int = 2, found: Results | None = None) -> MethodComparison:
     method = OpenedMethod(MethodChoice("lookup"), ENGINE, ENGINE, "chain:1", weights=2_000_000, cache=500_000)
     settings = {"model": "m", "dtype": "float32", "weights": "float32", "batch_size": 1, "temperatures": [0.0, 1.0]}
-    return MethodComparison([method], [Skipped("mtp", "no modules")], results(same), settings, {"cores": 2}, ["e"])
+    return MethodComparison(
+        [method], [Skipped("mtp", "no modules")], found or results(same), settings, {"cores": 2}, ["e"]
+    )
 
 
-def test_speedup_is_the_median_of_paired_ratios_with_quartiles() -> None:
-    lines = {(one.temperature, one.line.task, one.line.method): one for one in compared(results())}
+def test_figures_have_margins_and_means_have_joint_ones() -> None:
+    lines = {(one.temperature, one.line.task, one.line.method): one for one in compared(results(noise=0.1))}
     maths, code, mean = (lines[0.0, task, "lookup"] for task in ("maths", "code", "mean"))
-    assert (maths.line.speedup, maths.spread, maths.pairs) == (2.5, Quartiles(1.75, 3.25), 4)
-    assert (code.line.speedup, code.line.efficiency) == (2.5, 1.25)  # an outlier moves neither
-    assert maths.draft_share == 0.25
-    assert (mean.line.speedup, mean.spread, mean.pairs, mean.draft_share) == (2.5, None, 8, 0.25)
+    assert maths.line.speedup == pytest.approx(4.0 / 2.1)
+    assert (maths.spread, maths.pairs, maths.draft_share) == (Quartiles(1.75, 3.25), 4, pytest.approx(0.5 / 2.1))
+    alone = maths.line.margins["speedup"]
+    assert alone == pytest.approx(2 * 0.1 / 2**0.5 * 4.0 / 2.1, rel=1e-4), "the noise of two prompts' repeats"
+    assert maths.line.margins["accept_length"] == 0.0
+    assert code.line.margins == maths.line.margins
+    assert mean.line.margins["speedup"] == pytest.approx((alone or 0.0) / 2**0.5)
+    assert (mean.spread, mean.pairs) == (None, 8)
     plain = lines[1.0, "maths", "none"]
-    assert (plain.line.speedup, plain.spread, plain.pairs, plain.draft_share) == (1.0, None, 0, 0.0)
+    assert (plain.line.speedup, plain.line.margins, plain.spread, plain.pairs) == (1.0, {}, None, 0)
     assert Quartiles.of([1.0]) is None
 
 
-def test_the_fastest_is_served_and_that_may_be_plain_decoding() -> None:
+def test_the_fastest_is_served_with_the_tree_that_was_measured() -> None:
     found = comparison()
-    assert (found.fastest, found.fastest_options) == (("lookup", 2.5), [])
-    assert found.verdict.startswith(
-        "Fastest: lookup, 2.50 times as fast as plain decoding on these prompts. That can't"
+    assert (found.fastest.name, found.fastest.faster) == ("lookup", True)
+    assert found.verdict == (
+        "Fastest: lookup, 1.90 times as fast as plain decoding on these prompts (give or take 0.00, two standard "
+        "errors)."
     )
-    believed = "Fastest: lookup, 1.55 times as fast as plain decoding on these prompts."
-    assert replace(found, results=believable()).verdict == believed
     ours = replace(found.methods[0], choice=MethodChoice("lookup", "runs/pick", "+suffix"))
-    assert replace(found, methods=[ours]).fastest_options == ["--draft-model", "runs/pick", "--method", "+suffix"]
-    slower = {key: {**each, "lookup": measured(5.0, 1, [0.8])} for key, each in results().items()}
-    plain = replace(found, results=slower)
-    assert (plain.fastest, plain.fastest_options) == (("none", 1.0), [])
+    served = ["--draft-model", "runs/pick", "--method", "+suffix", "--tree", "chain:1"]
+    assert replace(found, methods=[ours]).serve_options == served
+
+
+@pytest.mark.parametrize("seconds", [5.0, 4.0])
+def test_plain_decoding_may_be_the_fastest(seconds: float) -> None:
+    plain = comparison(found=results(seconds=seconds))
+    assert (plain.fastest.name, plain.serve_options) == ("none", [])
     assert "serve without one" in plain.verdict
-    lucky = {key: {**each, "lookup": measured(3.0, 0, [1.3])} for key, each in results().items()}
-    assert replace(found, results=lucky).fastest[0] == "none", "at accept length 1 nothing is faster"
 
 
-@pytest.mark.parametrize("ratios", [[0.9, 0.95, 1.3, 1.4], [2.0]])
-def test_a_method_that_may_be_no_faster_is_called_uncertain(ratios: list[float]) -> None:
-    """On one file is enough; a single run tells nothing about the next."""
-    found = comparison()
-    assert found.certain
-    unsure = {key: {**each, "lookup": measured(2.0, 1, ratios)} for key, each in results().items() if key[1] == "maths"}
-    doubtful = replace(found, results=believable() | unsure)
-    assert doubtful.fastest[0] == "lookup"
-    assert not doubtful.certain
-    assert "That isn't certain" in doubtful.verdict
-    assert "`eyas serve` drafts only where that pays" in doubtful.verdict
+def test_where_the_margin_leaves_it_open_the_method_with_auto_is_served() -> None:
+    """A tree of one size would go on drafting if it doesn't pay; `auto` stops."""
+    unsure = comparison(found=results(noise=0.9))
+    assert (unsure.fastest.name, unsure.fastest.faster) == ("lookup", None)
+    assert unsure.verdict.startswith("No method is certain to be faster than plain decoding here. The best measured: ")
+    assert "until then, serve without a drafter." in unsure.verdict
+    assert unsure.serve_options == []
+    auto = OpenedMethod(MethodChoice("lookup auto", method="lookup", tree="auto"), ENGINE, ENGINE, "auto", weights=1)
+    both = {key: {**each, "lookup auto": measured(2.5, 1, [])} for key, each in results(noise=0.9).items()}
+    beside = replace(unsure, methods=[*unsure.methods, auto], results=both)
+    assert beside.fastest.name == "lookup"
+    assert beside.serve_options == ["--method", "lookup", "--tree", "auto"]
+    assert "until then, lookup auto drafts only where that pays" in beside.verdict
 
 
-def test_a_speedup_above_the_accept_length_is_called_impossible() -> None:
-    lines = {one.line.task: one.line for one in comparison().lines if one.line.method == "lookup"}
-    assert (lines["maths"].efficiency, lines["mean"].impossible) == (1.25, None)
-    assert str(lines["maths"].impossible).startswith("impossible: lookup on maths, 2.50x at accept length 2.00")
+def test_a_speedup_above_the_accept_length_is_called_impossible_and_never_recommended() -> None:
+    wrong = comparison(found=results(seconds=1.0))
+    lines = {one.line.task: one.line for one in wrong.lines if one.line.method == "lookup"}
+    assert (lines["maths"].efficiency, lines["mean"].impossible) == (2.0, None)
+    assert str(lines["maths"].impossible).startswith("impossible: lookup on maths, 4.00x at accept length 2.00")
     assert impossible("x", 7.47, 2.28) is not None
     assert impossible("x", 2.3, 2.28) is None
+    assert (wrong.fastest.name, wrong.to_serve, wrong.serve_options) == ("none", None, [])
+    assert "lookup isn't ranked: impossible: lookup on maths" in wrong.verdict
+    assert wrong.as_dict()["impossible"] == ["lookup"]
     console = Console(width=200, record=True, file=StringIO())
-    console.print(comparison().table("title"))
-    assert "1.25 ?" in console.export_text()
+    console.print(wrong.table("title"))
+    assert "2.00 ?" in console.export_text()
 
 
 def test_the_tables_and_the_json_say_the_same() -> None:
@@ -108,15 +126,16 @@ def test_the_tables_and_the_json_say_the_same() -> None:
     console.print(found.table("title"))
     console.print(found.costs())
     text = console.export_text()
-    for words in ("lookup", "2.50x", "1.75-3.25", "25%", "2/2", "chain:1", "2.0", "0.5"):
+    for words in ("lookup", "1.90x ±0.00", "2.00 ±0.00", "24%", "2/2", "chain:1", "2.0", "0.5"):
         assert words in text
     report = json.loads(json.dumps(found.as_dict()))
     assert list(report) == [
         "machine", "settings", "definitions", "methods", "skipped", "lines", "samples", "stats", "equality", "fastest",
-        "verdict", "serve", "errors",
+        "certain", "impossible", "verdict", "serve", "errors",
     ]  # fmt: skip
     line = report["lines"][1]
     assert (line["method"], line["temperature"], line["speedup_quartiles"]) == ("lookup", 0.0, [1.75, 3.25])
+    assert line["margins"].keys() == {"speedup", "accept_length", "tokens_per_second"}
     assert "ttft_ms" not in line
     assert report["skipped"] == [{"name": "mtp", "reason": "no modules"}]
     assert report["stats"][1]["ratios"] == [1.0, 2.0, 3.0, 4.0]
@@ -152,6 +171,6 @@ def test_the_plot_draws_what_the_table_prints(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(figures, "_bars", bars)
     assert methods_figure(comparison().as_dict()).startswith(b"<?xml")
-    assert ("maths speedup", [2.5]) in drawn
+    assert ("maths speedup", [1.9048]) in drawn
     assert ("mean accept_length", [2.0]) in drawn
     assert len(drawn) == 2 * 3 * 2

@@ -47,6 +47,22 @@ def test_plain_and_two_trees(bench: Run, pair: Pair, tmp_path: Path) -> None:
         assert words in result.stdout
 
 
+def test_methods_are_named_as_for_generate(bench: Run, pair: Pair, tmp_path: Path) -> None:
+    file, own = tmp_path / "report.json", f"{pair.drafter.name}+suffix"
+    methods = ("--method", "ngram", "--method", own, "--method", "eagle3")
+    result = bench("--draft-model", pair.drafter, *methods, "--tree", "chain:2", "--output", file)
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    assert [line["method"] for line in report["lines"][:4]] == [
+        "none",
+        "ngram chain:2",
+        f"{own} chain:2",
+        "eagle3 chain:2",
+    ]
+    alone = bench("--method", "ngram", "--json")
+    assert [line["method"] for line in json.loads(alone.stdout)["lines"]][:2] == ["none", "chain:10"]
+
+
 def test_json_goes_to_standard_output(run: Run, pair: Pair, tmp_path: Path) -> None:
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}])
     out = tmp_path / "report.json"
@@ -75,6 +91,9 @@ def test_plain_alone_and_bad_rows(run: Run, pair: Pair, tmp_path: Path) -> None:
             for options in (("--tree", "chain:2"), ("--draft-window", "64"), ("--draft-quantize", "off"))
         ),
         (("--no-coupled",), "give --draft-model"),
+        (("--method", "magic"), "unknown method 'magic'"),
+        (("--method", "eagle3"), "--method eagle3 needs one drafter"),
+        (("--draft-model", ".", "--method", "ngram"), "no --method uses"),
         (("--output", "no/such/place/report.json"), "there is no directory no/such/place"),
         (("--temperature", -1), "--temperature -1"),
         (("--repeats", 0), "--repeats"),

@@ -97,7 +97,7 @@ def test_a_pick_slower_than_plain_is_warned_of_and_left_to_go_on_with(
     assert json.loads((pick / "config.json").read_text())["default_tree"] == "auto"
     assert "its default_tree is auto" in result.stderr
     maths, code = (f"--prompt-file {tmp_path}/{name}.jsonl" for name in ("maths", "code"))
-    assert f"--draft-model {pick} --tree auto {maths} {code}\n" in result.stderr
+    assert f"--draft-model {pick} {maths} {code}\n" in result.stderr
     following = result.stderr.split("next: eyas ")[1].split()
     assert following[:2] == ["bench", "methods"]
 

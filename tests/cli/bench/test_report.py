@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from eyas.bench.report.page import headline, render
+from eyas.bench.report.page import accept_length_section, headline, render
 from eyas.files import write_json
 
 from ...bench.offline.candidates import candidate
-from ...bench.offline.test_method_report import comparison
+from ...bench.offline.test_method_report import comparison, results
 from ...bench.report.test_page import checked
 from ...bench.serving.test_report import FOUR, ONE
 from ...bench.serving.test_report import report as served
@@ -103,7 +103,10 @@ def test_what_is_refused(run: Run, trained: Path, tmp_path: Path) -> None:
 
 
 def measured(name: str, length: float, seconds: float) -> dict[str, Any]:
-    return {"pick": name, "drafter": "run/pick", "ranked": [candidate(name, length, length, seconds=seconds).as_dict()]}
+    found = candidate(name, length, length, seconds=seconds).as_dict()
+    training = [{"name": name, "training": {"validation_accept_length": 2.34, "decoded_accept_length": 2.74}}]
+    kept = {"settings": {"tree": None}, "checkpoints": training}
+    return {"pick": name, "drafter": "pick", "ranked": [found], **kept}
 
 
 def lead(*reports: dict[str, Any] | None, methods: dict[str, Any] | None = None) -> str:
@@ -112,24 +115,26 @@ def lead(*reports: dict[str, Any] | None, methods: dict[str, Any] | None = None)
 
 def test_a_checkpoint_slower_than_plain_is_not_called_one_to_serve() -> None:
     fast, slow = (lead(measured("step-1", 2.0, seconds), None) for seconds in (5.0, 11.0))
-    assert "step-1 is the drafter to serve: 2.00 tokens a pass and 2.00 times" in fast
+    assert "step-1 is the drafter to serve" in fast
+    assert "Speedup2.00x ±0.00" in fast.replace("\n", "")
     assert "eyas serve models/target --draft-model run/pick\n" in fast + "\n"
-    assert "step-1 is not one to serve yet: 2.00 tokens a pass and 0.91 times" in slow
+    assert "step-1 is the best, but not certain to pay" in slow
+    assert "0.91 times the speed of plain decoding (give or take 0.00, two standard errors), so serving with it" in slow
     assert "--draft-model" not in slow
 
 
 def test_the_headline_speaks_of_one_measurement() -> None:
     """A checkpoint that is slow with the default tree and fast with the best one is one to serve, and nothing else."""
     text = lead(measured("step-1", 2.0, 11.0), measured("chain:1", 1.8, 6.25))
-    assert "step-1 with the draft tree chain:1 is the drafter to serve: 1.80 tokens a pass and 1.60 times" in text
-    assert "not one to serve" not in text
+    assert "step-1 with the draft tree chain:1 is the drafter to serve" in text
+    assert "not certain" not in text
     assert "0.91" not in text
     assert "eyas serve models/target --draft-model run/pick --tree chain:1" in text
-    for tile in ("Speedup1.60x", "Accept length1.80", "Tokens/s16.0", "Lossless2 of 2"):
+    for tile in ("Speedup1.60x ±0.00", "Accept length1.80 ±0.00", "Tokens/s16.0 ±0.0", "Lossless2 of 2"):
         assert tile in text.replace("\n", "")
     slow = lead(measured("step-1", 2.0, 5.0), measured("chain:1", 1.8, 11.0))
-    assert "step-1 with the draft tree chain:1 is not one to serve yet" in slow
-    assert "2.00 times" not in slow
+    assert "step-1 with the draft tree chain:1 is the best, but not certain to pay" in slow
+    assert "2.00" not in slow
 
 
 def test_where_methods_were_compared_the_headline_is_their_verdict() -> None:
@@ -141,9 +146,30 @@ def test_where_methods_were_compared_the_headline_is_their_verdict() -> None:
     )
     assert compared["verdict"] in text
     assert "eyas serve models/target --method x" in text
-    for tile in ("Speedup2.50x", "Accept length2.00", "Tokens/s20.0", "Lossless16 of 16"):
+    for tile in ("Speedup1.90x ±0.00", "Accept length2.00 ±0.00", "Tokens/s19.0 ±0.0", "Lossless16 of 16"):
         assert tile in text.replace("\n", "")
     assert "step-1" not in text
+
+
+def test_every_accept_length_says_what_it_was_measured_on() -> None:
+    """One drafter, one definition, and a row for each figure of the page."""
+    section = accept_length_section(measured("step-1", 2.0, 5.0), measured("chain:1", 1.8, 5.0), comparison().as_dict())
+    text = " ".join(checked(render("A drafter", [], [section])).text.split())
+    assert "accept length: tokens per target pass, the bonus token counted" in text
+    for row in (
+        "step-1 in training, simulated: a chain along the true answers of validation chats2.34",
+        "step-1 in training, decoded: answers to prompts of validation chats2.74",
+        "step-1, among the checkpointsits own2.00 ±0.00", "pick, with the best draft treechain:11.80 ±0.00",
+        "lookup, among the methodschain:12.00 ±0.00",
+    ):  # fmt: skip
+        assert row in text, row
+
+
+def test_a_figure_that_cannot_be_true_is_not_served() -> None:
+    text = lead(None, None, methods=comparison(found=results(seconds=1.0)).as_dict())
+    assert "No method was faster here, so serve without one. lookup isn't ranked: impossible" in text
+    assert text.strip().endswith("eyas serve models/target") or "eyas serve models/target\n" in text
+    assert "--method" not in text
 
 
 def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -> None:
@@ -158,8 +184,8 @@ def test_methods_samples_and_load_have_their_sections(run: Run, trained: Path) -
     write_json(trained / "bench" / "serve.json", {**load.as_dict(), "machine": MACHINE})
     text = " ".join(page(run, trained).split())
     for words in (
-        "Methods and acceptance by position", "lookupcode02.50x2.00100%", "what each method costs",
-        "lookupchain:12.00.525%", "Sample answers", "maths: 48/2?", "It is 24.",
+        "Methods and acceptance by position", "lookupcode01.90x ±0.002.00 ±0.00100%", "what each method costs",
+        "lookupchain:12.00.524%", "Sample answers", "maths: 48/2?", "It is 24.",
         "Concurrency", "concurrent clients", "4auto10.02.00x1002.20", "4plain5.01.00x200",
     ):  # fmt: skip
         assert words in text, words
@@ -176,7 +202,8 @@ def test_accept_length_by_data_compares_runs(run: Run, trained: Path, tmp_path: 
         ranked = [candidate(name, length, length).as_dict() for name, length in zip(names, lengths, strict=True)]
         rows = [{"name": name, "step": 10, "training": {"moment": 5.0}} for name in names]
         write_json(path / "bench" / "checkpoints.json", {
-            "ranked": ranked[::-1], "pick": names[-1], "reason": "best", "checkpoints": rows, "machine": MACHINE,
+            "ranked": ranked[::-1], "pick": names[-1], "reason": "best", "checkpoints": rows,
+            "machine": MACHINE, "settings": {"tree": None},
         })  # fmt: skip
         return path
 

@@ -14,7 +14,6 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
-from eyas.bench.offline.report import impossible
 from eyas.bench.offline.runner import MethodResult
 from eyas.types import Stats
 
@@ -32,6 +31,37 @@ WHY: dict[Criterion, str] = {
 """Criterion -> the sentence about it in the reason of a choice."""
 NOISY = 0.02
 """The least relative uncertainty of times that a reason mentions."""
+MARGIN = 2.0
+"""Standard errors in the margin that is printed beside a figure."""
+MOST_EFFICIENT = 1.05
+"""Speedup / accept length beyond which a figure can't be true: a verification pass costs at least a plain one."""
+
+
+def impossible(name: str, speedup: float | None, accept_length: float | None) -> str | None:
+    """A sentence about a speedup that can't be true; None if it can."""
+    if not speedup or not accept_length or speedup / accept_length <= MOST_EFFICIENT:
+        return None
+    return (
+        f"impossible: {name}, {speedup:.2f}x at accept length {accept_length:.2f}: no pass yields more tokens than its "
+        "accept length, so something else slowed plain decoding down. Measure again, with more --repeats"
+    )
+
+
+def faster_than_plain(speedup: float, margin: float | None) -> bool | None:
+    """Whether a speedup is above 1.0; None if its margin doesn't tell."""
+    return None if margin is None or abs(speedup - 1.0) <= margin else speedup > 1.0
+
+
+def joint_margin(margins: Sequence[float | None]) -> float | None:
+    """The margin of the mean of figures with these margins; None if one is unknown."""
+    known = [margin for margin in margins if margin is not None]
+    return sqrt(sum(margin**2 for margin in known)) / len(known) if known and len(known) == len(margins) else None
+
+
+def give_or_take(form: str, value: float, margin: float | None) -> str:
+    """A figure with its margin, as in `1.28x ±0.31`; `±?` if a single group of prompts leaves it unknown."""
+    digits = form.format(value).rstrip("x").partition(".")[2]
+    return f"{form.format(value)} ±{'?' if margin is None else f'{margin:.{len(digits)}f}'}"
 
 
 class Count(NamedTuple):
@@ -112,6 +142,22 @@ class Candidate:
         """Arithmetic mean of the tasks' figures, weighting tasks equally."""
         return fmean(score.figure(by) for score in self.tasks.values())
 
+    def margin(self, by: Criterion) -> float | None:
+        """Two standard errors of the mean; None if a task has a single group of prompts."""
+        error = uncertainty(self, None, by)
+        return None if error is None else MARGIN * error
+
+    @property
+    def possible(self) -> bool:
+        """Whether the speedup can be true on every task."""
+        scores = self.tasks.values()
+        return not any(impossible("", one.figure("speedup"), one.figure("accept_length")) for one in scores)
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether it is faster than plain decoding; None if its margin doesn't tell."""
+        return faster_than_plain(self.mean("speedup"), self.margin("speedup")) if self.possible else None
+
     @property
     def pace(self) -> float:
         """Tokens/s from accept length and the median time of a pass over all groups.
@@ -128,9 +174,11 @@ class Candidate:
         return self.mean("accept_length") / median(passes) if passes and median(passes) else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The JSON form: means over tasks, and every task's score."""
+        """The JSON form: means over tasks with their margins, and every task's score."""
         means = {name: round(self.mean(name), 4) for name in WORDS}
-        return {"name": self.name, "mean": means, "tasks": {name: s.as_dict() for name, s in self.tasks.items()}}
+        margins = {name: None if (found := self.margin(name)) is None else round(found, 4) for name in WORDS}
+        scores = {name: score.as_dict() for name, score in self.tasks.items()}
+        return {"name": self.name, "mean": means, "margin": margins, "tasks": scores}
 
     @staticmethod
     def from_dict(row: Mapping[str, Any]) -> Candidate:
@@ -139,8 +187,8 @@ class Candidate:
 
 
 def rank(candidates: Sequence[Candidate], by: Criterion) -> list[Candidate]:
-    """Sort candidates, best mean first; ties stay in the given order."""
-    return sorted(candidates, key=lambda candidate: -candidate.mean(by))
+    """Sort candidates, best mean first, those whose times can't be true last; ties stay in the given order."""
+    return sorted(candidates, key=lambda each: (by != "accept_length" and not each.possible, -each.mean(by)))
 
 
 def uncertainty(one: Candidate, other: Candidate | None, by: Criterion) -> float | None:
@@ -164,29 +212,31 @@ def tied(best: Candidate, other: Candidate, by: Criterion) -> bool:
     """Whether the difference is at most twice its standard error; equal means always tie."""
     gap = best.mean(by) - other.mean(by)
     error = uncertainty(best, other, by)
-    return gap == 0 if error is None else gap <= 2 * error
+    return gap == 0 if error is None else gap <= MARGIN * error
 
 
 def doubt(candidate: Candidate) -> str | None:
     """Why a candidate should not be served: it isn't certain to be faster than plain decoding. None if it is.
 
-    Certain means a plausible figure that is more than two standard errors above 1.0. If a task has a single group of
-    prompts, the standard error covers timing noise alone.
+    Certain means a plausible figure that is more than two standard errors above 1.0.
     """
-    speedup, error = candidate.mean("speedup"), uncertainty(candidate, None, "speedup")
-    if impossible(candidate.name, speedup, candidate.mean("accept_length")) is not None:
+    if not candidate.possible:
         return f"what was measured of {candidate.name} can't be true"
-    if error is None:
-        scores = candidate.tasks.values()
-        error = sqrt(sum((score.noise * score.figure("speedup")) ** 2 for score in scores)) / len(scores)
-    margin = 2 * error
-    if speedup - margin > 1.0:
+    if candidate.faster:
         return None
-    bars = f" (give or take {margin:.2f}, two standard errors)" if error else ""
-    measured = f"{candidate.name} decodes at {speedup:.2f} times the speed of plain decoding{bars}"
-    if speedup < 1.0:
+    measured = f"{candidate.name} decodes at {speed_words(candidate)}"
+    if candidate.faster is False:
         return f"{measured}, so serving with it is slower than without a drafter"
+    if candidate.margin("speedup") is None:
+        return f"{measured}, and a single prompt a file doesn't tell how sure that is: measure more prompts"
     return f"{measured}, which may be slower than without a drafter: more prompts or a quieter machine would tell"
+
+
+def speed_words(candidate: Candidate) -> str:
+    """Its speedup and how sure that is, in words."""
+    speedup, margin = candidate.mean("speedup"), candidate.margin("speedup")
+    bars = "" if margin is None else f" (give or take {margin:.2f}, two standard errors)"
+    return f"{speedup:.2f} times the speed of plain decoding{bars}"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.kinds import NAMES as KINDS
 from eyas.drafters.loading import local_directory
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import WITHOUT_DRAFTER, DrafterOptions, read_method
+from eyas.drafters.options import WITHOUT_DRAFTER, DrafterOptions, method_of, read_method
 from eyas.drafters.registry import kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.engine import Engine
@@ -38,6 +38,8 @@ from eyas.tree import is_auto
 
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType)
 """Types of objects that belong to the program, not to a drafter."""
+AUTO, CHAIN = "auto", 4
+"""The tree that a controller sizes, and the length of the chain that it is compared with."""
 UNITED = "+"
 """Separates the two parts of a hybrid's name."""
 
@@ -100,7 +102,13 @@ def without_drafter(opened: Sequence[OpenedMethod]) -> list[str]:
 
 def named_choices(methods: Sequence[str], drafters: Mapping[str, str]) -> list[MethodChoice]:
     """The `methods` by name: from `drafters`, without weights, or hybrids of both. Raises UsageError."""
-    return [_named(name, drafters) for name in dict.fromkeys(methods)]
+    return [_named(name, drafters) for name in dict.fromkeys(methods) if name != PLAIN]
+
+
+def unused_drafters(choices: Sequence[MethodChoice], drafters: Mapping[str, str]) -> list[str]:
+    """The names of drafters that none of the choices has."""
+    used = {choice.source for choice in choices}
+    return [name for name, source in drafters.items() if source not in used]
 
 
 def preset_choices(preset: str, drafters: Mapping[str, str]) -> tuple[list[MethodChoice], list[Skipped]]:
@@ -134,16 +142,16 @@ def _missing(drafter: str) -> str:
 def _named(name: str, drafters: Mapping[str, str]) -> MethodChoice:
     if name in drafters:
         return MethodChoice(name, drafters[name])
-    first, plus, lookup = name.partition(UNITED)
-    if first in drafters:  # a drafter's name, which needn't be that of a kind
-        read_method(f"{UNITED}{lookup}")
-        return MethodChoice(name, drafters[first], f"{UNITED}{lookup}")
-    parsed = read_method(name)
-    if parsed.alone:
+    first = name.partition(UNITED)[0]
+    if first in drafters:
+        lookup = method_of(name, first)
+        read_method(lookup)
+        return MethodChoice(name, drafters[first], lookup)
+    if read_method(name).alone:
         return MethodChoice(name, method=name)
     if len(drafters) != 1:
         raise UsageError(f"--method {name} needs one drafter: give --draft-model {first or 'NAME'}=PATH")
-    return MethodChoice(name, next(iter(drafters.values())), name if first in (*KINDS, SMALL_LM) or plus else None)
+    return MethodChoice(name, next(iter(drafters.values())), name)
 
 
 @dataclass
@@ -207,15 +215,33 @@ class MethodOpener:
     """How drafters are read and run."""
     _drafters: dict[DrafterOptions, tuple[Drafter, int]] = field(default_factory=dict)
 
-    def open(self, choices: Sequence[MethodChoice]) -> tuple[list[OpenedMethod], list[Skipped]]:
-        """All methods that can run, and why the others can't."""
+    def open(
+        self, choices: Sequence[MethodChoice], *, beside_auto: bool = False
+    ) -> tuple[list[OpenedMethod], list[Skipped]]:
+        """All methods that can run, and why the others can't.
+
+        With `beside_auto`, a method without a tree is opened twice: with a tree of one size, its own or a chain, and as
+        `NAME auto`.
+        """
         opened, skipped = list[OpenedMethod](), list[Skipped]()
         for choice in choices:
             try:
-                opened.append(self._open(choice))
+                if choice.tree is None and beside_auto:
+                    fixed = self._fixed_tree(choice)
+                    opened.append(self._open(replace(choice, tree=fixed)))
+                    if not fixed.startswith("lookahead:"):  # a method with trees of its own
+                        opened.append(self._open(replace(choice, name=f"{choice.name} {AUTO}", tree=AUTO)))
+                else:
+                    opened.append(self._open(choice))
             except EyasError as error:
                 skipped.append(Skipped(choice.name, " ".join(str(error).split())))
         return opened, skipped
+
+    def _fixed_tree(self, choice: MethodChoice) -> str:
+        """The tree that the drafter's files name, unless it is `auto`, or a chain."""
+        drafter, _ = self._drafter(self.files.of(choice.source, choice.method))
+        own = drafter.default_tree
+        return own if own is not None and not is_auto(own) else f"chain:{min(CHAIN, drafter.max_depth or CHAIN)}"
 
     def plain(self) -> dict[str, Engine]:
         """Plain decoding, which is always measured, as name -> engine."""

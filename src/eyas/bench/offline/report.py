@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean, median, quantiles
-from typing import Any, NamedTuple
+from statistics import fmean, quantiles
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 
+from eyas.bench.offline.candidates import (
+    WORDS,
+    Candidate,
+    Criterion,
+    faster_than_plain,
+    give_or_take,
+    impossible,
+    joint_margin,
+    task_score,
+)
 from eyas.bench.offline.methods import OpenedMethod, Skipped
 from eyas.bench.offline.runner import PLAIN, MethodResult
+from eyas.tree import is_auto
 from eyas.types import CONTEXT_BUCKETS
 
 DEFINITIONS = (
     "tokens/s: emitted tokens / wall time of decoding; prefill is timed separately. A group of prompts counts with its "
     "median run.",
-    "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter.",
-    "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows.",
+    "accept length: tokens per target pass, the bonus token counted (1 + accepted / passes), pooled over rows; passes "
+    "for which nothing was drafted count.",
+    "speedup: tokens/s of the method / tokens/s of `none`, plain decoding by the same code and counter, in turns.",
+    "±: two standard errors, over prompts and, for times, over repeats; ±? where a file has a single group of prompts.",
     "by context: accept length of rounds by the tokens before them (k = 1,024); shown where there are several.",
     "efficiency: speedup / accept length; 1 = verifying and drafting cost nothing.",
     "by position: of the passes that offered a draft token at that depth, the share that accepted it.",
@@ -29,18 +42,6 @@ DEFINITIONS = (
 
 MEAN = "mean"
 """The task of lines that are means over files."""
-MOST_EFFICIENT = 1.05
-"""Speedup / accept length beyond which a figure can't be true: a verification pass costs at least a plain one."""
-
-
-def impossible(name: str, speedup: float | None, accept_length: float | None) -> str | None:
-    """A sentence about a speedup that can't be true; None if it can."""
-    if not speedup or not accept_length or speedup / accept_length <= MOST_EFFICIENT:
-        return None
-    return (
-        f"impossible: {name}, {speedup:.2f}x at accept length {accept_length:.2f}: no pass yields more tokens than its "
-        "accept length, so something else slowed plain decoding down. Measure again, with more --repeats"
-    )
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class MethodLine:
     """Accept length by range of context length, for the ranges that had rounds."""
     against_plain: bool = True
     """Whether the baseline is another method that decodes plainly."""
+    margins: Mapping[Criterion, float | None] = field(default_factory=dict)
+    """Two standard errors of the figures of that name; None where one group of prompts doesn't tell, empty for plain
+    decoding and for methods timed as a client sees them."""
 
     @property
     def efficiency(self) -> float | None:
@@ -97,9 +101,17 @@ def lines_of(task: str, results: Mapping[str, MethodResult]) -> list[MethodLine]
             measured.same,
             measured.answers,
             by_context=measured.stats.accept_length_by_context,
+            margins=_margins(task, method, measured, results[PLAIN]),
         )
         for method, measured in results.items()
     ]
+
+
+def _margins(task: str, method: str, measured: MethodResult, plain: MethodResult) -> dict[Criterion, float | None]:
+    if method == PLAIN:
+        return {}
+    candidate = Candidate(method, {task: task_score(measured, plain)})
+    return {name: candidate.margin(name) for name in WORDS}
 
 
 def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
@@ -126,6 +138,7 @@ def means(lines: Sequence[MethodLine]) -> list[MethodLine]:
                 _mean([line.tpot_ms for line in mine]),
                 {name: fmean(line.by_context[name] for line in mine) for name in ranges},
                 all(line.against_plain for line in mine),
+                {name: joint_margin([line.margins.get(name) for line in mine]) for name in mine[0].margins},
             )
         )
     return made
@@ -154,8 +167,8 @@ def table_of(lines: Sequence[MethodLine], title: str) -> Table:
             line.task,
             line.method,
             f"{line.tokens_per_second:.1f}",
-            _cell(line.speedup, "{:.2f}x"),
-            _cell(line.accept_length, "{:.2f}"),
+            margin_cell(line, "speedup"),
+            margin_cell(line, "accept_length"),
             efficiency_cell(line),
             *(
                 (_cell(line.ttft_ms, "{:.1f}"), _cell(line.tpot_ms, "{:.1f}"))
@@ -174,6 +187,14 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
+def margin_cell(line: MethodLine, name: Literal["speedup", "accept_length"]) -> str:
+    """The speedup or the accept length, with its margin if it has one."""
+    value, form = getattr(line, name), "{:.2f}x" if name == "speedup" else "{:.2f}"
+    if value is None or name not in line.margins:
+        return _cell(value, form)
+    return give_or_take(form, value, line.margins[name])
+
+
 def efficiency_cell(line: MethodLine) -> str:
     """The efficiency, with a question mark if it can't be true."""
     return _cell(line.efficiency, "{:.2f}" if line.impossible is None else "{:.2f} ?")
@@ -183,6 +204,7 @@ def line_dict(line: MethodLine) -> dict[str, Any]:
     """The JSON form, rounded to four digits."""
     rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in vars(line).items()}
     del rounded["against_plain"]
+    rounded["margins"] = {name: None if one is None else round(one, 4) for name, one in line.margins.items()}
     rounded["by_context"] = {name: round(length, 4) for name, length in line.by_context.items()}
     rounded["by_position"] = [round(rate, 4) for rate in line.by_position]
     rounded["efficiency"] = None if line.efficiency is None else round(line.efficiency, 4)
@@ -211,11 +233,8 @@ def document(
 Results = Mapping[tuple[float, str], Mapping[str, MethodResult]]
 """(temperature, task) -> method -> its result."""
 
-REPLACED = "speedup:"
 COMPARISON = (
-    "speedup: median and quartiles of the paired ratios: tokens/s / tokens/s of `none`, plain decoding by the same "
-    "code and counter, in the same repeat on the same prompts.",
-    *(line for line in DEFINITIONS if not line.startswith(REPLACED)),
+    *DEFINITIONS,
     "drafting: the drafter's share of decoding time: drafting, and reading the committed tokens.",
     "weights: the drafter's memory without slots, beyond the target's own; cache: what its slots add.",
 )
@@ -243,9 +262,9 @@ class ComparedLine:
 
     temperature: float
     line: MethodLine
-    """Its speedup is the median of the paired ratios."""
     spread: Quartiles | None
-    """The quartiles of those ratios; None for a mean or for plain decoding."""
+    """The quartiles of the paired ratios: tokens/s / plain decoding's in the same repeat on the same prompts; None for
+    a mean or for plain decoding."""
     pairs: int
     """Number of paired ratios."""
     draft_share: float
@@ -283,9 +302,23 @@ def compared(results: Results) -> list[ComparedLine]:
 
 def _line(temperature: float, line: MethodLine, result: MethodResult) -> ComparedLine:
     ratios = [] if line.method == PLAIN else result.ratios
-    speedup = median(ratios) if ratios else line.speedup
-    share = result.stats.draft_share
-    return ComparedLine(temperature, replace(line, speedup=speedup), Quartiles.of(ratios), len(ratios), share)
+    return ComparedLine(temperature, line, Quartiles.of(ratios), len(ratios), result.stats.draft_share)
+
+
+class Standing(NamedTuple):
+    """A method's mean speedup over files and temperatures."""
+
+    name: str
+    speedup: float
+    margin: float | None = None
+    """Two standard errors; None if unknown."""
+    wrong: str | None = None
+    """Why a figure of it can't be true."""
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether it is faster than plain decoding; None if that isn't certain."""
+        return None if self.wrong is not None else faster_than_plain(self.speedup, self.margin)
 
 
 @dataclass(frozen=True)
@@ -319,55 +352,73 @@ class MethodComparison:
         return f"NOT all answers are plain decoding's: {', '.join(differing)}."
 
     @cached_property
-    def fastest(self) -> tuple[str, float]:
-        """The method to serve and its speedup: the best mean over files and temperatures, plain decoding included.
-
-        A speedup that can't be true counts as the accept length, its upper bound.
-        """
-        measured, counted = dict[str, list[float]](), {PLAIN: [1.0]}
-        for one in self.lines:
-            if one.line.task != MEAN and one.line.method in {each.choice.name for each in self.methods}:
-                found, most = one.line.speedup or 0.0, one.line.accept_length or 1.0
-                measured.setdefault(one.line.method, []).append(found)
-                counted.setdefault(one.line.method, []).append(found if one.line.impossible is None else most)
-        name = max(counted, key=lambda method: fmean(counted[method]))
-        return name, fmean(measured.get(name, [1.0]))
+    def standings(self) -> list[Standing]:
+        """Every method that was measured, fastest first; those with a figure that can't be true come last."""
+        found = []
+        for name in (each.choice.name for each in self.methods):
+            mine = [one.line for one in self.lines if one.line.method == name and one.line.task != MEAN]
+            if mine:
+                margin = joint_margin([line.margins.get("speedup") for line in mine])
+                wrong = next((line.impossible for line in mine if line.impossible is not None), None)
+                found.append(Standing(name, fmean(line.speedup or 0.0 for line in mine), margin, wrong))
+        return sorted(found, key=lambda one: (one.wrong is not None, -one.speedup))
 
     @property
-    def fastest_options(self) -> list[str]:
-        """The options with which `eyas serve` serves it; trees are then sized by the load."""
+    def fastest(self) -> Standing:
+        """The fastest method among those whose figures can be true, plain decoding included."""
+        return next((one for one in self.standings if one.wrong is None and one.speedup > 1.0), Standing(PLAIN, 1.0))
+
+    @cached_property
+    def to_serve(self) -> OpenedMethod | None:
+        """The method to serve, with the tree that was measured; None for plain decoding.
+
+        The fastest if it is certain to be faster than plain decoding; else the fastest of those with `auto`, which
+        drafts only where that pays.
+        """
+        opened = {each.choice.name: each for each in self.methods}
+        if self.fastest.name == PLAIN or self.fastest.faster:
+            return opened.get(self.fastest.name)
+        may = (opened[one.name] for one in self.standings if one.wrong is None and one.speedup > 1.0)
+        return next((each for each in may if is_auto(each.tree)), None)
+
+    @property
+    def serve_options(self) -> list[str]:
+        """The options with which `eyas serve` serves what was measured."""
         if self.to_serve is None:
             return []
         choice = self.to_serve.choice
         drafter = [] if choice.source is None else ["--draft-model", choice.source]
-        return [*drafter, *([] if choice.method is None else ["--method", choice.method])]
-
-    @property
-    def to_serve(self) -> OpenedMethod | None:
-        """The fastest method; None if that is plain decoding."""
-        return next((each for each in self.methods if each.choice.name == self.fastest[0]), None)
-
-    @property
-    def certain(self) -> bool:
-        """Whether three quarters of the fastest method's runs, on every file, were faster than plain decoding."""
-        spreads = [one.spread for one in self.lines if one.line.method == self.fastest[0] and one.line.task != MEAN]
-        return all(spread is not None and spread.lower > 1.0 for spread in spreads)
+        method = [] if choice.method is None else ["--method", choice.method]
+        return [*drafter, *method, "--tree", self.to_serve.tree]
 
     @property
     def verdict(self) -> str:
-        """Which method to serve, in a sentence or two."""
-        name, speedup = self.fastest
-        if name == PLAIN:
-            return "Fastest: plain decoding. No method was faster here, so serve without one."
-        found = f"Fastest: {name}, {speedup:.2f} times as fast as plain decoding on these prompts."
-        if any(one.line.impossible is not None for one in self.lines if one.line.method == name):
-            return f"{found} That can't be true, as no pass yields more tokens than its accept length: measure again."
-        if self.certain:
-            return found
-        return (
-            f"{found} That isn't certain: for that, three quarters of its runs on every file must be faster. "
-            "`eyas serve` drafts only where that pays; more prompts or a quieter machine would tell."
+        """Which method is fastest, how sure that is, and what to serve, in a few sentences."""
+        best = self.fastest
+        wrong = [f"{one.name} isn't ranked: {one.wrong}." for one in self.standings if one.wrong is not None]
+        if best.name == PLAIN:
+            unclear = [one.name for one in self.standings if one.wrong is None and one.faster is None]
+            if not unclear:
+                return " ".join(["Fastest: plain decoding. No method was faster here, so serve without one.", *wrong])
+            unsure = (
+                "No method measured faster than plain decoding here, so serve without one. The margins of "
+                f"{', '.join(unclear)} leave that open: more prompts or a quieter machine would tell."
+            )
+            return " ".join([unsure, *wrong])
+        bars = "one prompt a file: there is no telling how sure that is"
+        if best.margin is not None:
+            bars = f"give or take {best.margin:.2f}, two standard errors"
+        found = f"{best.name}, {best.speedup:.2f} times as fast as plain decoding on these prompts ({bars})."
+        if best.faster:
+            return " ".join([f"Fastest: {found}", *wrong])
+        advice = "serve without a drafter"
+        if self.to_serve is not None:
+            advice = f"{self.to_serve.choice.name} drafts only where that pays"
+        unsure = (
+            f"No method is certain to be faster than plain decoding here. The best measured: {found} More prompts or a "
+            f"quieter machine would tell; until then, {advice}."
         )
+        return " ".join([unsure, *wrong])
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: figures, and the counts they came from."""
@@ -385,16 +436,18 @@ class MethodComparison:
                 for name, one in measured.items()
             ],
             "equality": self.equality,
-            "fastest": self.fastest[0],
+            "fastest": self.fastest.name,
+            "certain": bool(self.fastest.faster),
+            "impossible": [one.name for one in self.standings if one.wrong is not None],
             "verdict": self.verdict,
-            "serve": self.fastest_options,
+            "serve": self.serve_options,
             "errors": list(self.errors),
         }
 
     def table(self, title: str) -> Table:
         """The figures for a terminal."""
         table = Table("file", "T", "method", title=title)
-        for name in ("tokens/s", "speedup", "quartiles", "accept length", "efficiency", "drafting"):
+        for name in ("tokens/s", "speedup", "accept length", "efficiency", "drafting"):
             table.add_column(name, justify="right")
         table.add_column("by position")
         table.add_column("identical", justify="right")
@@ -405,9 +458,8 @@ class MethodComparison:
                 f"{one.temperature:g}",
                 line.method,
                 f"{line.tokens_per_second:.1f}",
-                "" if line.speedup is None else f"{line.speedup:.2f}x",
-                "" if one.spread is None else f"{one.spread.lower:.2f}-{one.spread.upper:.2f}",
-                "" if line.accept_length is None else f"{line.accept_length:.2f}",
+                margin_cell(line, "speedup"),
+                margin_cell(line, "accept_length"),
                 efficiency_cell(line),
                 f"{one.draft_share:.0%}",
                 " ".join(f"{rate:.2f}" for rate in line.by_position),

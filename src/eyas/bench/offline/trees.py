@@ -18,8 +18,16 @@ from typing import Any, NamedTuple
 import yaml
 from rich.table import Table
 
-from eyas.bench.offline.candidates import Candidate, Criterion, Selection, choose, rank, task_score
-from eyas.bench.offline.report import impossible
+from eyas.bench.offline.candidates import (
+    Candidate,
+    Criterion,
+    Selection,
+    choose,
+    give_or_take,
+    impossible,
+    rank,
+    task_score,
+)
 from eyas.bench.offline.runner import PLAIN, Advance, Measure, Plan, Task, measure
 from eyas.drafters.base import Drafter
 from eyas.engine import Engine
@@ -32,6 +40,8 @@ from eyas.types import SamplingParams
 
 FEW = ((3,), (4,), (8,), (1, 2, 3, 5))
 """Depths, top_ks, nodes and chains (as in `grid`) of the few trees to try with a new checkpoint."""
+FINALISTS = 3
+"""Finalists among the few trees."""
 FACTOR = 3
 """A rung keeps one setting in three, and gives each three times the prompts."""
 
@@ -98,6 +108,15 @@ def rungs(settings: int, groups: int, *, coarse: int, finalists: int) -> list[Ru
     return [*plan, Rung(left, groups)]
 
 
+def sweep_runs(settings: int, groups: Sequence[int], repeats: int, *, coarse: int, finalists: int) -> int:
+    """Number of group runs of a search, plain decoding's included; `groups`: of each task."""
+    total, plan = 0, rungs(settings, max(groups), coarse=coarse, finalists=finalists)
+    for number, rung in enumerate(plan, start=1):
+        measured = sum(min(rung.groups, each) for each in groups)
+        total += measured * (rung.settings + 1) * (repeats if number == len(plan) else 1)
+    return total
+
+
 @dataclass(frozen=True)
 class Pass:
     """A measured rung and the scores of its settings."""
@@ -133,11 +152,10 @@ class TreeSweep:
     @property
     def work(self) -> int:
         """Number of group runs needed, plain decoding's included."""
-        total = 0
-        for number, rung in enumerate(self.rungs, start=1):
-            groups = sum(min(rung.groups, len(task.groups)) for task in self.tasks)
-            total += groups * (rung.settings + 1) * (self.plan.repeats if number == len(self.rungs) else 1)
-        return total
+        return sweep_runs(
+            len(self.settings), [len(task.groups) for task in self.tasks], self.plan.repeats,
+            coarse=self.coarse, finalists=self.finalists,
+        )  # fmt: skip
 
     def run(self, advance: Advance = lambda: None) -> Selection:
         """Run all passes; the choice is among the finalists, by the last pass alone."""
@@ -220,8 +238,8 @@ class TreeReport:
                 mark,
                 candidate.name,
                 f"{candidate.mean('tokens_per_second'):.1f}",
-                f"{speedup:.2f}x",
-                f"{length:.2f}",
+                give_or_take("{:.2f}x", speedup, candidate.margin("speedup")),
+                give_or_take("{:.2f}", length, candidate.margin("accept_length")),
                 f"{speedup / length:.2f}{' ?' if impossible(candidate.name, speedup, length) else ''}"
                 if length
                 else "",
@@ -256,6 +274,7 @@ def write_default_tree(drafter: Path, tree: str) -> None:
 
 METRICS = ("loss", "validation_loss", "validation_accept_length", "decoded_accept_length")
 """A run's logged metrics: training and validation loss; accept length, simulated and decoded."""
+_VALIDATED = ("decoded_accept_length", "validation_accept_length")
 Record = dict[str, Any]
 """A line of a run's metrics.jsonl."""
 
@@ -313,15 +332,21 @@ class CheckpointReport:
 
 
 def _columns(tasks: Sequence[str]) -> list[str]:
-    names = [f"{task}: accept length, speedup" for task in tasks]
-    return [*names, *(["mean: accept length, speedup"] if len(tasks) > 1 else [])]
+    names = [*tasks, *(["mean"] if len(tasks) > 1 else [])]
+    return [f"{name}: {figure}" for name in names for figure in ("accept length", "speedup")]
 
 
 def _figures(candidate: Candidate, tasks: Sequence[str]) -> list[str]:
-    scores = [candidate.tasks[task] for task in tasks]
-    cells = [f"{score.figure('accept_length'):.2f} {score.figure('speedup'):.2f}x" for score in scores]
-    mean = f"{candidate.mean('accept_length'):.3f} {candidate.mean('speedup'):.2f}x"
-    return [*cells, *([mean] if len(tasks) > 1 else [])]
+    """The accept length and the speedup of every task, and their means, with their margins."""
+    each = [Candidate(candidate.name, {task: candidate.tasks[task]}) for task in tasks]
+    return [
+        give_or_take(form, one.mean(by), one.margin(by))
+        for one in (*each, *([candidate] if len(tasks) > 1 else []))
+        for by, form in _SHOWN
+    ]
+
+
+_SHOWN: tuple[tuple[Criterion, str], ...] = (("accept_length", "{:.2f}"), ("speedup", "{:.2f}x"))
 
 
 @dataclass(frozen=True)
@@ -353,6 +378,16 @@ class TrainingRun:
                 "one directory step-N each"
             )
         return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    def best(self, count: int) -> set[str]:
+        """The names of the `count` checkpoints that did best in validation, the latest of equals."""
+
+        def validated(checkpoint: RunCheckpoint) -> tuple[float, int]:
+            found = self.at(checkpoint.step, _VALIDATED)
+            return next((found[name] for name in _VALIDATED if name in found), 0.0), checkpoint.step
+
+        ranked = sorted(self.checkpoints, key=validated, reverse=True)
+        return {checkpoint.name for checkpoint in ranked[:count]}
 
     @cached_property
     def records(self) -> list[Record]:

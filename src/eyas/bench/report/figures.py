@@ -240,7 +240,7 @@ def _frame(x: int, y: int) -> Any:
 def methods_figure(content: Mapping[str, Any]) -> bytes:
     """An SVG of a comparison of methods: speedup and accept length by file, acceptance by position, by temperature.
 
-    Whiskers are the quartiles of the paired ratios. `content` is `MethodComparison.as_dict()`.
+    Whiskers are two standard errors. `content` is `MethodComparison.as_dict()`.
     """
     heats = content["settings"]["temperatures"]
     names = [method["method"] for method in content["methods"]]
@@ -273,19 +273,15 @@ def methods_figure(content: Mapping[str, Any]) -> bytes:
 
 
 def _bars(axes: Any, lines: Sequence[Mapping[str, Any]], name: str, number: int, tasks: Sequence[str]) -> None:
-    """Draw one file's bars (`tasks[number]`), one for each method; speedups get their quartiles as whiskers."""
+    """Draw one file's bars (`tasks[number]`), one for each method; with their margins as whiskers."""
     height = 0.8 / len(tasks)
     y = [index - 0.4 + height * (number + 0.5) for index in range(len(lines))]
     values = [line[name] or 0.0 for line in lines]
     axes.barh(y, values, height=0.9 * height, color=_colours(len(tasks))[number], label=tasks[number])
+    margins = [line.get("margins", {}).get(name) or 0.0 for line in lines]
+    axes.errorbar(values, y, xerr=margins, fmt="none", ecolor=GREY, elinewidth=1)
     if name == "speedup":
-        spreads = [line["speedup_quartiles"] or (value, value) for line, value in zip(lines, values, strict=True)]
-        errors = [
-            [max(0.0, value - least) for (least, _), value in zip(spreads, values, strict=True)],
-            [max(0.0, most - value) for (_, most), value in zip(spreads, values, strict=True)],
-        ]
-        axes.errorbar(values, y, xerr=errors, fmt="none", ecolor=GREY, elinewidth=1)
-        for value, at, over in zip(values, y, errors[1], strict=True):
+        for value, at, over in zip(values, y, margins, strict=True):
             axes.annotate(
                 f"{value:.2f}", (value + over, at), (4, 0), textcoords="offset points", fontsize=6, va="center"
             )

@@ -14,8 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import eyas
-from eyas.bench.offline.candidates import Candidate, doubt
-from eyas.bench.offline.report import MEAN, training_words
+from eyas.bench.offline.candidates import WORDS, Candidate, Criterion, doubt, give_or_take, joint_margin
+from eyas.bench.offline.report import DEFINITIONS, MEAN, training_words
+from eyas.bench.offline.runner import PLAIN
 from eyas.bench.offline.trees import METRICS, TrainingRun
 from eyas.bench.report.figures import (
     checkpoint_figure,
@@ -143,6 +144,9 @@ def _number(text: str) -> bool:
 
 
 Report = Mapping[str, Any]
+ACCEPT_LENGTH, SPEEDUP = (
+    next(line for line in DEFINITIONS if line.startswith(f"{name}:")) for name in ("accept length", "speedup")
+)
 
 
 class Learnt(NamedTuple):
@@ -176,47 +180,100 @@ def headline(
     doubted = doubt(best)
     name = checkpoints["pick"] if checkpoints is not None else Path(report["drafter"]).name
     tree = "" if trees is None else f" with the draft tree {best.name}"
-    role = "is the drafter to serve" if doubted is None else "is not one to serve yet"
-    speedup, length, tasks = best.mean("speedup"), best.mean("accept_length"), ", ".join(best.tasks)
+    role = "is the drafter to serve" if doubted is None else "is the best, but not certain to pay"
+    tasks = ", ".join(best.tasks)
     counts = [sum(getattr(score, name) for score in best.tasks.values()) for name in ("same", "answers")]
     command = ["eyas", "serve", target]
     if doubted is None:
         command += ["--draft-model", str(drafter), *(("--tree", best.name) if trees is not None else ())]
+    figures: dict[Criterion, Shown] = {by: (best.mean(by), best.margin(by)) for by in WORDS}
     return [
-        Text(
-            f"{name}{tree} {role}: {length:.2f} tokens a pass and {speedup:.2f} times the speed of plain decoding, "
-            f"mean over {tasks}."
-        ),
-        _tiles(speedup, length, best.mean("tokens_per_second"), tasks, counts, "answers"),
-        *([] if doubted is None else [Text(f"{doubted}.")]),
+        Text(f"{name}{tree} {role}: mean over {tasks}. {f'{doubted}.' if doubted else ''}"),
+        _tiles(figures, tasks, counts, "answers"),
         Text("Serve it:" if doubted is None else "Until then, serve the target alone:"),
         ShellCommand(shlex.join(command)),
     ]
 
 
-def _tiles(speedup: float, length: float, speed: float, tasks: str, counts: Sequence[int], answers: str) -> Tiles:
+Shown = tuple[float, float | None]
+"""A figure and its margin."""
+
+
+def _tiles(figures: Mapping[Criterion, Shown], tasks: str, counts: Sequence[int], answers: str) -> Tiles:
     """The headline figures; `counts`: answers equal to plain decoding's, and all answers."""
     return Tiles(
         (
-            ("Speedup", f"{speedup:.2f}x", "of plain decoding, interleaved with it"),
-            ("Accept length", f"{length:.2f}", "tokens a pass of the target"),
-            ("Tokens/s", f"{speed:.1f}", f"on {tasks}"),
+            ("Speedup", give_or_take("{:.2f}x", *figures["speedup"]), "of plain decoding, in turns with it"),
+            ("Accept length", give_or_take("{:.2f}", *figures["accept_length"]), "tokens a pass of the target"),
+            ("Tokens/s", give_or_take("{:.1f}", *figures["tokens_per_second"]), f"on {tasks}"),
             ("Lossless", f"{counts[0]} of {counts[1]}", f"{answers} equal to plain decoding's"),
         )
     )
 
 
 def _fastest(methods: Report, target: str) -> list[Block]:
-    """The verdict of a comparison of methods, the fastest method's figures, and the command that serves it."""
+    """The verdict of a comparison of methods, the best method's figures, and the command that serves what it says."""
     answers = [line for line in methods["lines"] if line["task"] != MEAN]
     lines = [line for line in answers if line["method"] == methods["fastest"]]
-    names = ("speedup", "accept_length", "tokens_per_second")
-    speedup, length, speed = (fmean(line[name] or 0.0 for line in lines) for name in names)
     tasks = ", ".join(dict.fromkeys(line["task"] for line in lines))
     counts = [sum(line[name] for line in answers) for name in ("same", "answers")]
-    tiles = _tiles(speedup, length or 1.0, speed, tasks, counts, "answers of all methods")
+    blocks: list[Block] = [Text(methods["verdict"])]
+    if methods["fastest"] != PLAIN:
+        figures = {by: _joint(lines, by) for by in WORDS}
+        blocks.append(_tiles(figures, tasks, counts, "answers of all methods"))
     command = shlex.join(["eyas", "serve", target, *methods["serve"]])
-    return [Text(methods["verdict"]), tiles, Text("Serve it:"), ShellCommand(command)]
+    serve = "Serve it:" if methods.get("certain") else "Until more is known, serve:"
+    return [*blocks, Text(serve), ShellCommand(command)]
+
+
+def _joint(lines: Sequence[Report], by: str) -> Shown:
+    """The mean of a figure over lines, with its margin."""
+    return fmean(line[by] or 0.0 for line in lines), joint_margin([line.get("margins", {}).get(by) for line in lines])
+
+
+def accept_length_section(checkpoints: Report | None, trees: Report | None, methods: Report | None) -> Section:
+    """Every accept length of the report side by side, after its definition: why one drafter has several."""
+    rows: list[tuple[str, str, str]] = []
+    if checkpoints is not None:
+        best = Candidate.from_dict(checkpoints["ranked"][0])
+        training = next(row["training"] for row in checkpoints["checkpoints"] if row["name"] == best.name)
+        for metric, words in _IN_TRAINING.items():
+            if metric in training:
+                rows.append((f"{best.name} {words}", "", f"{training[metric]:.2f}"))
+        rows.append(_measured(best, f"{best.name}, among the checkpoints", checkpoints["settings"]["tree"]))
+    if trees is not None:
+        best = Candidate.from_dict(trees["ranked"][0])
+        rows.append(_measured(best, f"{trees['drafter']}, with the best draft tree", best.name))
+    if methods is not None:
+        grown = {method["method"]: method["tree"] for method in methods["methods"]}
+        for name, tree in grown.items():
+            lines = [line for line in methods["lines"] if line["method"] == name and line["task"] != MEAN]
+            length, margin = _joint(lines, "accept_length")
+            rows.append((f"{name}, among the methods", tree, give_or_take("{:.2f}", length, margin)))
+    return Section(
+        "Accept length: one definition, and what each figure was measured on",
+        [
+            Text(ACCEPT_LENGTH),
+            Text(
+                "So a drafter has another accept length with each tree and on other prompts. Trees sized by auto draft "
+                "nothing where that doesn't pay, and such passes yield one token each. Figures from training are on "
+                "validation chats, without a margin. ±: two standard errors over prompts; ±?: one group of prompts."
+            ),
+            DataTable(("figure", "tree", "accept length"), rows),
+        ],
+    )
+
+
+_IN_TRAINING = {
+    "validation_accept_length": "in training, simulated: a chain along the true answers of validation chats",
+    "decoded_accept_length": "in training, decoded: answers to prompts of validation chats",
+}
+"""A metric of training -> what it is measured on."""
+
+
+def _measured(candidate: Candidate, words: str, tree: str | None) -> tuple[str, str, str]:
+    figure = give_or_take("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
+    return words, tree or "its own", figure
 
 
 def trained_section(run: TrainingRun, drafter: Report) -> Section:
@@ -326,13 +383,10 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
     rows = []
     for row in report["checkpoints"]:
         candidate = ranked[row["name"]]
-        figures = [
-            f"{candidate['tasks'][task]['accept_length']:.2f} / {candidate['tasks'][task]['speedup']:.2f}x"
-            for task in tasks
-        ]
+        whole = Candidate.from_dict(candidate)
+        figures = [_length_and_speed(Candidate(whole.name, {task: whole.tasks[task]})) for task in tasks]
         metrics = [f"{row['training'][metric]:.3f}" if metric in row["training"] else "" for metric in shown]
-        mean = f"{candidate['mean']['accept_length']:.3f} / {candidate['mean']['speedup']:.2f}x"
-        rows.append((row["name"], *metrics, *figures, mean))
+        rows.append((row["name"], *metrics, *figures, _length_and_speed(whole)))
     chosen = [row["name"] for row in report["checkpoints"]].index(report["pick"])
     headers = ("checkpoint", *(metric.replace("_", " ") for metric in shown), *tasks, "mean")
     return Section(
@@ -340,10 +394,20 @@ def checkpoint_section(run: TrainingRun, report: Report) -> Section:
         [
             Text(f"Pick: {report['reason']}"),
             Image(checkpoint_figure(run, report), "Training metrics, accept length and speedup on one time axis."),
-            DataTable(headers, rows, caption="accept length / speedup over plain decoding", marked=[chosen]),
+            DataTable(
+                headers,
+                rows,
+                caption="accept length / speedup over plain decoding, ± two standard errors",
+                marked=[chosen],
+            ),
             *_warning(report),
         ],
     )
+
+
+def _length_and_speed(candidate: Candidate) -> str:
+    length = give_or_take("{:.2f}", candidate.mean("accept_length"), candidate.margin("accept_length"))
+    return f"{length} / {give_or_take('{:.2f}x', candidate.mean('speedup'), candidate.margin('speedup'))}"
 
 
 def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
@@ -369,16 +433,19 @@ def learning_section(runs: Sequence[tuple[str, Sequence[Learnt]]]) -> Section:
     )
 
 
+_OF_TREES: tuple[tuple[Criterion, str], ...] = (
+    ("tokens_per_second", "{:.1f}"), ("speedup", "{:.2f}x"), ("accept_length", "{:.2f}"),
+)  # fmt: skip
+
+
 def tree_section(report: Report) -> Section:
     """The heat map of draft trees and its finalists."""
     rows = [
         (
-            candidate["name"],
-            f"{candidate['mean']['tokens_per_second']:.1f}",
-            f"{candidate['mean']['speedup']:.2f}x",
-            f"{candidate['mean']['accept_length']:.2f}",
+            candidate.name,
+            *(give_or_take(form, candidate.mean(by), candidate.margin(by)) for by, form in _OF_TREES),
         )
-        for candidate in report["ranked"]
+        for candidate in map(Candidate.from_dict, report["ranked"])
     ]
     return Section(
         "Draft trees",
@@ -400,8 +467,8 @@ def methods_section(report: Report) -> Section:
     """The comparison of methods: speedup, accept length, and acceptance rate by draft position."""
     rows = [
         (
-            line["method"], line["task"], f"{line['temperature']:g}", f"{line['speedup']:.2f}x",
-            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+            line["method"], line["task"], f"{line['temperature']:g}", _beside(line, "speedup", "{:.2f}x"),
+            "" if line["accept_length"] is None else _beside(line, "accept_length", "{:.2f}"),
             " / ".join(f"{rate:.0%}" for rate in line["by_position"]),
         )
         for line in report["lines"]
@@ -417,6 +484,12 @@ def methods_section(report: Report) -> Section:
             *_warning(report),
         ],
     )
+
+
+def _beside(line: Report, name: str, form: str) -> str:
+    """A figure of a line with its margin, if it has one."""
+    margins = line.get("margins", {})  # missing in reports of earlier versions
+    return give_or_take(form, line[name], margins[name]) if name in margins else form.format(line[name])
 
 
 def _costs(report: Report) -> DataTable:
@@ -441,7 +514,7 @@ def sample_section(samples: Sequence[Report]) -> Section:
     """One prompt from each file and the target's answer, which is the same with any drafter."""
     blocks: list[Block] = []
     for sample in samples:
-        blocks.append(Text(f"{sample['task']}: {sample['prompt'] or '(token ids)'}", faint=True))
+        blocks.append(Text(f"{sample['task']}: {sample['prompt']}", faint=True))
         blocks.append(Text(sample["answer"]))
     return Section("Sample answers", blocks)
 
@@ -482,11 +555,11 @@ def provenance_section(drafter: Report, machine: Report, recipe: Report) -> Sect
     return Section("Machine and provenance", [*blocks, Json("the recipe", recipe)])
 
 
-WORDS = Section(
+GLOSSARY = Section(
     "Words",
     [
-        Text("accept length: tokens per target pass, including the target's own token."),
-        Text("speedup: tokens/s divided by plain decoding's; the same code runs both, interleaved."),
+        Text(ACCEPT_LENGTH),
+        Text(SPEEDUP),
         Text("simulated: from teacher-forced validation; decoded: from generating answers to prompts."),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
@@ -52,6 +53,13 @@ def bench(
     servers: MeasuredEndpointOptions,
     given: Given,
     draft_model: Annotated[list[str], Option(help=f"A drafter: {A_DRAFTER}; may be repeated.")] = [],  # noqa: B006
+    method: Annotated[
+        list[str],
+        Option(
+            help="ngram, suffix, lookahead, mtp: draft without a drafter; else the kind that the drafter must be, or "
+            "with a lookup as in eagle3+suffix or +suffix; may be repeated (default: what each drafter is)."
+        ),
+    ] = [],  # noqa: B006
     tree: Trees = [],  # noqa: B006  # typer copies defaults
     coupled: Coupled = None,
     json: Json = False,
@@ -69,8 +77,10 @@ def bench(
         eyas bench --model MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
         eyas bench FILE.gguf --draft-model DRAFTER --tree chain:3 --tree auto --prompt-file prompts.jsonl
     """
-    if not draft_model and (tree or coupled is not None or files != LoadedDrafterOptions()):
-        raise UsageError("--tree, --coupled and how a drafter is loaded are about drafting: give --draft-model")
+    if not draft_model and not method and (tree or coupled is not None or files != LoadedDrafterOptions()):
+        raise UsageError(
+            "--tree, --coupled and how a drafter is loaded are about drafting: give --draft-model or --method"
+        )
     check_endpoints(servers, target.model, given)
     params = sampling_params(sampling)
     check_output(output_)
@@ -79,7 +89,7 @@ def bench(
     loading = None if target.model is None else target.of(target.model)
     if loading is not None:
         loading.check()
-    drafters = {name: files.of(name) for name in draft_model}
+    drafters = _drafters(files, draft_model, method)
     for each in drafters.values():
         each.check()
     from eyas.bench.offline.runner import Plan, read_tasks
@@ -92,7 +102,7 @@ def bench(
         shared = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
         engines = _engines(session, drafters, tree, shared)
         settings = settings_of(loading, session.target, measuring, params)
-        settings |= {"drafters": draft_model, "coupled": shared.coupled}
+        settings |= {"drafters": draft_model, "methods": method, "coupled": shared.coupled}
         settings |= {name: value for name, value in vars(files).items() if name in _HOW and value is not None}
         what = f"{target.model}, {settings['weights']}, {what}"
     plan = Plan(measuring.repeats, measuring.warmup)
@@ -110,6 +120,21 @@ def bench(
         for line in (*report["definitions"], *(_mean_shape(name, state) for name, state in snapshots.items())):
             console.print(line)
     return finish(report["machine"], report["errors"])
+
+
+def _drafters(files: LoadedDrafterOptions, sources: Sequence[str], methods: Sequence[str]) -> dict[str, DrafterOptions]:
+    """What drafts, by name: every drafter as it is, or with each of the methods. Raises UsageError."""
+    from eyas.bench.offline.methods import named_choices, unused_drafters
+
+    if not methods:
+        return {source: files.of(source) for source in sources}
+    named = {Path(source).name: source for source in sources}
+    choices = named_choices(methods, named)
+    if unused := unused_drafters(choices, named):
+        raise UsageError(
+            f"--draft-model {named[unused[0]]}: no --method uses it; add --method {unused[0]}, or leave it out"
+        )
+    return {choice.name: files.of(choice.source, choice.method) for choice in choices}
 
 
 _HOW = ("draft_window", "draft_quantize")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,9 +23,19 @@ from eyas.cli.common.measuring import (
     settings_of,
     target_here,
     warn_of,
+    within,
     write_report,
 )
-from eyas.cli.common.options import Coupled, Json, MeasureOptions, ReportFile, RuntimeOptions, SamplingOptions
+from eyas.cli.common.options import (
+    Coupled,
+    Json,
+    MeasureOptions,
+    Minutes,
+    ReportFile,
+    RuntimeOptions,
+    SamplingOptions,
+    as_typed,
+)
 from eyas.cli.common.verb import keeping
 from eyas.drafters.options import DrafterOptions
 from eyas.errors import DataError, UsageError
@@ -33,6 +44,7 @@ from eyas.tables import show_table
 from eyas.tree.spec import read_tree
 
 if TYPE_CHECKING:
+    from eyas.bench.offline.budget import Size
     from eyas.bench.offline.candidates import Selection
     from eyas.bench.offline.drafters import DrafterBench
     from eyas.bench.offline.trees import CheckpointReport, TrainingRun, TreeReport
@@ -57,6 +69,7 @@ def checkpoints(
         Literal["accept_length", "speedup"],
         Option(help="The deciding metric. Accept length is counted, so it has no timing noise."),
     ] = "accept_length",
+    minutes: Minutes = None,
     together: Annotated[int, Option(min=1, help="Checkpoints held in memory and measured in turns.")] = 6,
     write: Annotated[bool, Option("--write", help="Copy the pick, with its tree, to RUN/pick.")] = False,
     json: Json = False,
@@ -82,6 +95,8 @@ def checkpoints(
         read_tree(tree)
     check_output(output_)
     shared = cluster.check(run)
+    if shared and minutes is not None:
+        raise UsageError("--minutes goes by this machine's speed: leave out --on, or give --limit and --repeats")
     check_device(None if shared else runtime.device)
     if model is not None:
         target_here(runtime.of(model), shared).check()
@@ -98,6 +113,14 @@ def checkpoints(
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     session = open_session(target_here(target, shared))
     options = EngineOptions(tree, coupled is not False, batch_size=measuring.batch_size)
+    measuring, kept = within(
+        minutes, measuring, partial(session.engine, None, replace(options, tree=None)), params, tasks,
+        partial(_runs, tasks=len(tasks), searches=tree is None, together=together), len(drafters),
+    )  # fmt: skip
+    if kept < len(drafters):
+        promising = trained.best(kept)
+        drafters = {name: path for name, path in drafters.items() if name in promising}
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     settings = settings_of(target, session.target, measuring, params) | {"tree": tree, "coupled": options.coupled}
     prompts = {task.name: file_hash(task.file) for task in tasks}
     make = MeasuringMaker(target, {name: (DrafterOptions(path), tree) for name, path in drafters.items()}, options)
@@ -127,10 +150,21 @@ def checkpoints(
         _write_pick(best, run / "pick", decided, tree)
     code, prompt_files = finish(report.machine, errors), prompt_options(measuring)
     if write:
-        next_step("bench", "methods", target.model, "--draft-model", run / "pick", "--tree", "auto", *prompt_files)
+        next_step("bench", "methods", target.model, *as_typed(runtime), "--draft-model", run / "pick", *prompt_files)
     else:
-        next_step("bench", "checkpoints", run, *prompt_files, "--write")
+        next_step("bench", "checkpoints", run, *as_typed(runtime), *prompt_files, "--write")
     return code
+
+
+def _runs(size: Size, *, tasks: int, searches: bool, together: int) -> int:
+    """Runs of a group of prompts that measuring checkpoints of this size takes, and the search for a tree after it."""
+    from eyas.bench.offline.trees import FEW, FINALISTS, grid, sweep_runs
+
+    plain = -(-size.candidates // together)  # in turns with every batch of checkpoints
+    total = (size.candidates + plain) * tasks * size.groups * size.repeats
+    if searches:
+        total += sweep_runs(len(grid(*FEW)), [size.groups] * tasks, size.repeats, coarse=2, finalists=FINALISTS)
+    return total
 
 
 def _key(settings: Mapping[str, Any], session: Session, workers: CrewMeasure | None) -> dict[str, Any]:
@@ -184,7 +218,7 @@ def _trees(
     bench: DrafterBench, picked: Path, settings: Mapping[str, Any], cluster: ClusterOptions | None, make: MeasuringMaker
 ) -> TreeReport:
     """Measure a few trees for the picked checkpoint on the same prompts; with a cluster, its workers measure."""
-    from eyas.bench.offline.trees import FEW, TreeReport, TreeSweep, grid, tree_engines
+    from eyas.bench.offline.trees import FEW, FINALISTS, TreeReport, TreeSweep, grid, tree_engines
 
     tried, drafter = grid(*FEW), DrafterOptions(picked)
     engines = tree_engines(bench.session, bench.session.drafter(drafter), tried, bench.options)
@@ -194,7 +228,7 @@ def _trees(
             methods: dict[str, tuple[DrafterOptions, str | None]] = {one.name: (drafter, one.name) for one in tried}
             each = replace(make, methods=methods)
             workers = stack.enter_context(measured_on(cluster, each, bench.session.target))
-        sweep = TreeSweep(engines, tried, bench.tasks, bench.params, bench.plan, finalists=3, measure=workers)
+        sweep = TreeSweep(engines, tried, bench.tasks, bench.params, bench.plan, finalists=FINALISTS, measure=workers)
         choice = sweep.run(stack.enter_context(row_bar(sweep.work)))
     return TreeReport(picked.name, tried, sweep.passes, choice, settings, machine_of(workers), [])
 

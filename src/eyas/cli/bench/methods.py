@@ -15,8 +15,10 @@ from eyas.cli.common.measuring import (
     check_output,
     finish,
     note_impossible,
+    prompt_options,
     read_temperatures,
     settings_of,
+    within,
     write_report,
 )
 from eyas.cli.common.options import (
@@ -25,9 +27,11 @@ from eyas.cli.common.options import (
     LoadedDrafterOptions,
     MaxNewTokens,
     MeasureOptions,
+    Minutes,
     ReportFile,
     SamplingOptions,
     TargetPanel,
+    as_typed,
 )
 from eyas.drafters.options import read_method
 from eyas.errors import UsageError
@@ -59,7 +63,8 @@ def methods(
         Option(help="seeds: each method of EAGLE's own comparisons, with the tree that its paper uses."),
     ] = None,
     tree: Annotated[
-        list[str], Option(help="A tree for all, or NAME=TREE for one method; may be repeated (default: their own).")
+        list[str],
+        Option(help="A tree for all, or NAME=TREE for one method; may be repeated (default: a fixed one, and auto)."),
     ] = [],  # noqa: B006
     temperature: Annotated[str, Option(help="Comma-separated; every method runs at each.")] = "0",
     max_new_tokens: MaxNewTokens = 256,
@@ -67,6 +72,7 @@ def methods(
     frequency_penalty: Annotated[
         float, Option(help="Keeps small models from repeating one phrase, which is easy to draft.")
     ] = 0.0,
+    minutes: Minutes = None,
     coupled: Coupled = None,
     transformers: Annotated[
         bool, Option("--transformers", help="Measure transformers.generate as well, at temperature 0.")
@@ -78,7 +84,8 @@ def methods(
     """Compare drafting methods on one target.
 
     First it says which methods can't run and why. All others and plain decoding answer every prompt of every file at
-    every temperature, in turns, with the same counter; every answer is compared with plain decoding's.
+    every temperature, in turns, with the same counter; every answer is compared with plain decoding's. Each method runs
+    with a tree of one size (its own, or a chain) and, as `NAME auto`, with trees that are as large as pays off.
 
     Examples:
         eyas bench methods MODEL --draft-model DRAFTER --prompt-file prompts.jsonl
@@ -101,25 +108,34 @@ def methods(
     if preset is not None and method:
         raise UsageError(f"--preset {preset} says which methods: leave out --method")
     for name in method:
-        if name.partition("+")[0] not in drafters:
+        if name != "none" and name.partition("+")[0] not in drafters:
             read_method(name)
     trees = dict(_named_tree(text) for text in tree)
     loading = target.of(target.model)
     loading.check()
+    for source in drafters.values():
+        files.of(source).check()
     from eyas.bench.machine import describe_machine
-    from eyas.bench.offline.methods import MethodOpener
+    from eyas.bench.offline.methods import MethodOpener, unused_drafters
     from eyas.bench.offline.report import MethodComparison
     from eyas.bench.offline.runner import Plan, read_tasks
-    from eyas.tree import is_auto
 
     choices, skipped = _choices(method, preset, drafters, trees)
+    if unused := unused_drafters(choices, drafters):
+        given = "no --method" if preset is None else f"no method of the preset {preset}"
+        advice = f"add --method {unused[0]}" if preset is None else "give it as NAME=PATH with the name of one"
+        raise UsageError(f"--draft-model {drafters[unused[0]]}: {given} uses {unused[0]}; {advice}, or leave it out")
     tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     session = open_session(loading, modules=transformers)
     options = EngineOptions(coupled=coupled is not False, batch_size=measuring.batch_size)
     opener = MethodOpener(session, options, files.of(None))
-    opened, failed = opener.open(choices)
+    opened, failed = opener.open(choices, beside_auto=preset is None)
     skipped += failed
     _say_what_is_missing(opened, skipped, everything=not method and preset is None)
+    each = (len(opened) + 1) * len(heats) * len(tasks)
+    plain = partial(session.engine, None, options)
+    measuring, _ = within(minutes, measuring, plain, params, tasks, lambda size: each * size.groups * size.repeats)
+    tasks = read_tasks(measuring.prompt_file, measuring.batch_size, measuring.limit, measuring.by_category)
     plan = Plan(measuring.repeats, measuring.warmup)
     sampled = {heat: params.model_copy(update={"temperature": heat}) for heat in heats}
     results = _measure(opener, opened, tasks, sampled, plan, transformers)
@@ -135,11 +151,15 @@ def methods(
     if not json:
         _show(comparison, f"{target.model}, {settings['weights']}, batch {measuring.batch_size}")
     code = finish(comparison.machine, errors)
-    if not errors:
-        best = comparison.to_serve
-        if best is not None and not is_auto(best.tree):
-            note(f"measured with --tree {best.tree}; a server sizes trees by its load: --tree auto measures that")
-        next_step("serve", target.model, *comparison.fastest_options)
+    runs = [*as_typed(target), *as_typed(files)]
+    if any(one.wrong is not None for one in comparison.standings):
+        asked = [("--method", name) for name in method] + [("--draft-model", text) for text in draft_model]
+        asked += [("--tree", text) for text in tree]
+        again = [word for pair in asked for word in pair]
+        repeats = ("--repeats", 2 * measuring.repeats)
+        next_step("bench", "methods", target.model, *runs, *again, *prompt_options(measuring), *repeats)
+    elif not errors:
+        next_step("serve", target.model, *runs, *comparison.serve_options)
     return code
 
 
@@ -205,12 +225,13 @@ def _samples(
 ) -> list[dict[str, str | None]]:
     """Plain decoding's answer to the first prompt of every task."""
     from eyas.bench.offline.runner import PLAIN
+    from eyas.text.prompts import question_of
 
     first = {task.name: results[task.name][PLAIN].sample for task in tasks}
     return [
         {
             "task": task.name,
-            "prompt": task.groups[0][0].said,
+            "prompt": question_of(task.groups[0][0], tokenizer),
             "answer": tokenizer.decode(first[task.name], skip_special_tokens=True),
         }
         for task in tasks

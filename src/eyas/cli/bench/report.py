@@ -66,7 +66,9 @@ def report(
     trained = TrainingRun(run)
     checkpoints = _optional(run / "bench" / "checkpoints.json")
     grown = _optional(trees or run / "bench" / "trees.json")
-    sections = [page.trained_section(trained, drafter)]
+    methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
+    sections = [page.accept_length_section(checkpoints, grown, methods)] if checkpoints or grown or methods else []
+    sections.append(page.trained_section(trained, drafter))
     if chats:
         sections.append(page.data_section([(each.name, read_report(each)) for each in chats]))
     kept = store or (Path(trained.recipe["store"]) if trained.recipe.get("store") else None)
@@ -80,7 +82,6 @@ def report(
         sections.append(page.learning_section(learnt))
     if grown is not None:
         sections.append(page.tree_section(grown))
-    methods, served = _optional(run / "bench" / "methods.json"), _optional(run / "bench" / "serve.json")
     if methods is not None:
         sections.append(page.methods_section(methods))
         if samples := methods.get("samples"):  # missing in reports of earlier versions
@@ -92,7 +93,7 @@ def report(
     if accuracy is not None:
         sections.append(accuracy_section(_read(accuracy)))
     machine = describe_machine() if checkpoints is None else checkpoints["machine"]
-    sections += [page.provenance_section(drafter, machine, trained.recipe), page.WORDS]
+    sections += [page.provenance_section(drafter, machine, trained.recipe), page.GLOSSARY]
     # the recipe has the target's path, a drafter only its name
     target = trained.recipe.get("target") or drafter.get("eyas", {}).get("target") or "TARGET"
     lead = page.headline(checkpoints, grown, methods, target, folder)

@@ -32,6 +32,7 @@ from eyas.cli.common.options import (
     ReportFile,
     SamplingOptions,
     TargetPanel,
+    as_typed,
 )
 from eyas.errors import UsageError
 from eyas.options import EngineOptions
@@ -123,8 +124,9 @@ def trees(
         write_default_tree(Path(draft_model), kept)
         note(f"default_tree of {draft_model} is now {kept}")
     code = finish(report.machine, errors)
-    as_served = ("--tree", "auto", *prompt_options(measuring))
-    next_step("bench", "methods", target.model, "--draft-model", draft_model, *as_served)
+    best = () if write else ("--tree", f"{Path(draft_model).name}={choice.best.name}")  # --write keeps it in the files
+    runs = [*as_typed(target), *as_typed(files)]
+    next_step("bench", "methods", target.model, *runs, "--draft-model", draft_model, *best, *prompt_options(measuring))
     return code
 
 

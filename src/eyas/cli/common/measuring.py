@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,12 @@ from eyas.cli.common.verb import FAILURE
 from eyas.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
+    from eyas.bench.offline.budget import Size
     from eyas.bench.offline.candidates import Selection
     from eyas.bench.offline.report import MethodLine
+    from eyas.bench.offline.runner import Task
     from eyas.bench.offline.workers import CrewMeasure, MeasuringMaker
+    from eyas.engine import Engine
     from eyas.options import TargetOptions
     from eyas.targets import Target
     from eyas.types import SamplingParams
@@ -92,6 +95,34 @@ def plan_settings(measuring: MeasureOptions, params: SamplingParams) -> dict[str
         "by_category": measuring.by_category,
         "sampling": params.model_dump(mode="json"),
     }
+
+
+def within(
+    minutes: float | None,
+    measuring: MeasureOptions,
+    engine: Callable[[], Engine],
+    params: SamplingParams,
+    tasks: Sequence[Task],
+    runs: Callable[[Size], int],
+    candidates: int = 1,
+) -> tuple[MeasureOptions, int]:
+    """The options and the number of candidates that fit a budget; all of them without one.
+
+    `engine` makes the one that decodes plainly; `runs` counts the runs of a group of prompts.
+    """
+    from eyas.bench.offline.budget import Size, largest, seconds_of_run
+
+    if minutes is None or not any(task.groups for task in tasks):
+        return measuring, candidates
+    most = Size(measuring.repeats, max(len(task.groups) for task in tasks), candidates)
+    each = seconds_of_run(engine(), tasks, params)
+    size = largest(most, runs, 60 * minutes / each)
+    note(
+        f"--minutes {minutes:g}, at {each:.1f} s a run: {size.repeats} of {most.repeats} repeats, {size.groups} of "
+        f"{most.groups} groups of prompts a file"
+        + (f", {size.candidates} of {candidates} checkpoints" if candidates > 1 else "")
+    )
+    return replace(measuring, repeats=size.repeats, limit=size.groups * measuring.batch_size), size.candidates
 
 
 def prompt_options(measuring: MeasureOptions) -> list[str]:

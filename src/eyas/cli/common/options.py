@@ -6,9 +6,9 @@ Alternative names of an option come from vLLM, SGLang or llama.cpp; `docs/option
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from typer import Option
 
@@ -63,6 +63,24 @@ def recipe_names(folder: str = "") -> Callable[[str], list[str]]:
         return [name for name in known_recipes(folder) if name.startswith(incomplete)]
 
     return names
+
+
+def as_typed(group: Any) -> list[str]:
+    """The options of a group that aren't at their defaults, as words of a command line; without the model."""
+    words = []
+    for each in fields(group):
+        value, default = getattr(group, each.name), each.default
+        if default is MISSING:
+            default = None if each.default_factory is MISSING else each.default_factory()
+        if value == default or each.name == "model":
+            continue
+        name = each.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{name}", str(one)]
+    return words
 
 
 Json = Annotated[bool, Option("--json", help="Write JSON to standard output.", rich_help_panel="Output")]
@@ -274,6 +292,14 @@ class MeasureOptions:
     ] = False
 
 
+Minutes = Annotated[
+    float | None,
+    Option(
+        min=0.01,
+        help="A budget: fewer repeats, then fewer prompts, then fewer checkpoints are measured.",
+        rich_help_panel="Measuring",
+    ),
+]
 ReportFile = Annotated[
     Path | None,
     Option("--output", "-o", dir_okay=False, help="Write the report to this file, as JSON.", rich_help_panel="Output"),
