@@ -163,7 +163,7 @@ def test_methods_race_on_the_same_texts(demo: Run) -> None:
         assert row["speedup"] > 0
         if row["method"] == "plain":
             assert (row["speedup"], row["accept_length"]) == (1.0, 1.0)
-    assert "the demo has no drafter for them: " in result.stderr
+    assert "there is no drafter for them: " in result.stderr
     text = demo("--methods").stdout
     for name in names:
         assert f"\n {name} " in text
