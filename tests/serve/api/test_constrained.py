@@ -55,6 +55,6 @@ def test_constrained_completions() -> None:
     assert choice["text"] in ("clips", "May")
     assert choice["finish_reason"] == "stop"
     assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
-    for answer, why in zip(answers[5:], ["reaches a limit", "breaks the compiler", "unclosed"], strict=True):
+    for answer, why in zip(answers[5:], ["limit of llguidance", "breaks the compiler", "unclosed"], strict=True):
         assert answer.status_code == 400
         assert why in answer.json()["error"]["message"]

@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import selectors
+import signal
 import subprocess
 import sys
 import weakref
@@ -33,7 +34,9 @@ _INHERITED = frozenset(
 )
 """Environment variables that the child gets."""
 _SECONDS = 5.0
-"""How long compiling a grammar may take."""
+"""Processor time that compiling and trying a grammar may take."""
+_PATIENCE = 24.0
+"""How many times as long it may take by the clock, on a machine that is busy with other things."""
 _START_SECONDS = 60.0
 """How long a child may take to start and read the vocabulary."""
 _CHILDREN = 2
@@ -48,7 +51,7 @@ class GrammarTrials:
     """Compiles grammars for the engine, each in a child process first; the children end with this process."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """`seconds`: how long compiling a grammar may take."""
+        """`seconds`: processor time that compiling and trying a grammar may take."""
         self._seconds = seconds
         self._passed: OrderedDict[GrammarSpec, None] = OrderedDict()
         self._lock = Lock()
@@ -122,15 +125,21 @@ class GrammarChild:
     def compile(self, tokenizer: Any, source: str, seconds: float) -> None:
         """Compile a grammar in llguidance's syntax and try it out.
 
-        Raises RequestError if that takes longer than `seconds`, crashes the process, or shows it can't be used.
+        Raises RequestError if that takes more than `seconds` of processor time, crashes the process, or reaches one of
+        llguidance's limits, and QueueFullError if the machine is too busy for it.
         """
         if not self.running:
             self._start(tokenizer)
-        problem = self._send({"source": source, "limits": LIMITS}, seconds)
+        problem = self._send({"source": source, "limits": LIMITS, "seconds": seconds}, _PATIENCE * seconds)
         if problem:
-            raise RequestError(f"the grammar can't be used: {problem}; make it simpler")
+            raise RequestError(f"the grammar can't be used: it reaches a limit of llguidance: {problem}")
+        if problem is None and self.running:
+            self.close()
+            raise QueueFullError("this machine is too busy to compile a new grammar: send the request later", seconds)
         if problem is None:
-            why = f"compiling it takes longer than {seconds:g} seconds" if self.running else "it breaks the compiler"
+            assert self._process is not None
+            too_long = self._process.returncode == -signal.SIGPROF
+            why = f"compiling it takes longer than {seconds:g} seconds" if too_long else "it breaks the compiler"
             self.close()
             raise RequestError(f"the grammar can't be used: {why}; make it simpler")
 
