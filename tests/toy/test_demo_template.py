@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 import eyas
-from eyas.serve.tools.calling import HERMES, detect_tool_style
 from eyas.serve.tools.parser import ToolCallParser
+from eyas.serve.tools.styles import HERMES, detect_tool_style
 from eyas.targets import load_tokenizer
 from eyas.text.chats import FunctionCall, Message, ToolCall
 from eyas.text.template import ChatTemplate, encode_chat

@@ -4,8 +4,10 @@ Following a grammar is host work on small objects: copying a matcher takes about
 its own, and a branch can't affect the sequence. The grammar decides when an answer may end, the model with which token:
 end tokens are allowed where the grammar is satisfied, and are the only tokens allowed once it is complete.
 
-Masks of an ambiguous grammar take longer with every token, up to half a second. If a sequence's last mask took long,
-its next one is computed in the background: rounds go on without the sequence, and nothing is drafted for it.
+Masks of an ambiguous grammar take longer with every token, until the grammar reaches one of llguidance's limits. If a
+sequence's last mask took long, its next one is computed in the background: rounds go on without the sequence, and
+nothing is drafted for it. One thread computes these masks and rests as long as it works, so all slow grammars together
+take at most half a core from the others.
 
 Shapes: B rows, N nodes, V the target's vocabulary, M masks, W 32-bit words of a mask. A node index counts the root as 0
 and node i as i + 1.
@@ -35,7 +37,11 @@ from eyas.verify.grammar import Grammar, compile_grammar, executor, first_lines,
 Mask = NDArray[np.uint32]
 """[W]: token t is legal if bit t % 32 of word t // 32 is set."""
 _LONG = 0.01
-"""Seconds above which a mask counts as slow."""
+"""Seconds above which the masks of a round count as slow."""
+_SHORT = 0.001
+"""Seconds below which a mask is fast again: a tree needs one for each of its nodes."""
+_REST = 1.0
+"""How long the thread for slow masks rests after each, relative to the time that it took."""
 
 
 def grammar_of(request: Request, tokenizer: Any, eos_ids: Collection[int], vocab_size: int) -> Grammar | None:
@@ -115,18 +121,24 @@ class Constraint:
         return self.coming is None or self.coming.done()
 
     def compute_alone(self, matcher: Any) -> tuple[Mask, float]:
-        """The mask of `matcher` and the seconds it took; runs on any thread; nothing else may use `matcher`."""
+        """The mask of `matcher` and the seconds it took; runs on any thread; nothing else may use `matcher`.
+
+        If it took long, the thread rests before it returns, for the sake of the other sequences.
+        """
         began = time.perf_counter()
         made = np.zeros((1, self.words), dtype=np.uint32)
         lone_executor().unsafe_compute_mask_ptr([(matcher, 0)], made.ctypes.data, made.strides[0], 1)
         self.set_end_bits(made[0], matcher)
-        return made[0], time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        if seconds > _SHORT:
+            time.sleep(_REST * seconds)
+        return made[0], seconds
 
     def known_mask(self) -> Mask | None:
         """The mask at `state` if it is known; waits for one that is being computed in the background."""
         if self.coming is not None:
             self.root_mask, seconds = self.coming.result()
-            self.slow, self.coming = seconds > _LONG, None
+            self.slow, self.coming = seconds > _SHORT, None
         return self.root_mask
 
     def reach(self, tokens: Sequence[int], parents: Sequence[int], valid: Sequence[bool]) -> dict[int, GrammarState]:

@@ -43,6 +43,73 @@ def test_any_value_of_an_ignored_field_is_taken(ask: Ask, field: str) -> None:
         assert ask(CHAT, messages=HELLO, **{field: value}).status_code == 200
 
 
+AGENTS: dict[str, Any] = {
+    "id": "x",
+    "logit_bias": {},
+    "tools": [],
+    "stop": [],
+    "audio": None,
+    "whatever": None,
+    "functions": [],
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_nulls_and_empty_values_are_absent(ask: Ask, engine: FakeEngine, path: str) -> None:
+    assert ask(path, **BODIES[path], seed=1).status_code == 200
+    sent = AGENTS if path == CHAT else {name: value for name, value in AGENTS.items() if name not in ("tools",)}
+    answer = ask(path, **BODIES[path], seed=1, **sent)
+    assert answer.status_code == 200, answer.text
+    assert engine.requests[0].params == engine.requests[1].params
+
+
+def test_what_comes_with_messages_is_not_shown(ask: Ask, engine: FakeEngine) -> None:
+    call = {"id": "c", "type": "function", "index": 0, "function": {"name": "f", "arguments": {"a": 1}}}
+    told = {
+        "id": "m",
+        "reasoning_details": [{}],
+        "refusal": None,
+        "audio": None,
+        "function_call": None,
+        "prefix": False,
+    }
+    answers = [
+        ask(CHAT, messages=[*HELLO, {"role": "assistant", "content": "7", **further}, *HELLO], seed=1)
+        for further in ({}, told)
+    ]
+    assert [each.status_code for each in answers] == [200, 200], answers[1].text
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+    sent = [
+        *HELLO,
+        {"role": "assistant", "content": "", "tool_calls": [call], **told},
+        {"role": "tool", "content": "7"},
+    ]
+    assert ask(CHAT, messages=sent).status_code == 200
+
+
+def test_numbers_that_mean_no_setting(ask: Ask, engine: FakeEngine) -> None:
+    assert ask(CHAT, messages=HELLO, seed=-1, max_tokens=-1, top_p=0).status_code == 200
+    params = engine.requests[0].params
+    assert params.seed >= 0
+    assert params.max_tokens > 16
+    assert (params.top_k, params.top_p) == (1, 1.0)
+    assert ask(TEXT, prompt="a", max_tokens=-1).status_code == 200
+    assert engine.requests[1].params.max_tokens > 16
+    assert ask(CHAT, messages=HELLO, max_tokens=0).status_code == 400
+    assert ask(CHAT, messages=HELLO, seed=-7).status_code == 200
+    anthropic = ask("/v1/messages", messages=HELLO, max_tokens=-1, top_p=0, seed=-1)
+    assert anthropic.status_code == 200, anthropic.text
+
+
+def test_a_message_with_prefix_is_continued(ask: Ask, engine: FakeEngine) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Seven", "prefix": True}]
+    assert ask(CHAT, messages=begun).status_code == 200
+    plain = [*HELLO, {"role": "assistant", "content": "Seven"}]
+    assert ask(CHAT, messages=plain, add_generation_prompt=False, continue_final_message=True).status_code == 200
+    assert engine.requests[0].prompt == engine.requests[1].prompt
+    assert ask(CHAT, messages=[*begun, *HELLO]).status_code == 400
+
+
 @pytest.mark.parametrize(("field", "value"), [("mirostat", 2), ("xtc_probability", 0.5), ("use_beam_search", True)])
 def test_what_would_change_the_answer_is_still_refused(ask: Ask, field: str, value: Any) -> None:
     found = ask(CHAT, messages=HELLO, **{field: value})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from typing import Any
 
 import httpx
+import pytest
 
 from eyas.serve.schema.chat import ChatCompletionResponse
 
@@ -138,6 +140,20 @@ def test_tools_are_refused_where_they_can_not_be_served() -> None:
     toolless.chat_template = "{{ messages[0].content }}"
     plain = run(post(FakeEngine(chars=toolless), CHAT, {"model": "tiny", "messages": messages, "tools": [WEATHER]}))
     assert error(plain, 400)["param"] == "tools"
+
+
+def test_an_unknown_style_is_served_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    chars = copy.deepcopy(tokenizer())
+    chars.chat_template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "tools": [WEATHER]}
+    engine = FakeEngine(chars=chars, context=2048)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            answer = run(post(engine, CHAT, body))
+            assert answer.status_code == 200, answer.text
+    assert "clips" in answer.json()["choices"][0]["message"]["content"]
+    assert sum("unknown style" in record.message for record in caplog.records) == 1
+    assert error(run(post(engine, CHAT, {**body, "tool_choice": "required"})), 400)["param"] == "tool_choice"
 
 
 def test_answers_of_tools_go_back_to_the_template() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from eyas.errors import QueueFullError, RequestError
-from eyas.serve.tools.grammar_trials import GrammarTrials
+from eyas.serve.tools.grammar_trials import GrammarChild, GrammarTrials
 from eyas.types import GrammarSpec
+from eyas.verify.grammar import grammar_source
 
 from ... import pairs
+from ...vocabularies import byte_level
 
 pytest.importorskip("llguidance")
 
@@ -144,3 +147,28 @@ def test_requests_for_one_grammar_wait_for_it_together(trials: GrammarTrials) ->
         assert len(child.compiled) == 1
 
     in_time(trials, ask)
+
+
+def test_large_vocabularies_refuse_no_ordinary_grammar() -> None:
+    """Seven milliseconds a token were the trial's own list of legal tokens."""
+    schema = '{"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}}}}'
+    child = GrammarChild()
+    try:
+        child.compile(byte_level(151_936), grammar_source(GrammarSpec("json_schema", schema)), 5.0)
+    finally:
+        child.close()
+
+
+def test_a_busy_machine_refuses_no_grammar() -> None:
+    """The limit is processor time: a child that waits for its turn has used none."""
+    child = GrammarChild()
+    child.compile(pairs.tokenizer(), grammar_source(GOOD), 1.0)
+    assert child._process is not None
+    child._process.send_signal(signal.SIGSTOP)
+    turn = threading.Timer(1.5, child._process.send_signal, [signal.SIGCONT])
+    turn.start()
+    try:
+        child.compile(pairs.tokenizer(), grammar_source(grammar("late")), 1.0)
+    finally:
+        turn.join()
+        child.close()

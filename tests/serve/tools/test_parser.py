@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.serve.tools.calling import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle, detect_tool_style
 from eyas.serve.tools.parser import CallPiece, TextPiece, ToolCallParser
+from eyas.serve.tools.styles import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle
 
 Read = tuple[str, list[tuple[str, str]]]
 
@@ -195,21 +195,3 @@ def test_ids() -> None:
     made = MISTRAL.new_id()  # their template refuses others
     assert len(made) == 9
     assert made.isalnum()
-
-
-@pytest.mark.parametrize(
-    ("template", "style"),
-    [
-        (None, None),
-        ("{{ messages }}", None),
-        ("{% if tools %}<tool_call>{{ tools | tojson }}", HERMES),
-        ("{% if tools %}<tool_call><function=f>", None),
-        ('{% if tools %}"parameters" <|eot_id|>', LLAMA3),
-        ("{% if tools %}[TOOL_CALLS]", MISTRAL),
-        ("{% if tools %}[TOOL_CALLS]x[ARGS]", MISTRAL_ARGS),
-        ("{% if tools %}in a new way", None),
-        ({"default": "{{ messages }}", "tool_use": "{% if tools %}<tool_call>"}, HERMES),
-    ],
-)
-def test_styles_are_told_from_the_template(template: Any, style: ToolStyle | None) -> None:
-    assert detect_tool_style(template) == style

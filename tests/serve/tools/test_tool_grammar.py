@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eyas.errors import RequestError
-from eyas.serve.tools.calling import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle, callable_tools, tool_call_grammar
+from eyas.serve.tools.calling import callable_tools, tool_call_grammar
+from eyas.serve.tools.styles import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolStyle
 from eyas.verify import compile_grammar
 from eyas.verify.constraint import Constraint
 
@@ -60,7 +61,9 @@ def allowed(text: str, choice: Any, style: ToolStyle, special: bool, tools: Any 
 
 
 def written(style: ToolStyle, *calls: tuple[str, Any]) -> str:
-    objects = [json.dumps({"name": name, style.arguments: arguments}) for name, arguments in calls]
+    objects = [
+        json.dumps({"name": name, style.before_arguments.split(chr(34))[2]: arguments}) for name, arguments in calls
+    ]
     if style is HERMES:
         return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
     if style is LLAMA3:
@@ -71,7 +74,7 @@ def written(style: ToolStyle, *calls: tuple[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.begin)
 def test_calls_and_nothing_but_calls(style: ToolStyle, special: bool) -> None:
     one, two = ("weather", {"place": "Ulm"}), ("now", {})
     assert allowed(written(style, one), "required", style, special)
@@ -85,7 +88,7 @@ def test_calls_and_nothing_but_calls(style: ToolStyle, special: bool) -> None:
     assert not allowed(written(style, one), named, style, special)
 
 
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
+@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.begin)
 @given(place=st.text(st.characters(codec="utf-8", exclude_categories=("Cc",)), max_size=5), days=st.integers(-99, 99))
 @settings(max_examples=15)
 def test_what_is_allowed_is_read_back(style: ToolStyle, place: str, days: int) -> None:
@@ -97,7 +100,7 @@ def test_what_is_allowed_is_read_back(style: ToolStyle, place: str, days: int) -
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("style", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda style: style.name)
+@pytest.mark.parametrize("style", [HERMES, MISTRAL, MISTRAL_ARGS], ids=lambda style: style.begin)
 def test_strict_tools_leave_text_free(style: ToolStyle, special: bool) -> None:
     call = written(style, ("weather", {"place": "Ulm"}))
     assert allowed("It\nrains.", "auto", style, special, STRICT)

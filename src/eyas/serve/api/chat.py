@@ -32,7 +32,7 @@ from eyas.serve.schema.chat import (
     CompletionResponse,
 )
 from eyas.serve.schema.messages import tool_schemas
-from eyas.serve.schema.request import GenerationRequest, ignored_fields
+from eyas.serve.schema.request import UNLIMITED, GenerationRequest, ignored_fields
 from eyas.serve.schema.response import generation_responses
 from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
@@ -78,7 +78,7 @@ async def start_chat(
     prompt = await read_chat(body, context, info, tools)
     bad_words = await read_bad_words(body, context, info)
     wanted = Wanted(
-        max_tokens=body.max_completion_tokens or body.max_tokens,
+        max_tokens=_limit(body.max_completion_tokens or body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         bad_words=bad_words,
@@ -99,6 +99,11 @@ async def start_chat(
         received=info.received,
     )
     return generation, tools
+
+
+def _limit(max_tokens: int | None) -> int | None:
+    """A length limit; None for none."""
+    return None if max_tokens == UNLIMITED else max_tokens
 
 
 def size_of(body: ChatCompletionRequest, context: ServerContext) -> int:
@@ -124,8 +129,8 @@ async def read_chat(
             tools.schemas if tools else (),
             variables,
             parse_special_tokens=context.settings.parse_special_tokens,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=body.add_generation_prompt is not False and not body.messages[-1].continues,
+            continue_final_message=bool(body.continue_final_message) or body.messages[-1].continues,
         ),
         characters=size_of(body, context),
         info=info,
@@ -154,7 +159,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size, info=info))
     bad_words = await read_bad_words(body, context, info)
     wanted = Wanted(
-        max_tokens=DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=DEFAULT_TOKENS if body.max_tokens is None else _limit(body.max_tokens),
         logprobs=body.logprobs,
         prompt_logprobs=body.scored_alternatives,
         bad_words=bad_words,

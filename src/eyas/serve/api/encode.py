@@ -21,6 +21,8 @@ _SAMPLING = (
 )
 _FOR_TEMPLATES = ("reasoning_effort", "enable_thinking")
 """Fields of chats that some templates read as variables."""
+_RANDOM = -1
+"""A seed that asks for a random one, as in llama.cpp and vLLM."""
 _JAVASCRIPT_SAFE = 2**53
 """Seeds drawn here stay below it: larger integers lose digits in JavaScript."""
 _SHRINKING = 4
@@ -162,7 +164,7 @@ def encode_request(
 
     A body without a seed gets `default_seed`, or else a random one.
     """
-    seed = default_seed if body.seed is None else body.seed
+    seed = default_seed if body.seed in (None, _RANDOM) else body.seed
     if seed is None:
         seed = secrets.randbelow(_JAVASCRIPT_SAFE)
     n = body.n or 1
@@ -200,8 +202,11 @@ def _sampling_params(body: GenerationRequest, *, max_tokens: int, **given: Any) 
             code="invalid_value",
             param="min_tokens",
         )
+    given = {"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)}
+    if body.top_p == 0:  # nothing but the most likely token, as in llama.cpp
+        given |= {"top_p": 1.0, "top_k": 1}
     return SamplingParams(
-        **{"temperature": 1.0, **given, "top_k": max(0, body.top_k or 0)},
+        **given,
         max_tokens=max_tokens,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},

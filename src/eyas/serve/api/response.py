@@ -250,13 +250,14 @@ class ChatResponseWriter(ResponseWriter):
         self._tools = tools
         self.unwritten: list[ScoredToken] = []
         """Tokens read by `shown_parts` whose log-probabilities are not written yet."""
-        self._parsers = [] if tools is None else [ToolCallParser(tools.style) for _ in generation.outputs]
+        style, schemas = (tools.style, tools.schemas) if tools is not None else (None, [])
+        self._parsers = [] if style is None else [ToolCallParser(style, tools=schemas) for _ in generation.outputs]
 
     def first_fields(self, choice_index: int) -> Json | None:  # noqa: ARG002  # all begin alike
         return self._fields({"role": "assistant", "content": ""})
 
     def parse(self, choice_index: int, text: str, last: bool) -> list[Part]:
-        if self._tools is None:
+        if self._tools is None or not self._parsers:
             return super().parse(choice_index, text, last)
         parser = self._parsers[choice_index]
         parts = parser.feed(text) + (parser.finish() if last else [])

@@ -31,7 +31,10 @@ from eyas.serve.schema.request import (
     IgnoredFields,
     Name,
     RequestModel,
+    Seed,
     StopString,
+    TokenLimit,
+    TopP,
     only_kinds,
 )
 from eyas.serve.schema.response import EyasResponse, ResponseModel, SpeculationUsage
@@ -45,6 +48,7 @@ _BLOCKS = {
 }
 """Types of content blocks -> the roles whose messages may have them."""
 _TEXT_ONLY = dict.fromkeys(("image", "document", "search_result", "container_upload"), "eyas serves text")
+_SENT_BACK = Ignored("it came with an earlier answer, and the model doesn't see it")
 ELSEWHERE = Ignored("it concerns Anthropic's own service")
 DROPPED = Ignored("earlier thinking is not shown to the model")
 
@@ -114,6 +118,13 @@ class AnthropicMessage(RequestModel):
 
     role: Literal["user", "assistant", "system"]
     content: Annotated[str | list[Block], _CHECKED]
+    id: Annotated[Any, _SENT_BACK] = None
+    type: Annotated[Any, _SENT_BACK] = None
+    model: Annotated[Any, _SENT_BACK] = None
+    stop_reason: Annotated[Any, _SENT_BACK] = None
+    stop_sequence: Annotated[Any, _SENT_BACK] = None
+    usage: Annotated[Any, _SENT_BACK] = None
+    container: Annotated[Any, _SENT_BACK] = None
 
     @model_validator(mode="after")
     def _blocks_fit_the_role(self) -> AnthropicMessage:
@@ -253,6 +264,9 @@ class AnthropicConversation(IgnoredFields):
     context_management: ContextEdits | None = None
     metadata: RequestMetadata | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
+    anthropic_beta: Annotated[Any, ELSEWHERE] = None
+    anthropic_version: Annotated[Any, ELSEWHERE] = None
+    betas: Annotated[Any, ELSEWHERE] = None
     diagnostics: Annotated[Any, ELSEWHERE] = None
     inference_geo: Annotated[Any, ELSEWHERE] = None
     speed: Annotated[Any, ELSEWHERE] = None
@@ -292,14 +306,14 @@ class AnthropicConversation(IgnoredFields):
 class MessagesRequest(AnthropicConversation):
     """A conversation to answer, with Anthropic's fields plus `seed` and `eyas`."""
 
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
+    max_tokens: TokenLimit
     """May exceed the rest of the context; an answer that fills it ends with `model_context_window_exceeded`."""
     stop_sequences: Annotated[list[StopString], Field(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    top_p: TopP | None = None
+    seed: Seed | None = None
     eyas: EyasOptions | None = None
 
     @model_validator(mode="after")

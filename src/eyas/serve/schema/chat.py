@@ -8,7 +8,15 @@ from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from eyas.serve.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
-from eyas.serve.schema.request import GenerationRequest, Ignored, Name, RequestModel, TokenIds
+from eyas.serve.schema.request import (
+    UNLIMITED,
+    GenerationRequest,
+    Ignored,
+    Name,
+    RequestModel,
+    TokenIds,
+    TokenLimit,
+)
 from eyas.serve.schema.response import FullResponse, PromptLogprobList, ResponseModel, StreamChunk
 
 MOST_PROMPTS = 128
@@ -24,7 +32,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, lt=2**31, description="0 = only read the prompt")] | None = None
+    max_tokens: Annotated[int, Field(ge=UNLIMITED, lt=2**31, description="0 = only read the prompt")] | None = None
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
@@ -142,7 +150,7 @@ class ChatCompletionRequest(GenerationRequest):
     """A chat to answer, with OpenAI's fields and the supported fields of vLLM."""
 
     messages: Annotated[list[RequestMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -162,12 +170,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens mean the same: send one of them")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice needs tools")
+        if any(message.continues for message in self.messages[:-1]):
+            raise ValueError("prefix and partial are only allowed in the last message")
         if self.continue_final_message and self.add_generation_prompt is not False:
             raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self

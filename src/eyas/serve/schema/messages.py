@@ -6,15 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from eyas.serve.schema.request import TEXT_ONLY, CacheMarks, Ignored, RequestModel, only_kinds
 from eyas.serve.schema.response import ResponseModel
 from eyas.text.chats import FunctionCall, Message, ToolCall
 
-_NULL_WHEN_SENT_BACK = ("audio", "function_call", "refusal")
-"""Fields that OpenAI's clients send in assistant messages; accepted only as null."""
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+_UNSHOWN = Ignored("chat templates have no place for it")
 _UNSEEN = Ignored("it came with an earlier answer, and the model doesn't see it")
 
 
@@ -23,24 +22,38 @@ class TextPart(CacheMarks):
 
     type: Literal["text"]
     text: str
+    id: Annotated[Any, _UNSEEN] = None
+    annotations: Annotated[Any, _UNSEEN] = None
+    citations: Annotated[Any, _UNSEEN] = None
+    logprobs: Annotated[Any, _UNSEEN] = None
 
 
 _PARTS = only_kinds(("text",), "parts", lambda _: TEXT_ONLY)
+
+
+def _arguments_as_text(value: Any) -> Any:
+    """Arguments that are sent as an object, as Ollama does, in OpenAI's form."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 class RequestFunctionCall(RequestModel):
     """The function that an earlier assistant message called; arguments are JSON in a string."""
 
     name: ToolName
-    arguments: str
+    arguments: Annotated[str, BeforeValidator(_arguments_as_text)] = "{}"
+    parsed_arguments: Annotated[Any, _UNSEEN] = None
 
 
-class RequestToolCall(RequestModel):
+class RequestToolCall(CacheMarks):
     """A tool call of an earlier assistant message."""
 
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: RequestFunctionCall
+    index: Annotated[Any, _UNSEEN] = None
+    extra_content: Annotated[Any, _UNSEEN] = None
+    provider_specific_fields: Annotated[Any, _UNSEEN] = None
+    caller: Annotated[Any, _UNSEEN] = None
 
     def as_call(self) -> ToolCall:
         """The call for chat templates, arguments parsed if they are a JSON object."""
@@ -60,27 +73,43 @@ class RequestMessage(CacheMarks):
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = Field(default=None, description="vLLM's newer name for reasoning_content")
-    annotations: Annotated[list[Any] | None, _UNSEEN] = None
-    provider_specific_fields: Annotated[dict[str, Any] | None, _UNSEEN] = None
+    prefix: bool | None = Field(default=None, description="true: the answer continues this message, the last one")
+    partial: bool | None = Field(default=None, description="as prefix")
+    id: Annotated[Any, _UNSEEN] = None
+    type: Annotated[Any, _UNSEEN] = None
+    status: Annotated[Any, _UNSEEN] = None
+    index: Annotated[Any, _UNSEEN] = None
+    model: Annotated[Any, _UNSEEN] = None
+    metadata: Annotated[Any, _UNSEEN] = None
+    timestamp: Annotated[Any, _UNSEEN] = None
+    created_at: Annotated[Any, _UNSEEN] = None
+    finish_reason: Annotated[Any, _UNSEEN] = None
+    usage: Annotated[Any, _UNSEEN] = None
+    logprobs: Annotated[Any, _UNSEEN] = None
+    parsed: Annotated[Any, _UNSEEN] = None
+    refusal: Annotated[Any, _UNSEEN] = None
+    annotations: Annotated[Any, _UNSEEN] = None
+    citations: Annotated[Any, _UNSEEN] = None
+    reasoning_details: Annotated[Any, _UNSEEN] = None
+    reasoning_signature: Annotated[Any, _UNSEEN] = None
+    thinking_blocks: Annotated[Any, _UNSEEN] = None
+    provider_specific_fields: Annotated[Any, _UNSEEN] = None
     tool_calls: list[RequestToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, body: Any) -> Any:
-        if not isinstance(body, dict):
-            return body
-        return {name: value for name, value in body.items() if value is not None or name not in _NULL_WHEN_SENT_BACK}
 
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> RequestMessage:
         if self.reasoning not in (None, self.reasoning_content) and self.reasoning_content is not None:
             raise ValueError("reasoning and reasoning_content mean the same: send one of them")
-        for name in ("annotations", "provider_specific_fields"):
-            if getattr(self, name) is not None and self.role != "assistant":
-                raise ValueError(f"{name} is only allowed in assistant messages, not in {self.role} messages")
+        if self.continues and self.role != "assistant":
+            raise ValueError("prefix and partial are only allowed in assistant messages")
         self.as_message()
         return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer is to continue this message."""
+        return bool(self.prefix or self.partial)
 
     @property
     def characters(self) -> int:
@@ -113,6 +142,13 @@ class FunctionDefinition(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="a JSON schema")
     strict: bool | None = None
+    annotations: Annotated[Any, _UNSHOWN] = None
+    metadata: Annotated[Any, _UNSHOWN] = None
+    examples: Annotated[Any, _UNSHOWN] = None
+    input_examples: Annotated[Any, _UNSHOWN] = None
+    output_schema: Annotated[Any, _UNSHOWN] = None
+    defer_loading: Annotated[Any, _UNSHOWN] = None
+    cache_control: Annotated[Any, _UNSHOWN] = None
 
 
 class Tool(CacheMarks):
@@ -120,12 +156,16 @@ class Tool(CacheMarks):
 
     type: Literal["function"]
     function: FunctionDefinition
+    id: Annotated[Any, _UNSHOWN] = None
+    strict: Annotated[Any, _UNSHOWN] = None
+    metadata: Annotated[Any, _UNSHOWN] = None
+    defer_loading: Annotated[Any, _UNSHOWN] = None
 
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     """The tools as chat templates expect them."""
-    marks = set(CacheMarks.model_fields)
-    return [tool.model_dump(mode="json", exclude_none=True, exclude=marks) for tool in tools or ()]
+    shown = {"type": True, "function": {"name", "description", "parameters", "strict"}}
+    return [tool.model_dump(mode="json", exclude_none=True, include=shown) for tool in tools or ()]
 
 
 class NamedFunction(RequestModel):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -72,14 +73,36 @@ NOT_SERVED: dict[str, str] = {
 }
 """Fields of OpenAI's and other APIs that would change the answer and are not served, and why."""
 
-NEUTRAL: dict[str, float | bool | str] = {**_OFF, "suffix": "", "repeat_penalty": 1}
-"""Values of these fields that change nothing and are accepted."""
+NEUTRAL: dict[str, Any] = {
+    **_OFF,
+    "suffix": "",
+    "repeat_penalty": 1,
+    "functions": [],
+    "function_call": "none",
+    "mcp_servers": [],
+    "context_management": {},
+}
+"""Values of these fields that change nothing and are accepted; null is accepted for every field."""
+UNLIMITED = -1
+"""A length limit that is none, as in llama.cpp."""
 
 MOST_STOPS = 16
 MOST_BIASES = 1024
 MOST_BAD_WORDS = 256
 
+
+def _no_zero(limit: int) -> int:
+    if limit == 0:
+        raise ValueError("it must be at least 1, or -1 for no limit")
+    return limit
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenLimit = Annotated[
+    int, Field(ge=UNLIMITED, lt=2**31, description="-1 = the rest of the context"), AfterValidator(_no_zero)
+]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63, description="-1 = random")]
+TopP = Annotated[Finite, Field(ge=0, le=1, description="0 = only the most likely token")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 """Validation stops at the first invalid id: a body may hold millions."""
@@ -111,8 +134,8 @@ Name = Annotated[str, StringConstraints(max_length=256)]
 
 
 def _is_off(name: str, value: Any) -> bool:
-    """Whether a field that isn't served is null or has its neutral value."""
-    return value is None or (name in NEUTRAL and bool(value == NEUTRAL[name]))
+    """Whether a field that isn't served has its neutral value."""
+    return name in NEUTRAL and bool(value == NEUTRAL[name])
 
 
 def why_not_served(location: Sequence[str | int]) -> str | None:
@@ -135,6 +158,12 @@ class RequestModel(BaseModel):
     """A request body or a part of one, frozen and read strictly."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, body: Any) -> Any:
+        """Drop nulls: clients send them for everything that they leave open, fields of other APIs included."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -160,6 +189,7 @@ _SLOTS = Ignored("the scheduler assigns slots")
 _MEASURED = Ignored("usage.eyas has the counts and times")
 _THINKING = Ignored("thinking is part of the text, and the chat template decides about it")
 _SWITCHED_OFF = Ignored("the sampler that it belongs to is off")
+_NAMED_HERE = Ignored("requests are named by the header X-Request-Id")
 _ROUTING = Ignored("there is one model here, and no other provider")
 UNPADDED = Ignored("events aren't padded")
 
@@ -196,6 +226,10 @@ class IgnoredFields(CacheMarks):
     store: Annotated[Any, _UNSTORED] = None
     metadata: Annotated[Any, _UNSTORED] = None
     client_metadata: Annotated[Any, _UNSTORED] = None
+    litellm_metadata: Annotated[Any, _UNSTORED] = None
+    id: Annotated[Any, _NAMED_HERE] = None
+    request_id: Annotated[Any, _NAMED_HERE] = None
+    trace_id: Annotated[Any, _NAMED_HERE] = None
     session_id: Annotated[Any, _UNSTORED] = None
     service_tier: Annotated[Any, Ignored("there is one tier")] = None
     prompt_cache_key: Annotated[Any, _PREFIXES] = None
@@ -216,6 +250,11 @@ class IgnoredFields(CacheMarks):
     keep_alive: Annotated[Any, Ignored("the model stays loaded")] = None
     provider: Annotated[Any, _ROUTING] = None
     route: Annotated[Any, _ROUTING] = None
+    models: Annotated[Any, _ROUTING] = None
+    transforms: Annotated[Any, Ignored("prompts are never shortened")] = None
+    drop_params: Annotated[Any, Ignored("fields that aren't served are refused by name")] = None
+    priority: Annotated[Any, Ignored("clients take turns")] = None
+    spaces_between_special_tokens: Annotated[Any, Ignored("text is what the tokenizer makes of the tokens")] = None
     mirostat_eta: Annotated[Any, _SWITCHED_OFF] = None
     mirostat_tau: Annotated[Any, _SWITCHED_OFF] = None
     dry_allowed_length: Annotated[Any, _SWITCHED_OFF] = None
@@ -281,9 +320,9 @@ class SamplingFields(IgnoredFields):
     include_stop_str_in_output: bool | None = Field(default=None, description="keep what stopped the text at its end")
     skip_special_tokens: bool | None = Field(default=None, description="false: special tokens are part of the text")
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    seed: Seed | None = None
     temperature: Annotated[Finite, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[Finite, Field(gt=0, le=1)] | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=-1, lt=2**31, description="0 or -1 = off")] | None = None
     min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
@@ -318,7 +357,7 @@ class GenerationRequest(SamplingFields):
     return_token_ids: bool | None = Field(default=None, description="the ids of the prompt and of every choice")
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_tokens: TokenLimit | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         default=None, description="log-probabilities of the prompt's tokens, with this many alternatives; not streamed"
     )

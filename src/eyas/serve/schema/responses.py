@@ -39,6 +39,7 @@ from eyas.serve.schema.request import (
     OnlyFalse,
     RequestModel,
     SamplingFields,
+    TokenLimit,
     only_kinds,
 )
 from eyas.serve.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
@@ -46,7 +47,8 @@ from eyas.serve.schema.response import EyasResponse, PromptTokensDetails, Respon
 _NO_SUMMARY = Ignored("there are no reasoning items: thinking is part of the text")
 _FUNCTION = set(FunctionDefinition.model_fields)
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-_ITEMS = ("message", "function_call", "function_call_output")
+_SENT_BACK = Ignored("it came with an earlier response, and the model doesn't see it")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 
 
 def _kind(item: Any) -> str:
@@ -66,13 +68,15 @@ def _check_kinds(items: Any) -> Any:
 class ItemPart(CacheMarks):
     """A part of an item's content. The model sees only the text of earlier answers."""
 
-    type: Literal["input_text", "output_text"]
+    type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
-ItemContent = Annotated[str | list[ItemPart], only_kinds(("input_text", "output_text"), "parts", lambda _: TEXT_ONLY)]
+ItemContent = Annotated[
+    str | list[ItemPart], only_kinds(("input_text", "output_text", "text"), "parts", lambda _: TEXT_ONLY)
+]
 
 
 class InputItem(RequestModel):
@@ -80,11 +84,8 @@ class InputItem(RequestModel):
 
     id: str | None = None
     status: ItemStatus | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, item: Any) -> Any:
-        return {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item
+    created_by: Annotated[Any, _SENT_BACK] = None
+    metadata: Annotated[Any, _SENT_BACK] = None
 
 
 class MessageItem(InputItem):
@@ -93,6 +94,8 @@ class MessageItem(InputItem):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: ItemContent
+    name: Annotated[Any, _SENT_BACK] = None
+    phase: Annotated[Any, _SENT_BACK] = None
 
 
 class FunctionCallItem(InputItem):
@@ -102,6 +105,17 @@ class FunctionCallItem(InputItem):
     call_id: str
     name: ToolName
     arguments: str
+    namespace: Annotated[Any, _SENT_BACK] = None
+    caller: Annotated[Any, _SENT_BACK] = None
+
+
+class ReasoningItem(InputItem):
+    """The thinking of an earlier response."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[Any, _SENT_BACK] = None
+    content: Annotated[Any, _SENT_BACK] = None
+    encrypted_content: Annotated[Any, _SENT_BACK] = None
 
 
 class FunctionOutputItem(InputItem):
@@ -115,7 +129,8 @@ class FunctionOutputItem(InputItem):
 Item = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionOutputItem, Tag("function_call_output")],
+    | Annotated[FunctionOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_kind),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MOST_MESSAGES), BeforeValidator(_check_kinds)]
@@ -171,7 +186,7 @@ class ResponsesRequest(SamplingFields):
 
     input: str | Items
     instructions: str | None = Field(default=None, description="becomes the first system message")
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_output_tokens: TokenLimit | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | None = None
@@ -229,6 +244,8 @@ class ResponsesRequest(SamplingFields):
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [] if self.instructions is None else [RequestMessage(role="system", content=self.instructions)]
         for item in items:
+            if isinstance(item, ReasoningItem):
+                continue
             if isinstance(item, MessageItem):
                 messages.append(RequestMessage(role=item.role, content=_text(item.content)))
             elif isinstance(item, FunctionOutputItem):

@@ -1,85 +1,29 @@
-"""Tool calls: the style in which a model writes them, and the grammar that constrains calls to the tools' schemas.
-
-The style is recognized from the chat template:
-
-| style | an answer with calls |
-|---|---|
-| `hermes` | text, then `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, once per call (Hermes, Qwen) |
-| `llama3` | only `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>` |
-| `mistral` | text, then `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` |
-| `mistral_args` | text, then `[TOOL_CALLS]name[ARGS]{...}`, once per call (from Mistral's tokenizer 11 on) |
-"""
+"""Tool calls: the grammar that constrains them to the tools' schemas, in the chat template's style (`styles.py`)."""
 
 from __future__ import annotations
 
 import json
-import secrets
-import string
-from collections.abc import Collection, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from eyas.errors import RequestError
 from eyas.serve.errors import ApiError
 from eyas.serve.schema.chat import ChatCompletionRequest
 from eyas.serve.schema.messages import NamedToolChoice, tool_schemas
+from eyas.serve.tools.parser import is_text
 from eyas.serve.tools.structured import closed_schema
+from eyas.serve.tools.styles import ID, KEY, NAME, NUMBER, TYPE, ToolStyle, detect_tool_style, shows_tools
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
 
+log = logging.getLogger(__name__)
+
 _THINKING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
-
-
-@dataclass(frozen=True)
-class ToolStyle:
-    """One style of writing tool calls."""
-
-    name: str
-    marker: str
-    """The text before a call. It may be a special token, which the parser needs to see in the decoded answer."""
-    arguments: str
-    """The key of the arguments in a call that is written as an object."""
-    end: str = ""
-    """The text after a call; empty if a call needs no end mark."""
-    bare: bool = False
-    """Whether an answer that begins with an object is a call even without the marker; `;` may separate calls."""
-    listed: bool = False
-    """Whether one marker may be followed by a list of all calls."""
-    named: bool = False
-    """Whether the name may precede the object, which then contains only the arguments."""
-    id_length: int = 0
-    """Number of letters and digits in a call's id; 0 = an id in OpenAI's form."""
-
-    def new_id(self) -> str:
-        """Make a random id for a new call."""
-        if not self.id_length:
-            return f"call_{secrets.token_hex(12)}"
-        return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(self.id_length))
-
-
-HERMES = ToolStyle("hermes", "<tool_call>", "arguments", end="</tool_call>")
-LLAMA3 = ToolStyle("llama3", "<|python_tag|>", "parameters", bare=True)
-MISTRAL = ToolStyle("mistral", "[TOOL_CALLS]", "arguments", listed=True, id_length=9)
-MISTRAL_ARGS = ToolStyle("mistral_args", "[TOOL_CALLS]", "arguments", listed=True, named=True, id_length=9)
-
-
-def detect_tool_style(template: str | Mapping[str, str] | None) -> ToolStyle | None:
-    """The style of the calls in a chat template; None if it shows no tools, or writes calls in an unknown style.
-
-    If there are several named templates, the one for tools is read.
-    """
-    if isinstance(template, Mapping):
-        template = template.get("tool_use", template.get("default"))
-    if template is None or "tools" not in template:
-        return None
-    if "[TOOL_CALLS]" in template:
-        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<tool_call>" in template:  # the same marker with other contents: Qwen3-Coder, GLM
-        return None if "<function=" in template or "<arg_key>" in template else HERMES
-    if "<|eot_id|>" in template and '"parameters"' in template:
-        return LLAMA3
-    return None
 
 
 def tool_call_grammar(
@@ -101,26 +45,168 @@ def tool_call_grammar(
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     if not functions or not (forced or any(function.get("strict") for function in functions)):
         return None
-    marker = "" if style.bare else lark_marker(style.marker, tokenizer)
-    begin, between, end = _frame(style, marker, tokenizer)
-    alternatives, rules = [], []
-    for index, function in enumerate(functions):
-        rules.append(f"args_{index}: %json {_schema(function.get('parameters'))}")
-        alternatives.append(_call(function["name"], f"args_{index}", style, tokenizer))
-    rules.append(f"call: {' | '.join(alternatives)}")
-    more = f"({between} call)*" if parallel else ""
-    calls = f"{marker} {begin} call {more} {end}"
+    grammar = _CallGrammar(style, tokenizer)
+    begin, begin_rest = ("", "") if style.begun and forced else _split(style.begin)
+    if not forced and (style.bare or style.begun or NAME in begin):
+        raise RequestError("strict tools need tool_choice required: this model's calls begin like any other text")
+    first, more = [], []
+    for function in functions:
+        name = function["name"]
+        call = grammar.call(name, function.get("parameters"))
+        first.append(f"{grammar.text((begin if forced else '') + begin_rest, name)} {call}")
+        more.append(f"{grammar.text(style.between, name)} {call}")
+    rules = [*grammar.rules, f"first: {' | '.join(first)}", f"more: {' | '.join(more)}"]
+    calls = f"first {'more*' if parallel else ''} {grammar.text(style.end)}"
     if not forced:
-        if style.bare:
-            raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
         # text up to the marker, which is a token of its own or ends a lazy lexeme
+        marker, thinking = lark_marker(begin, tokenizer), _thinking(tokenizer)
         single_token = not marker.startswith('"')
-        thinking = _thinking(tokenizer)
         head = f"text {marker}" if single_token else f"{thinking} text_and_marker"
-        rules += ["TEXT: /(.|\\n)*/", f"text: {thinking} TEXT"]
+        rules += [f"text: {thinking} TEXT"]
         rules += [] if single_token else [f"text_and_marker[lazy]: TEXT {marker}"]
-        calls = f"({head} {begin} call {more} {end})? text"
-    return GrammarSpec("lark", "\n".join([f"start: {calls}", *rules, ""]))
+        calls = f"({head} {calls})? text"
+    return GrammarSpec("lark", "\n".join([f"start: {calls}", "TEXT: /(.|\\n)*/", *rules, ""]))
+
+
+def _split(begin: str) -> tuple[str, str]:
+    """The first mark of a style's beginning, and the rest."""
+    found = re.match(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])", begin)
+    return (begin[: found.end()], begin[found.end() :]) if found else (begin, "")
+
+
+class _CallGrammar:
+    """Makes the rules of calls in a style."""
+
+    def __init__(self, style: ToolStyle, tokenizer: Any) -> None:
+        self.rules: list[str] = []
+        self._style, self._tokenizer = style, tokenizer
+        added = [text for text in tokenizer.get_added_vocab() if not lark_marker(text, tokenizer).startswith('"')]
+        self._special = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
+
+    def text(self, text: str, name: str = "", key: str = "") -> str:
+        """Lark for a text of the style: its special tokens, and the texts between them."""
+        text = text.replace(NAME, name).replace(KEY, key)
+        found, at = [], 0
+        for match in self._special.finditer(text):
+            found += [*self._plain(text[at : match.start()]), lark_marker(match[0], self._tokenizer)]
+            at = match.end()
+        return " ".join([*found, *self._plain(text[at:])])
+
+    @staticmethod
+    def _plain(text: str) -> Iterator[str]:
+        for part in re.split(f"([{ID}{NUMBER}])", text):
+            if part == ID:
+                yield "/[a-zA-Z0-9]{9}/"
+            elif part == NUMBER:
+                yield "/[0-9]{1,3}/"
+            elif part:
+                yield lark_literal(part)
+
+    def call(self, name: str, parameters: Mapping[str, Any] | None) -> str:
+        """Lark for a call of one tool."""
+        style, schema = self._style, _closed(parameters)
+        before, between = self.text(style.before_name + NAME, name), self.text(style.before_arguments, name)
+        if style.form in ("object", "named"):
+            arguments = self._rule(f"%json {_dump(schema)}")
+        elif style.form == "elements":
+            arguments = self._elements(schema)
+        else:
+            arguments = self._listed(schema)
+        return f"{before} {between} {arguments} {self.text(style.after_arguments, name)}"
+
+    def _rule(self, body: str, flags: str = "") -> str:
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{flags}: {body}")
+        return name
+
+    def _elements(self, schema: Mapping[str, Any]) -> str:
+        """Arguments as elements, in the schema's order."""
+        element = self._style.element
+        assert element is not None
+        found = []
+        for key, part, needed in _properties(schema):
+            kind = element.text_type if is_text(part) else _type_name(part, element.other_type)
+            middle = self.text(element.middle.replace(TYPE, kind))
+            begin, end = f"{self.text(element.begin)} {lark_literal(key)} {middle}", self.text(element.end, key=key)
+            found.append(f"({begin} {self._element(part, end)}){'' if needed else '?'}")
+        if not found and schema.get("additionalProperties") is not False:
+            middle = self.text(element.middle.replace(TYPE, element.text_type))
+            end = self.text(element.end.replace(KEY, ""))
+            found.append(f"({self.text(element.begin)} /[A-Za-z0-9_.-]+/ {middle} {self._text_until(end)})*")
+        return " ".join(found)
+
+    def _element(self, schema: Mapping[str, Any], end: str) -> str:
+        """The value of an element and its end: a text isn't quoted there."""
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if is_text(schema) and isinstance(values, list):
+            return f"({' | '.join(lark_literal(value) for value in values)}) {end}"
+        if is_text(schema) or _may_be_text(schema):
+            return self._text_until(end)
+        return f"{self._rule(f'%json {_dump(schema)}')} {end}"
+
+    def _text_until(self, end: str) -> str:
+        if end.startswith("<["):
+            return f"TEXT {end}"
+        literal, _, rest = end.partition(" <[")
+        return f"{self._rule(f'TEXT {literal}', '[lazy]')} {'<[' + rest if rest else ''}"
+
+    def _listed(self, schema: Mapping[str, Any]) -> str:
+        """Arguments `key=value` or `key:value` between commas, in the schema's order."""
+        python = self._style.form == "python"
+        comma, sign = (lark_literal(", "), "=") if python else (lark_literal(","), ":")
+        later = first = '""'
+        for key, part, needed in reversed(list(_properties(schema))):
+            value = self._rule(f"%json {_dump(part)}") if python else self._unquoted(part)
+            pair = f"{lark_literal(key + sign)} {value}"
+            missing = "" if needed else f" | {first}"
+            first = self._rule(f"{pair} {later}{missing}")
+            later = self._rule(f"{comma} {pair} {later}" + ("" if needed else f" | {later}"))
+        return first
+
+    def _unquoted(self, schema: Mapping[str, Any]) -> str:
+        """A value of the form `braces`; objects and lists are constrained to the form only."""
+        quote = self.text(self._style.quote)
+        text = f"{quote} {self._text_until(quote)}"
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(values, list) and is_text(schema):
+            return f"({' | '.join(f'{quote} {lark_literal(value)} {quote}' for value in values)})"
+        if is_text(schema):
+            return f"({text})"
+        if schema.get("type") in ("integer", "number", "boolean", "null"):
+            return self._rule(f"%json {_dump(schema)}")
+        if not any(rule.startswith("value: ") for rule in self.rules):
+            plain = f'/-?[0-9]+(\\.[0-9]+)?/ | "true" | "false" | "null" | {text}'
+            self.rules += [
+                f'value: {plain} | "[" (value ("," value)*)? "]" | braced',
+                'braced: "{" (pair ("," pair)*)? "}"',
+                'pair: /[A-Za-z0-9_.-]+/ ":" value',
+            ]
+        return {"array": '"[" (value ("," value)*)? "]"', "object": "braced"}.get(str(schema.get("type")), "value")
+
+
+def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """The listed properties of a schema: key, its schema with the definitions, and whether it is required."""
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    required, properties = schema.get("required", []), schema.get("properties", {})
+    for key, part in properties.items() if isinstance(properties, dict) else ():
+        yield key, {**(part if isinstance(part, dict) else {}), **shared}, key in required
+
+
+def _may_be_text(schema: Mapping[str, Any]) -> bool:
+    """Whether a value may be a text among other things, or the schema doesn't say."""
+    choices = schema.get("anyOf", schema.get("oneOf"))
+    if isinstance(choices, list):
+        return any(isinstance(each, dict) and (is_text(each) or _may_be_text(each)) for each in choices)
+    kinds = schema.get("type")
+    return (
+        "string" in kinds if isinstance(kinds, list) else kinds is None and not {"$ref", "enum", "const"} & set(schema)
+    )
+
+
+def _type_name(schema: Mapping[str, Any], number: str) -> str:
+    """What a template writes as the type of an argument that isn't a text; `number`: what it writes of a number."""
+    kind = schema.get("type")
+    return str(kind) if number == "number" and kind in ("object", "array", "boolean", "null") else number
 
 
 def callable_tools(tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | Mapping[str, Any] | None) -> list[str]:
@@ -150,30 +236,14 @@ def _thinking(tokenizer: Any) -> str:
     return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
 
 
-def _frame(style: ToolStyle, marker: str, tokenizer: Any) -> tuple[str, str, str]:
-    """Lark for what comes between the first marker and a call, between two calls, and after the last call."""
-    if style.bare:
-        return "", lark_literal("; "), ""
-    if style.named:
-        return "", marker, ""
-    if style.listed:
-        return f"{lark_literal(' ')}? {lark_literal('[')}", lark_literal(", "), lark_literal("]")
-    line = lark_literal("\n")
-    end = f"{line} {lark_marker(style.end, tokenizer)}"
-    return line, f"{end} {line} {marker} {line}", end
-
-
-def _call(name: str, arguments: str, style: ToolStyle, tokenizer: Any) -> str:
-    if style.named:
-        return f"{lark_literal(name)} {lark_marker('[ARGS]', tokenizer)} {arguments}"
-    begin = f'{{"name": {json.dumps(name)}, "{style.arguments}": '
-    return f"{lark_literal(begin)} {arguments} {lark_literal('}')}"
-
-
-def _schema(parameters: Mapping[str, Any] | None) -> str:
+def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
     schema = dict(parameters or {"type": "object", "properties": {}, "additionalProperties": False})
     schema.setdefault("type", "object")
-    schema = closed_schema(schema)
+    closed: dict[str, Any] = closed_schema(schema)
+    return closed
+
+
+def _dump(schema: Mapping[str, Any]) -> str:
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
@@ -181,7 +251,8 @@ def _schema(parameters: Mapping[str, Any] | None) -> str:
 class Calling:
     """How the answers to one chat may call tools."""
 
-    style: ToolStyle
+    style: ToolStyle | None
+    """None if it is unknown: then calls are left in the text."""
     schemas: list[dict[str, Any]]
     """The tools as chat templates expect them."""
     grammar: GrammarSpec | None
@@ -197,22 +268,37 @@ class Calling:
 def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     """How a chat's answers may call tools; None if they may not call any.
 
-    Raises ApiError 400 if the chat template shows no tools or writes calls in an unknown style, and RequestError if
-    tools and `tool_choice` don't fit together.
+    Calls in an unknown style are left in the text. Raises ApiError 400 if the chat template shows no tools, or if a
+    call must be made in an unknown style, and RequestError if tools and `tool_choice` don't fit together.
     """
     schemas = tool_schemas(body.tools)
     choice = body.tool_choice
     tool_choice = choice.model_dump(mode="json") if isinstance(choice, NamedToolChoice) else choice
     if not callable_tools(schemas, tool_choice):
         return None
-    style = detect_tool_style(tokenizer.chat_template)
-    if style is None:
-        message = "this model's chat template shows no tools, or writes calls in a style that isn't supported"
+    if not shows_tools(tokenizer.chat_template):
+        message = "this model's chat template shows no tools: send none, or serve a model that was trained with tools"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
+    style, forced = _style_of(tokenizer, str(tokenizer.chat_template)), _is_forced(tool_choice)
+    if style is None and (forced or any(schema["function"].get("strict") for schema in schemas)):
+        message = "calls can't be enforced: this model's chat template writes them in an unknown style; they stay text"
+        raise ApiError(400, message, code="unsupported_parameter", param="tool_choice" if forced else "tools")
     # naming a function asks for one call of it, as at OpenAI and in vLLM
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
+    if style is None:
+        return Calling(None, schemas, None, False, parallel, frozenset())
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
+    return Calling(style, schemas, grammar, forced, parallel, _call_tokens(style, tokenizer))
+
+
+@lru_cache(maxsize=4)
+def _style_of(tokenizer: Any, source: str) -> ToolStyle | None:  # noqa: ARG001  # a template can be replaced
+    """The style of a tokenizer's chat template; a warning if it is unknown, once for each template."""
+    special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
+    style = detect_tool_style(tokenizer.chat_template, special)
+    if style is None:
+        log.warning("the chat template writes tool calls in an unknown style: they are served as text")
+    return style
 
 
 def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:
@@ -225,6 +311,6 @@ def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> Grammar
 
 
 def _call_tokens(style: ToolStyle, tokenizer: Any) -> frozenset[int]:
-    names: Collection[str] = (style.marker, style.end, "[ARGS]", "[CALL_ID]")
-    vocabulary = tokenizer.get_added_vocab()
-    return frozenset(vocabulary[name] for name in names if name in vocabulary) & special_token_ids(tokenizer)
+    special, texts = special_token_ids(tokenizer), style.texts
+    added = tokenizer.get_added_vocab().items()
+    return frozenset(number for name, number in added if number in special and any(name in text for text in texts))

@@ -23,7 +23,7 @@ _MEMORY = 8 << 30
 """Maximum address space of the process, in bytes."""
 _STEPS = 512
 """How many tokens are drawn from a compiled grammar: an ambiguous one reaches llguidance's limits on the way."""
-_TRIAL_SECONDS = 1.0
+_TRIAL_SECONDS = 0.5
 """Processor time for drawing them; what hasn't reached a limit by then is accepted."""
 
 

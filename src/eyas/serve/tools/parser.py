@@ -1,24 +1,54 @@
 """Parses tool calls out of an answer while it is generated: text becomes text and OpenAI's tool call deltas.
 
 The calls don't depend on how the text is split into pieces. Text that may turn out to be a call is held back; a call
-that is malformed before its name is known counts as text. Three layers read one character at a time: `ToolCallParser`
-finds calls in the answer, `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a JSON value.
+that is malformed before its name is known counts as text. `ToolCallParser` reads one character at a time and finds
+calls with the patterns of the style (`signs_of`): white space around marks doesn't matter, and outer marks may be
+missing, as models forget them. `CallScanner` reads a call that is an object, `ValueScanner` finds the end of a value by
+its brackets and quotes, `ElementScanner` makes JSON of a value between marks.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from eyas.serve.tools.calling import ToolStyle
+import regex
+
+from eyas.serve.tools.styles import (
+    HARMONY,
+    ID,
+    KEY,
+    NAME,
+    NUMBER,
+    PYTHON_TAG,
+    TYPE,
+    ToolStyle,
+    python_arguments,
+    shared_start,
+)
 
 _SPACE = " \t\r\n"
-_LONGEST_NAME = 256
-_NAME = "name"
+_NAME = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
+_GAP = r"\s{0,64}"
+_WILD = {
+    NAME: r"[\w.-]{1,256}",
+    ID: r"[\w.-]{0,64}",
+    NUMBER: r"\d{0,6}",
+    KEY: r"""[^<>"'\s/][^<>"'\s]{0,255}""",
+    TYPE: r"(?P<type>\w{0,16})",
+}
+_NAMED = r"(?P<name>[\w.-]{1,256})"
+_TAG = r"<[^<>]*>?|\[[^\[\]<>]*\]"
+_HARMONY = (
+    r"(?:<\|start\|>assistant)?\s?(?:<\|channel\|>(?:commentary|analysis))?\s?to=(?:functions\.)?"
+    + _NAMED
+    + r"\s?(?:<\|channel\|>(?:commentary|analysis))?\s?(?:<\|constrain\|>)?\s?(?:json)?\s?<\|message\|>\s{0,8}\{"
+)
 
 
 @dataclass(frozen=True)
@@ -45,21 +75,135 @@ class CallPiece:
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
 
 
-class ToolCallParser:
-    """Parses one answer, decoded with the special tokens of its calls and without its end token."""
+class Signs(NamedTuple):
+    """The patterns with which the calls of a style are found; a match has the group `name` unless it is an object."""
 
-    def __init__(self, style: ToolStyle, new_id: Callable[[], str] | None = None) -> None:
+    first: Any
+    """The beginning of a call at the beginning of an answer."""
+    opening: Any
+    """The beginning of the first call in a text."""
+    more: Any
+    """What is between a call and the next one's arguments."""
+    end: Any
+    """What is after the last call."""
+    tail: Any
+    """What belongs to a call's end even if the rest of it is missing."""
+    argument: Any
+    """The beginning of an argument that is written as an element."""
+
+
+@lru_cache(maxsize=16)
+def signs_of(style: ToolStyle) -> Signs:
+    """The patterns of a style."""
+    inside = _inside(style)
+    begin = _pattern(style.begin, lenient=True) + (r"[\s\[]{0,16}" if style.form == "object" else "")
+    opening = f"{_GAP}(?:{begin}{inside})"
+    if style is HARMONY:
+        opening = _GAP + _HARMONY
+    between = _pattern(style.between)
+    more = f"{_GAP}(?:{between}){inside}"
+    if style.form == "object" and not style.begin.strip(" \n["):
+        more = rf"[\s,;]{{0,16}}{inside}"
+    elif style is HARMONY:
+        more = rf"{_GAP}(?:<\|call\|>)?{_HARMONY}"
+    element = style.element
+    argument = (
+        _GAP + _pattern(element.begin) + f"(?P<key>{_WILD[KEY]})" + _pattern(element.middle.rstrip()) if element else ""
+    )
+    shared = shared_start(style.between, style.end)
+    shared = regex.sub(r"<[^<>]*$", "", shared) if not style.end.startswith(style.between) else style.end
+    chunks = "".join(f"(?:{_GAP}{_pattern(chunk)})?" for chunk in _chunks(shared or style.end))
+    tag = regex.escape(PYTHON_TAG) if style.bare and style.form == "object" else ""
+    first = f"{_GAP}(?:{begin})?{inside}" if style.begun else opening
+    return Signs(
+        first=regex.compile(rf"{_GAP}(?:{tag})?{first}"),
+        opening=regex.compile(rf"{_GAP}{tag}{opening}") if tag or not style.bare else _NEVER,
+        more=regex.compile(more),
+        end=regex.compile(_GAP + _pattern(style.end)) if style.end.strip() else _NEVER,
+        tail=regex.compile(chunks),
+        argument=regex.compile(argument) if element else _NEVER,
+    )
+
+
+_NEVER = regex.compile(r"(?!)")
+
+
+def _inside(style: ToolStyle) -> str:
+    """The pattern of a call up to its arguments, or of an object's brace."""
+    if style.form == "object":
+        return r"\{"
+    if style.form == "python":
+        return rf"{_GAP}{_NAMED}\("
+    between = _pattern(style.before_arguments)
+    if style.form == "elements":
+        plain = style.before_arguments.strip()
+        return rf"{_GAP}{_NAMED}{between}{_GAP}" + ("" if plain else r"(?P<rest>[^\w\s.-])")
+    name = rf"{_GAP}{_NAMED}{_GAP}{between.removesuffix(regex.escape('{'))}{_GAP}\{{"
+    return name if style.form == "braces" or style.begin.endswith('"') else rf"(?:{name}|[\s\[]{{0,16}}\{{)"
+
+
+def _chunks(text: str) -> list[str]:
+    """A text's tags and what is between them, without white space."""
+    return [chunk for part in regex.split(f"({_TAG})", text) for chunk in part.split()] if text else []
+
+
+def _pattern(text: str, lenient: bool = False) -> str:
+    """The pattern of a text of a style, any white space being like any other; `lenient`: outer marks may be missing."""
+    if lenient:
+        chunks = [part for part in regex.split(f"({_TAG})", text) if part]
+        needed = max((at for at, chunk in enumerate(chunks) if regex.search(r"\w", chunk)), default=-1)
+        tags = [at for at, chunk in enumerate(chunks) if regex.match(_TAG, chunk) and regex.search(r"\w", chunk)]
+        if tags:
+            needed = tags[-1]
+            return "".join(
+                _pattern(chunk) if at == needed else f"(?:{_pattern(chunk)})?" for at, chunk in enumerate(chunks)
+            )
+    parts = []
+    for part in regex.split(f"(\\s+|[{NAME}-{TYPE}])", text):
+        parts.append(_GAP if part.isspace() else _WILD.get(part) or regex.escape(part))
+    found = "".join(parts).replace("><", f">{_GAP}<")
+    # models write [CALL_ID] whether or not the template does
+    return found.replace(r"\[CALL_ID\]" + _WILD[ID], "").replace(r"\[ARGS\]", r"(?:\[CALL_ID\][\w-]{0,64})?\[ARGS\]")
+
+
+def is_text(schema: Any) -> bool:
+    """Whether an argument with this JSON schema is always a text; unknown ones aren't."""
+    if not isinstance(schema, dict):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return all(isinstance(value, str) for value in values)
+    return kinds in ("string", ["string"])
+
+
+class ToolCallParser:
+    """Parses one answer, decoded with the special tokens of its calls and without its end token.
+
+    `tools`, in OpenAI's form, say which arguments are text where a style writes text without quotes.
+    """
+
+    def __init__(
+        self,
+        style: ToolStyle,
+        new_id: Callable[[], str] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.style = style
         self.calls = 0
         """How many calls have begun so far."""
         self._new_id = new_id or style.new_id
+        self._signs = signs_of(style)
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
         self._mode: Callable[[str], None] = self._in_text
         self._held = ""  # read, but neither emitted nor dropped
         self._out: list[TextPiece | CallPiece] = []
         self._untouched = True  # only whitespace came so far
-        self._in_list = False
         self._call = CallScanner()
         self._value = ValueScanner()
+        self._element = ElementScanner("", "", False)
+        self._properties: dict[str, Any] = {}
+        self._any_arguments = False
+        self._name = ""
 
     def feed(self, text: str) -> list[TextPiece | CallPiece]:
         """Parse the next piece of the answer and return what it adds."""
@@ -71,7 +215,9 @@ class ToolCallParser:
     def finish(self) -> list[TextPiece | CallPiece]:
         """Return what was held back, at the end of the answer."""
         held, self._held = self._held, ""
-        if self._mode != self._after_call and (not self.calls or held.strip()):
+        if self._mode == self._in_element:
+            self._arguments(self._element.finish())
+        elif self._mode not in (self._after_call, self._in_arguments) and (not self.calls or held.strip()):
             self._text(held)
         return self._drain()
 
@@ -99,40 +245,37 @@ class ToolCallParser:
         self._held = ""
 
     def _in_text(self, character: str) -> None:  # noqa: ARG002
-        marker, start = self.style.marker, self._held.lstrip(_SPACE)
-        if start == marker:
-            self._mode = self._after_marker
-        elif self.style.bare and self._untouched and start == "{":
-            self._open("{")
-        elif not marker.startswith(start):
-            self._untouched = False
-            keep = next(i for i in range(1, len(self._held) + 1) if marker.startswith(self._held[i:].lstrip(_SPACE)))
-            self._text(self._held[:keep])
-            self._held = self._held[keep:]
+        """Emit text as far as no call can begin in it."""
+        while self._held:
+            opening = self._signs.first if self._untouched else self._signs.opening
+            found = opening.fullmatch(self._held, partial=True)
+            if found is not None:
+                if not found.partial:
+                    self._open(found)
+                return
+            self._untouched = self._untouched and not self._held[0].strip()
+            self._text(self._held[0])
+            self._held = self._held[1:]
 
-    def _after_marker(self, character: str) -> None:
-        self._in_list = False
-        if character == "{":
-            self._open(character)
-        elif character == "[" and self.style.listed:
-            self._in_list, self._mode = True, self._in_list_item
-        elif character not in _SPACE:
-            if self.style.named and character.isidentifier():
-                self._name, self._mode = character, self._in_name
-            else:
-                self._fail(character)
-
-    def _in_list_item(self, character: str) -> None:
-        if character == "{":
-            self._open(character)
-        elif character == "]":
-            self._held, self._mode = "", self._in_text
-        elif character not in _SPACE:
-            self._fail(character)
-
-    def _open(self, character: str) -> None:
-        self._call, self._mode = CallScanner(), self._in_call
-        self._call.feed(character)
+    def _open(self, found: Any) -> None:
+        """Begin to read a call whose beginning was found."""
+        groups = found.groupdict()
+        name, form = groups.get("name"), self.style.form
+        self._untouched = False
+        if name is None:
+            self._call, self._mode = CallScanner(), self._in_call
+            self._call.feed("{")
+        elif form == "named":
+            self._begin_call(name)
+            self._value, self._mode = ValueScanner(), self._in_value
+            self._in_value("{")
+        elif form == "elements":
+            self._begin_call(name)
+            self._held, self._any_arguments, self._mode = groups.get("rest") or "", False, self._in_arguments
+            self._properties = self._schemas.get(name, {}).get("properties") or {}
+        else:
+            self._name, self._value, self._mode = name, ValueScanner(self.style.quote), self._in_unquoted
+            self._value.feed("(" if form == "python" else "{")
 
     def _in_call(self, character: str) -> None:
         call, named = self._call, self._call.name is not None
@@ -150,16 +293,6 @@ class ToolCallParser:
         elif call.state is CallState.BROKEN:
             self._fail(character)
 
-    def _in_name(self, character: str) -> None:
-        if character == "{":
-            self._begin_call(self._name.split("[")[0].strip())  # `[ARGS]`, or `[CALL_ID]...[ARGS]`, is in between
-            self._value, self._mode = ValueScanner(), self._in_value
-            self._in_value(character)
-        elif character == "\n" or len(self._name) == _LONGEST_NAME:
-            self._fail(character)
-        else:
-            self._name += character
-
     def _in_value(self, character: str) -> None:
         self._value.feed(character)
         self._arguments(character)
@@ -167,22 +300,57 @@ class ToolCallParser:
         if self._value.done:
             self._mode = self._after_call
 
-    def _after_call(self, character: str) -> None:
+    def _in_unquoted(self, character: str) -> None:
+        """Inside arguments that become JSON only when they are complete."""
+        self._value.feed(character)
+        if not self._value.done:
+            return
+        written = self._value.text[1:-1]
+        arguments = python_arguments(written) if self.style.form == "python" else braces(written, self.style.quote)
+        if arguments is None:
+            self._fail(character)
+            return
+        self._begin_call(self._name)
+        self._arguments(json.dumps(arguments, ensure_ascii=False))
+        self._mode = self._after_call
+
+    def _in_arguments(self, character: str) -> None:
+        """Between the arguments of a call that is written as elements."""
+        found = self._signs.argument.fullmatch(self._held, partial=True)
+        if found is not None and not found.partial:
+            key, kind = found["key"], found.groupdict().get("type")
+            self._arguments(f"{', ' if self._any_arguments else '{'}{json.dumps(key, ensure_ascii=False)}: ")
+            self._any_arguments, self._held = True, ""
+            element = self.style.element
+            assert element is not None
+            text = is_text(self._properties.get(key)) if kind is None else kind == element.text_type
+            nested = element.begin if KEY in element.end else ""
+            self._element = ElementScanner(element.end.replace(KEY, key), element.middle, text, nested)
+            self._mode = self._in_element
+        elif found is None:
+            self._arguments("}" if self._any_arguments else "{}")
+            self._mode = self._after_call
+            self._after_call(character)
+
+    def _in_element(self, character: str) -> None:
+        self._arguments(self._element.feed(character))
+        self._held = ""
+        if self._element.done:
+            self._mode = self._in_arguments
+
+    def _after_call(self, character: str) -> None:  # noqa: ARG002
         """After a call: its end mark, the next call, or text."""
-        rest = self._held.lstrip(_SPACE + ";" if self.style.bare else _SPACE)
-        if self._in_list and rest:
-            self._held, self._mode = "", self._in_list_item if rest == "," else self._in_text
-            if rest not in ",]":
-                self._held = character
-                self._in_text(character)
-        elif self.style.bare and rest == "{":
-            self._held = rest
-            self._open(rest)
-        elif rest and rest == self.style.end:
+        found = self._signs.more.fullmatch(self._held, partial=True)
+        if found is not None and not found.partial:
+            self._open(found)
+            return
+        ended = self._signs.end.fullmatch(self._held, partial=True)
+        if ended is not None and not ended.partial:
             self._held, self._mode = "", self._in_text
-        elif rest and not self.style.end.startswith(rest):
+        elif ended is None and found is None:
+            self._held = self._held[self._signs.tail.match(self._held).end() :]
             self._mode = self._in_text
-            self._in_text(character)
+            self._in_text(self._held[-1:])
 
     def _fail(self, character: str) -> None:
         """Emit the held-back text, which is no call; the character that shows this may begin another call."""
@@ -192,27 +360,37 @@ class ToolCallParser:
 
 
 class ValueScanner:
-    """Finds the end of a JSON value by its brackets and quotes, without checking what is between them."""
+    """Finds the end of a value by its brackets and quotes, without checking what is between them.
 
-    def __init__(self) -> None:
+    Texts stand between `"`, or between `quote`; in Python's form, also between `'`.
+    """
+
+    def __init__(self, quote: str = "") -> None:
         self.done = False
         self.text = ""
+        self._quote = quote
         self._depth = 0
-        self._in_text = self._escaped = False
+        self._in_text = ""  # the quote that ends it
+        self._escaped = False
 
     def feed(self, character: str) -> bool:
         """Add a character; returns False if the value ended before it."""
         if self.done:
             return False
+        if self._quote:
+            self.text += character
+            self._between_quotes(character)
+            return True
         if self._in_text:
-            self._in_text = self._escaped or character != '"'
+            ended = character == self._in_text and not self._escaped
+            self._in_text = "" if ended else self._in_text
             self._escaped = character == "\\" and not self._escaped
-            self.done = not self._in_text and self._depth == 0
-        elif character == '"':
-            self._in_text = True
-        elif character in "{[":
+            self.done = ended and self._depth == 0
+        elif character == '"' or (character == "'" and self.text.startswith("(")):
+            self._in_text = character
+        elif character in "{[(":
             self._depth += 1
-        elif character in "}]" and self._depth:
+        elif character in "}])" and self._depth:
             self._depth -= 1
             self.done = self._depth == 0
         elif self._depth == 0 and character in ",}]" + _SPACE:
@@ -220,6 +398,107 @@ class ValueScanner:
             return False
         self.text += character
         return True
+
+    def _between_quotes(self, character: str) -> None:
+        if self.text.endswith(self._quote):
+            self._in_text = "" if self._in_text else self._quote
+        elif not self._in_text and character in "{[":
+            self._depth += 1
+        elif not self._in_text and character in "}]":
+            self._depth -= 1
+            self.done = self._depth == 0
+
+
+class ElementScanner:
+    """Reads a value up to the mark behind it, and makes JSON of it.
+
+    A text is passed on as it comes; anything else when it is complete, as it was written if it is JSON.
+    """
+
+    def __init__(self, end: str, middle: str, text: bool, nested: str = "") -> None:
+        """`end`: the mark; `middle`: what stands before the value; `nested`: the mark of elements within elements."""
+        self.done = False
+        self._ends = regex.compile(("\n?" if end.startswith("\n") else "") + _pattern(end.strip())) if end else _NEVER
+        self._text, self._nested = text, nested
+        self._skips = middle.endswith("\n")
+        self._held = self._value = ""
+        self._begun = False
+
+    def feed(self, character: str) -> str:
+        """Add a character and return the JSON that it completes."""
+        if self._skips:
+            self._skips = False
+            if character == "\n":
+                return ""
+        self._held += character
+        out = ""
+        while self._held:
+            found = self._ends.fullmatch(self._held, partial=True)
+            if found is not None and found.partial:
+                return out
+            if found is not None:
+                self.done, self._held = True, ""
+                return out + self._complete()
+            out += self._take(self._held[0])
+            self._held = self._held[1:]
+        return out
+
+    def finish(self) -> str:
+        """The JSON of what was held back, at the end of the answer."""
+        return self._take(self._held) if self._text and not self._ends.fullmatch(self._held, partial=True) else ""
+
+    def _take(self, text: str) -> str:
+        if not self._text:
+            self._value += text
+            return ""
+        quote, self._begun = "" if self._begun else '"', True
+        return quote + json.dumps(text, ensure_ascii=False)[1:-1]
+
+    def _complete(self) -> str:
+        if self._text:
+            return '"' if self._begun else '""'
+        written = self._value.strip()
+        try:
+            json.loads(written)
+        except (ValueError, RecursionError):
+            return json.dumps(self._other(written), ensure_ascii=False)
+        return written
+
+    def _other(self, written: str) -> Any:
+        """A value that isn't JSON: elements within elements, Python's form, or a text."""
+        if self._nested and written.startswith(self._nested):
+            return _tree(written.replace(self._nested, "<").replace(f"{self._nested[:-1]}</", "</"))
+        found = python_arguments(f"value={written}")
+        return self._value if found is None else found["value"]
+
+
+def _tree(text: str) -> Any:
+    """The value of `<key>value</key>...`: an object, a list if all keys are `item`, else what it says itself."""
+    text = text.strip()
+    parts = regex.findall(r"<([^<>/\s]+)>((?:(?!</?\1>).|(?R))*)</\1>", text, flags=regex.DOTALL)
+    if not parts:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return text
+    if all(key == "item" for key, _ in parts):
+        return [_tree(inside) for _, inside in parts]
+    return {key: _tree(inside) for key, inside in parts}
+
+
+def braces(text: str, quote: str) -> dict[str, Any] | None:
+    """The arguments `key:value,...` whose texts stand between quotes of their own; None if they are something else."""
+    written = "{"
+    for number, part in enumerate(text.split(quote)):
+        if number % 2:
+            written += json.dumps(part, ensure_ascii=False)
+        else:
+            written += regex.sub(r"([{,]|^)\s*([^\s{}\[\],:]+)\s*:", r'\1"\2":', part)
+    try:
+        found = json.loads(written + "}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class CallState(Enum):
@@ -246,6 +525,7 @@ class CallScanner:
         self._key = ""
         self._value = ValueScanner()
         self._any_arguments = False
+        self._nested = False
 
     def take(self) -> str:
         """Return the arguments, as the model wrote them, that arrived since the last `take`."""
@@ -265,12 +545,16 @@ class CallScanner:
             (CallState.KEY, "}"): CallState.DONE,
             (CallState.COLON, ":"): CallState.VALUE,
             (CallState.NEXT, ","): CallState.KEY,
-            (CallState.NEXT, "}"): CallState.DONE,
+            (CallState.NEXT, "}"): CallState.NEXT if self._nested else CallState.DONE,
         }
+        if self.state is CallState.VALUE and self._key == "function" and character == "{" and not self._nested:
+            self.state, self._nested = CallState.KEY, True
+            return
         if self.state is CallState.VALUE:
             self.state = CallState.BROKEN if character in ",}]:" else CallState.IN_VALUE
             self._begin(character)
             return
+        self._nested = self._nested and (self.state, character) != (CallState.NEXT, "}")
         self.state = expected.get((self.state, character), CallState.BROKEN)
         if self.state is CallState.IN_KEY:
             self._begin(character)
@@ -305,7 +589,7 @@ class CallScanner:
             self._pending += character
 
     def _finish_value(self) -> None:
-        if self._key == _NAME:
+        if self._key in _NAME:
             self.name = _text(self._value.text)
         elif self._is_arguments:
             self._any_arguments = True
