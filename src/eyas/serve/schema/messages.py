@@ -164,7 +164,7 @@ class Tool(CacheMarks):
 
 def tool_schemas(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     """The tools as chat templates expect them."""
-    shown = {"type": True, "function": {"name", "description", "parameters", "strict"}}
+    shown: dict[str, bool | set[str]] = {"type": True, "function": {"name", "description", "parameters", "strict"}}
     return [tool.model_dump(mode="json", exclude_none=True, include=shown) for tool in tools or ()]
 
 
