@@ -71,12 +71,7 @@ def test_tokenize_continues_it_too(ask: Ask) -> None:
         ("/tokenize", {"prompt": "a", "add_generation_prompt": False}, "need messages"),
         (COMPLETIONS, {"prompt": "a", "best_of": 2}, "aren't ranked"),
         (COMPLETIONS, {"prompt": "a", "best_of": 1, "n": 2}, "less than n"),
-        (CHAT, {"messages": [{"role": "user", "content": "a", "annotations": []}]}, "annotations"),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "a", "provider_specific_fields": {}}]},
-            "provider_specific_fields is only allowed in assistant messages",
-        ),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "prefix": True}]}, "only allowed in assistant messages"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "reasoning": "b"}]}, "only an assistant reasons"),
         (
             CHAT,

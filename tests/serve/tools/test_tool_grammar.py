@@ -61,9 +61,8 @@ def allowed(text: str, choice: Any, style: ToolStyle, special: bool, tools: Any 
 
 
 def written(style: ToolStyle, *calls: tuple[str, Any]) -> str:
-    objects = [
-        json.dumps({"name": name, style.before_arguments.split(chr(34))[2]: arguments}) for name, arguments in calls
-    ]
+    key = "parameters" if style is LLAMA3 else "arguments"
+    objects = [json.dumps({"name": name, key: arguments}) for name, arguments in calls]
     if style is HERMES:
         return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
     if style is LLAMA3:

@@ -94,7 +94,7 @@ class ToolStyle:
 
 def object_style(begin: str, end: str, key: str = "arguments", between: str | None = None) -> ToolStyle:
     """Calls as JSON objects with the arguments under `key`; `between` is by default `end` and `begin` again."""
-    around = f'{{"name": "{NAME}', f'", "{key}": ', "}"
+    around = '{"name": "', f'", "{key}": ', "}"
     return ToolStyle("object", begin, f"{end}\n{begin}" if between is None else between, end, *around)
 
 
