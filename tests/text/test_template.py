@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from eyas.errors import RequestError
 from eyas.text.chats import FunctionCall, Message, ToolCall
-from eyas.text.template import ControlTokens, encode_chat, encode_text, template_variables
+from eyas.text.template import ChatTemplate, ControlTokens, encode_chat, encode_text, template_variables
 
 
 def test_encoding(tokenizer: Any) -> None:
@@ -139,6 +139,46 @@ def test_calls_tools_and_variables_are_text(calling: Any) -> None:
     ids = encode_chat(calling, chat, tools, variables={"mood": "<|end|>"})
     assert list(ids).count(calling.convert_tokens_to_ids("<|end|>")) == 1
     assert calling.decode(ids).count("<|end|>") == 5
+
+
+CALLS = "{% for c in m.tool_calls or [] %}[{{ c.function.name }}]{% endfor %}"
+WANTING_CONTENT = (
+    "{{ m.content.split('</think>')[-1] }}" + CALLS,
+    "{{ 'said ' + m.content }}" + CALLS,
+    "{% if m.content is defined %}{{ m.content }}" + CALLS + "{% endif %}",
+    "{{ m.content | trim | tojson }}",
+    "{% if m.reasoning_content %}{{ m.content + '' }}{% endif %}" + CALLS,
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content + '' }}{% endif %}" + CALLS,
+)
+"""What templates make of a message m that calls tools, if it has a content."""
+
+
+@pytest.mark.parametrize("source", WANTING_CONTENT)
+@pytest.mark.parametrize("reasoning", [None, "hm"])
+def test_a_call_without_content_is_encoded_as_one_with_an_empty_one(
+    tokenizer: Any, source: str, reasoning: str | None
+) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = f"{{% for m in messages %}}<|user|>{source}<|end|>{{% endfor %}}"
+    calls = (ToolCall(function=FunctionCall(name="f", arguments={"x": 1})),)
+    null, empty = (
+        [*said("q"), Message(role="assistant", content=content, tool_calls=calls, reasoning_content=reasoning),
+         Message(role="tool", content="1"), *said("q")]
+        for content in (None, "")
+    )  # fmt: skip
+    assert encode_chat(made, null) == encode_chat(made, empty)
+    template = ChatTemplate(made)
+    assert template.render(template.turns(null), None) == template.render(template.turns(empty), None)
+
+
+def test_a_template_that_takes_a_call_without_content_gets_none(tokenizer: Any) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = (
+        "{% for m in messages %}{{ '<|user|>' + m.content if m.content is defined }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}{% endfor %}"
+    )
+    call = ToolCall(function=FunctionCall(name="f", arguments={}))
+    assert made.decode(encode_chat(made, [Message(role="assistant", tool_calls=(call,))])) == "f"
 
 
 def test_many_special_tokens_and_long_hostile_texts_take_no_time(tokenizer: Any) -> None:

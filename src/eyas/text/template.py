@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from eyas.errors import ModelError, RequestError, RowError
 from eyas.text.chats import Message
@@ -32,10 +32,15 @@ _GENERATION_TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 _FUNCTIONS = frozenset({"raise_exception", "strftime_now"})
 """Functions that transformers offers to every template, in addition to Jinja's own."""
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
-_CHAT_WITH_CALL: list[Turn] = [
-    {"role": "user", "content": "What is an eyas?"},
-    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
-]
+_CALLING: Turn = {"role": "assistant", "tool_calls": [_CALL]}
+_QUESTION: Turn = {"role": "user", "content": "What is an eyas?"}
+_RESULT: Turn = {"role": "tool", "tool_call_id": "call00000", "content": "a young falcon"}
+_CHATS_WITH_CALLS: tuple[list[Turn], ...] = (
+    [_QUESTION, _CALLING],
+    [_QUESTION, {**_CALLING, "reasoning_content": "I look it up."}, _RESULT],
+    [_QUESTION, _CALLING, _RESULT, {"role": "assistant", "content": "A falcon."}, _QUESTION, _CALLING, _RESULT],
+)
+"""Chats in which the assistant calls tools without saying anything."""
 
 
 def required(tokenizer: Any) -> Any:
@@ -228,12 +233,15 @@ class ChatTemplate:
         self._tokenizer = tokenizer
 
     def turns(self, messages: Sequence[Message]) -> list[Turn]:
-        """The messages as this template reads them: most want a call's arguments as an object, some as text."""
+        """The messages as this template reads them.
+
+        Most templates want a call's arguments as an object, some as text; some want a content with every call.
+        """
         return _template_turns(self._tokenizer, messages)
 
     def shows_calls(self) -> bool:
         """Whether the template renders tool calls at all."""
-        return _arguments_form(self._tokenizer, str(self._tokenizer.chat_template)) is not None
+        return _call_form(self._tokenizer, str(self._tokenizer.chat_template)).calls_shown > 0
 
     def render(self, turns: Sequence[Turn], tools: Sequence[dict[str, Any]] | None, prompt: bool = False) -> str:
         """The chat as text, with `prompt` up to where the assistant begins; RowError if the template refuses it."""
@@ -286,35 +294,59 @@ def _undeclared_variables(source: str) -> frozenset[str]:
     return frozenset(read - environment.globals.keys() - _FUNCTIONS)
 
 
+class _CallForm(NamedTuple):
+    """How a template wants the messages that call tools."""
+
+    arguments_as_text: bool
+    wants_content: bool
+    """Whether a message without content must have an empty one. transformers leaves out what is None."""
+    calls_shown: int = 0
+    """Of those in `_CHATS_WITH_CALLS`."""
+    chats_taken: int = 0
+    """Of `_CHATS_WITH_CALLS`."""
+
+    def tried(self, template: ChatTemplate) -> _CallForm:
+        """The same form, with what a template makes of it."""
+        tries = [_rendered(template, [self.applied(turn) for turn in chat]) for chat in _CHATS_WITH_CALLS]
+        texts = [text for text in tries if text is not None]
+        # an object that the template concatenated to a string shows as Python's repr
+        calls = sum(text.count("look_up") for text in texts if "{'word'" not in text)
+        return self._replace(calls_shown=calls, chats_taken=len(texts))
+
+    def applied(self, turn: Turn) -> Turn:
+        if "tool_calls" not in turn:
+            return turn
+        calls = [{**call, "function": self._function(call["function"])} for call in turn["tool_calls"]]
+        given = {"content": turn.get("content") or ""} if self.wants_content else {}
+        return {**turn, **given, "tool_calls": calls}
+
+    def _function(self, function: dict[str, Any]) -> dict[str, Any]:
+        arguments = function["arguments"]
+        if not self.arguments_as_text or isinstance(arguments, str):
+            return function
+        return {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}
+
+
 def _template_turns(tokenizer: Any, messages: Sequence[Message]) -> list[Turn]:
     turns = [message.for_template() for message in messages]
     calls = any("tool_calls" in turn for turn in turns)
-    if calls and _arguments_form(tokenizer, str(tokenizer.chat_template)) == "text":
-        for turn in turns:
-            _arguments_to_text(turn)
-    return turns
-
-
-def _arguments_to_text(turn: Turn) -> None:
-    for call in turn.get("tool_calls", ()):
-        function = call["function"]
-        if not isinstance(function["arguments"], str):
-            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+    if not calls:
+        return turns
+    form = _call_form(tokenizer, str(tokenizer.chat_template))
+    return [form.applied(turn) for turn in turns]
 
 
 @lru_cache(maxsize=16)
-def _arguments_form(tokenizer: Any, source: str) -> str | None:  # noqa: ARG001  # a template can be replaced
-    """Whether the template wants a call's arguments as `object` or as `text`; None if it shows no calls either way."""
+def _call_form(tokenizer: Any, source: str) -> _CallForm:  # noqa: ARG001  # a template can be replaced
+    """The form in which the template shows the most calls, else refuses the fewest chats; the first of several."""
     template = ChatTemplate(tokenizer)
-    as_text = [dict(turn) for turn in json.loads(json.dumps(_CHAT_WITH_CALL))]
-    for turn in as_text:
-        _arguments_to_text(turn)
-    for form, turns in (("object", _CHAT_WITH_CALL), ("text", as_text)):
-        try:
-            text = template.render(turns, None)
-        except RowError:
-            continue
-        # an object that the template concatenated to a string shows as Python's repr
-        if "look_up" in text and "{'word'" not in text:
-            return form
-    return None
+    forms = [_CallForm(as_text, wants) for as_text in (False, True) for wants in (False, True)]
+    tried = [form.tried(template) for form in forms]
+    return max(tried, key=lambda form: (form.calls_shown, form.chats_taken))
+
+
+def _rendered(template: ChatTemplate, turns: Sequence[Turn]) -> str | None:
+    try:
+        return template.render(turns, None)
+    except RowError:
+        return None
