@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 from eyas.engine.fair_queue import client_of
@@ -59,7 +60,9 @@ class ChoiceOutput:
         `score_all`: also report log-probabilities of tokens without text, such as the end token.
         """
         special = special_token_ids(tokenizer)
-        self._detokenizer = Detokenizer(tokenizer, special if body.skip_special_tokens is False else kept)
+        kept = special if body.skip_special_tokens is False else kept
+        self._detokenizer = Detokenizer(tokenizer, kept)
+        self._left_out = {token: tokenizer.added_tokens_decoder[token].content for token in special - kept}
         self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
         self._token_by_token, self._score_all = bool(body.stop_strings), score_all
         self._hidden_stops = (
@@ -113,12 +116,16 @@ class ChoiceOutput:
                 self._scored.append(ScoredToken(self._detokenized, chunk.logprobs[i]))
             if i < shown:
                 self._add_text(self._detokenizer.push(token), delta)
+            if token in self._left_out:  # stop strings are looked for in the whole text
+                self._end_at(self._stops.push(self._left_out[token], shown=False), delta)
             if self.finish_reason is not None:
                 return
 
     def _add_text(self, text: str, delta: OutputDelta) -> None:
         self._detokenized += len(text)
-        cut = self._stops.push(text)
+        self._end_at(self._stops.push(text), delta)
+
+    def _end_at(self, cut: CutText, delta: OutputDelta) -> None:
         self._emit(cut.text, delta)
         if cut.stop is not None:
             self.finish_reason, self.stop_string = "stop", cut.stop
@@ -148,25 +155,35 @@ class StopStrings:
         self._included = included
         self._patterns = [_Pattern(stop) for stop in stops]
         self._held = ""  # may be the beginning of a stop string
+        self._shown: list[bool] = []  # by character of the held text
 
-    def push(self, piece: str) -> CutText:
-        """Add a piece and return the text up to where a stop string begins or may begin."""
-        if not self._patterns:
-            return CutText(piece)
-        text = self._held + piece
-        for end, character in enumerate(piece, start=len(self._held) + 1):
+    def push(self, piece: str, shown: bool = True) -> CutText:
+        """Add a piece and return the text up to where a stop string begins or may begin.
+
+        A piece that isn't `shown`, such as a special token's text, may be part of a stop string, but is never returned
+        outside of one.
+        """
+        start = len(self._held)
+        self._held += piece
+        self._shown += [shown] * len(piece)
+        for end, character in enumerate(piece if self._patterns else "", start=start + 1):
             complete = [pattern.text for pattern in self._patterns if pattern.step(character)]
             if complete:
-                self._held, longest = "", max(complete, key=len)
-                return CutText(text[: end if self._included else end - len(longest)], longest)
-        kept = len(text) - max(pattern.matched for pattern in self._patterns)
-        self._held = text[kept:]
-        return CutText(text[:kept])
+                longest = max(complete, key=len)
+                text = self._take(end - len(longest))
+                self._held, self._shown = "", []
+                return CutText(text + longest if self._included else text, longest)
+        return CutText(self._take(len(self._held) - max((pattern.matched for pattern in self._patterns), default=0)))
 
     def finish(self) -> str:
         """Return what was held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        return self._take(len(self._held))
+
+    def _take(self, count: int) -> str:
+        """Remove the first `count` characters of the held text and return those that are shown."""
+        text = "".join(compress(self._held[:count], self._shown))
+        self._held, self._shown = self._held[count:], self._shown[count:]
+        return text
 
 
 class _Pattern:
