@@ -24,6 +24,8 @@ FOUNDATION = frozenset(
         "gguf_config",
         "gguf_keys",
         "gguf_splits",
+        "gguf_vocabulary",
+        "gguf_tokenizer",
         "gguf_target",
         "assets",
         "hub",
@@ -46,7 +48,11 @@ ALLOWED: dict[str, frozenset[str]] = {
     "gguf_keys": frozenset({"errors", "gguf"}),
     "gguf_config": frozenset({"errors", "gguf", "gguf_keys"}),
     "gguf_splits": frozenset(),
-    "gguf_target": frozenset({"errors", "files", "gguf", "gguf_config", "gguf_splits", "machine", "runtime"}),
+    "gguf_vocabulary": frozenset({"errors", "gguf", "gguf_splits"}),
+    "gguf_tokenizer": frozenset({"errors", "gguf", "gguf_splits", "gguf_vocabulary"}),
+    "gguf_target": frozenset(
+        {"errors", "files", "gguf", "gguf_config", "gguf_tokenizer", "gguf_vocabulary", "machine", "runtime"}
+    ),
     "assets": frozenset({"gguf_target"}),
     "hub": frozenset({"assets", "errors", "gguf_target"}),
     "recipes": frozenset({"config", "errors"}),

@@ -1,7 +1,7 @@
 """Reading GGUF files strictly: every count and offset is checked against the file's length before it is used.
 
 The layout follows llama.cpp's specification, versions 2 and 3, little endian. Arrays of strings, such as a tokenizer's
-tokens, are skipped: only their length is kept.
+tokens, are skipped when a file is opened; `Gguf.array` reads one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class SkippedArray:
     """An array of strings, or a long one of numbers, that was skipped."""
 
     count: int
+    kind: int
+    """The number of its values' GGUF type."""
+    start: int
+    """Its first byte in the file."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,19 @@ class Gguf:
                 raise self._bad(f"the key {key} appears twice")
             self.metadata[key] = self._value(self._number("I"))
         self.tensors = self._tensors(tensors)
+
+    def array(self, key: str) -> list[Any] | None:
+        """The values of the array under a key, also of one that was skipped; None if there is no such key.
+
+        Raises CheckpointError if it isn't an array.
+        """
+        value = self.metadata.get(key)
+        if isinstance(value, SkippedArray):
+            self._at = value.start
+            return self._texts(value.count) if value.kind == _TEXT else self._numbers(value.kind, value.count)
+        if value is not None and not isinstance(value, list):
+            raise CheckpointError(f"{self.path}: the key {key} isn't an array")
+        return value
 
     def blocks(self, name: str, rows: Tensor) -> Tensor:
         """The blocks [rows, B, bytes] uint8 of the given rows of a quantized tensor, as stored in the file.
@@ -163,21 +180,40 @@ class Gguf:
             return self._skipped_texts(self._count("Q", 8, most=2**32))
         if inner not in _SCALARS:
             raise self._bad("an array of arrays")
-        format_ = _SCALARS[inner]
-        size = struct.calcsize("<" + format_)
+        size = struct.calcsize("<" + _SCALARS[inner])
         count = self._count("Q", size, most=2**32)
-        raw = self._take(count * size)
-        return list(struct.unpack(f"<{count}{format_}", raw)) if count <= _MOST else SkippedArray(count)
+        if count <= _MOST:
+            return self._numbers(inner, count)
+        skipped = SkippedArray(count, inner, self._at)
+        self._take(count * size)
+        return skipped
+
+    def _numbers(self, kind: int, count: int) -> list[Any]:
+        format_ = f"<{count}{_SCALARS[kind]}"
+        return list(struct.unpack(format_, self._take(struct.calcsize(format_))))
+
+    def _texts(self, count: int) -> list[str]:
+        length, data, at, texts = struct.Struct("<Q").unpack_from, self._data, self._at, []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + length(data, at)[0]
+                texts.append(data[start:at].decode("utf-8"))
+        except UnicodeDecodeError as error:
+            self._at = start
+            raise self._bad(f"text that is not UTF-8: {error}") from error
+        return texts
 
     def _skipped_texts(self, count: int) -> SkippedArray:
         """Skip `count` strings without decoding them: a tokenizer has a hundred thousand."""
+        start = self._at
         length, last = struct.Struct("<Q").unpack_from, len(self._data) - 8
         for _ in range(count):
             if self._at > last:
                 raise self._bad("it ends in the middle: is it complete?")
             self._at += 8 + length(self._data, self._at)[0]
         self._take(0)  # the last string must end inside the file, too
-        return SkippedArray(count)
+        return SkippedArray(count, _TEXT, start)
 
     def _text(self) -> str:
         try:

@@ -1,13 +1,13 @@
-"""How byte-level tokenizers of GGUF files split text before merging: the rules that `tokenizer.ggml.pre` names.
+"""How BPE tokenizers of GGUF files split text before merging: the rules that `tokenizer.ggml.pre` names.
 
 A rule is a sequence of regular expressions; each splits its matches off from the pieces so far. They come from
 llama.cpp (`llm_tokenizer_bpe` in `llama-vocab.cpp`) or, where llama.cpp quotes a model's tokenizer.json but only
-approximates it, from that file. transformers knows some rules, depending on its release, and uses GPT-2's for the rest.
+approximates it, from that file.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 _ENDINGS, _SPACES, _THREE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+", r"\p{N}{1,3}"
 _WORD, _SIGNS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+"
@@ -29,7 +29,7 @@ _CASED = (
     "ῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"  # noqa: RUF001
 )
 
-SPLITS: dict[str, tuple[str, ...]] = {
+_SPLITS: dict[str, tuple[str, ...]] = {
     name: tuple(expressions)
     for names, *expressions in (
         ("default", r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"),
@@ -62,6 +62,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
         ("minicpm5", _THREE, _MINICPM5),
         ("ufakzeka", rf"{_WORD}|\p{{N}}|{_SIGNS}[\r\n]*|{_SPACES}"),
         ("laguna", r"[^\n]+|[\n]+", _QWEN2),
+        ("gemma4 granite-embed-multi-311m sarvam-moe", r"[^\n]+|[\n]+"),
         ("superbpe", r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
         ("jais-2", rf"{_ENDINGS}|{_WORD}|{_THREE}|{_SIGNS}[\r\n]*|\s*[\r\n]+|"
          + "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s"),
@@ -70,19 +71,38 @@ SPLITS: dict[str, tuple[str, ...]] = {
     )
     for name in names.split()
 }  # fmt: skip
-"""Rule -> its regular expressions."""
+_BEGINS = frozenset(
+    "chameleon falcon-h1 falcon3 jina-v5-nano lfm2 llama-bpe llama-v3 llama3 midm-2.0 pixtral tekken".split()
+)
 _WHOLE = frozenset(
     "falcon-h1 falcon3 glm4 glm5 jina-v5-nano lfm2 llama-bpe llama-v3 llama3 midm-2.0 minicpm5 pixtral tekken "
     "youtu".split()
 )
-"""Rules of vocabularies that take a piece whole if it is a token, whether or not merges lead to it."""
+_PLAIN = frozenset({"gemma4", "granite-embed-multi-311m", "sarvam-moe"})
 
 
-def split_as(tokenizer: Any, rule: str) -> None:
-    """Make a byte-level BPE of `tokenizers` split text by `rule`, a key of `SPLITS`."""
+class Rule(NamedTuple):
+    """One rule, and what llama.cpp ties to its name."""
+
+    expressions: tuple[str, ...]
+    """Each splits its matches off from the pieces so far."""
+    begins: bool
+    """Whether texts begin with the bos token if the file doesn't say."""
+    whole: bool
+    """Whether a piece that is a token is taken whole, whether or not merges lead to it."""
+    byte_level: bool
+    """Whether tokens are written in GPT-2's alphabet of bytes; otherwise in plain text, with ▁ for a space."""
+
+
+RULES = {name: Rule(found, name in _BEGINS, name in _WHOLE, name not in _PLAIN) for name, found in _SPLITS.items()}
+"""Name -> rule."""
+
+
+def pre_tokenizer(rule: Rule) -> Any:
+    """The part of a `tokenizers` tokenizer that splits text by a rule."""
     from tokenizers import Regex, pre_tokenizers
 
-    cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in SPLITS[rule]]
-    codes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, codes])
-    tokenizer.model.ignore_merges = rule in _WHOLE
+    cuts: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in rule.expressions]
+    if rule.byte_level:
+        cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(cuts)

@@ -1,22 +1,17 @@
 """Targets in GGUF files: their config and tokenizer are converted to a folder of transformers' files.
 
-transformers takes seconds to read a tokenizer from a GGUF file, so it is done once. The folder lies in the cache
-directory, under a name that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads
-it like any model; only code that reads weights calls `weights_file`.
+Building a tokenizer takes a second or more, so it is done once. The folder lies in the cache directory, under a name
+that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads it like any model; only code that reads weights calls `weights_file`.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
-from eyas.gguf_splits import SPLITS, split_as
 from eyas.runtime import LOADING
 
 _SUFFIX = ".gguf"
@@ -24,8 +19,7 @@ WEIGHTS = "gguf.path"
 """The file in such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
 """llama.cpp's architectures that are drafters."""
-_LOG = logging.getLogger("eyas")
-_FORM = 4
+_FORM = 5
 """Version of the folders' contents; a change makes them be converted again."""
 _IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<file>.+\.gguf)", re.IGNORECASE)
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
@@ -107,36 +101,22 @@ def _folder_made(file: Path, folder: Path) -> Path:
 
 def _convert(file: Path, folder: Path) -> None:
     """Write config, generation config, tokenizer and chat template of a GGUF file in transformers' format."""
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
     from eyas.gguf import Gguf  # it imports torch
     from eyas.gguf_config import Model
+    from eyas.gguf_tokenizer import build_tokenizer
+    from eyas.gguf_vocabulary import read_scheme, read_vocabulary
 
     opened = Gguf(file)
-    metadata, config = opened.metadata, Model.read(opened).config()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, trust_remote_code=False)
-    except Exception as error:  # transformers' reader may raise anything
-        raise ModelError(f"transformers can't read the model in {file}: {type(error).__name__}: {error}") from error
+    config, scheme = Model.read(opened).config(), read_scheme(opened)
     config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
-    if metadata.get("tokenizer.ggml.model") == "gpt2":  # a byte-level BPE
-        split_as(tokenizer.backend_tokenizer, _splitting_rule(file, metadata))
-    tokenizer.save_pretrained(folder)
-
-
-def _splitting_rule(file: Path, metadata: Mapping[str, Any]) -> str:
-    """The rule by which a file's tokenizer splits text. Raises ModelError for an unknown one."""
-    rule = metadata.get("tokenizer.ggml.pre")
-    if rule is None:
-        _LOG.warning("%s doesn't say how to split text: the rule `default` is used, as in llama.cpp", file)
-        return "default"
-    if rule not in SPLITS:
-        raise ModelError(
-            f"the tokenizer in {file} splits text by the rule {rule}, which eyas doesn't know: its tokens would differ "
-            "from those that the model was trained on; use the model's own folder"
-        )
-    return str(rule)
+    generation = GenerationConfig.from_model_config(config)
+    if scheme is not None:
+        vocabulary = read_vocabulary(opened, scheme)
+        generation.eos_token_id = sorted(vocabulary.ends) or None
+        build_tokenizer(scheme, vocabulary).save_pretrained(folder)
+    generation.save_pretrained(folder)
 
 
 def _downloaded(repository: str, file: str) -> Path:

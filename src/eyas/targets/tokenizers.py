@@ -17,8 +17,10 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME, cached_file
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from eyas.assets import named_target
-from eyas.errors import ModelError, UsageError
+from eyas.errors import EyasError, ModelError, UsageError
 from eyas.files import read_text
+from eyas.gguf_target import weights_file
+from eyas.gguf_tokenizer import load_built
 from eyas.hub import find_model, why_unreadable
 from eyas.targets.adapters import base_of, tokenizer_source
 
@@ -41,7 +43,9 @@ def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     found = find_model(tokenizer_source(named_target(name)))
     try:
         present = any(_has(found, file) for file in _FILES)
-        tokenizer = AutoTokenizer.from_pretrained(found, trust_remote_code=False) if present else None
+        tokenizer = _loaded(found) if present else None
+    except EyasError:
+        raise
     except Exception as error:  # tokenizers raises plain Exception, other libraries whatever a bad file causes
         raise ModelError(f"can't load the tokenizer of {name}: {why_unreadable(error)}") from error
     if tokenizer is None:
@@ -57,6 +61,11 @@ def load_tokenizer(name: str | Path, chat_template: str | None = None) -> Any:
     if chat_template is not None:
         tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def _loaded(name: str) -> Any:
+    file = weights_file(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False) if file is None else load_built(name, file)
 
 
 def read_chat_template(file: str | Path) -> str:
@@ -103,7 +112,8 @@ def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
     except OSError:  # transformers does the same
         file = CONFIG_NAME
         config = GenerationConfig.from_pretrained(found, config_file_name=file, _from_model_config=True)
-    origins = dict.fromkeys(_as_ids(config.eos_token_id), file)
+    weights = weights_file(found)
+    origins = dict.fromkeys(_as_ids(config.eos_token_id), file if weights is None else weights.name)
     for token in turn_end_ids(tokenizer):
         origins.setdefault(token, f"the tokenizer's {tokenizer.eos_token}, in chats: the template ends turns with it")
     return origins
