@@ -1,7 +1,8 @@
 """Targets in GGUF files: their config and tokenizer are converted to a folder of transformers' files.
 
 Building a tokenizer takes a second or more, so it is done once. The folder lies in the cache directory, under a name
-that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads it like any model; only code that reads weights calls `weights_file`.
+that changes with the file, and names the GGUF file that has the weights. The rest of eyas reads it like any model; only
+code that reads weights calls `weights_file`.
 """
 
 from __future__ import annotations
