@@ -335,6 +335,7 @@ def guarded(debug: bool, command: str = "") -> Iterator[None]:
     finally:
         log.removeHandler(warnings)
         LOADING.removeHandler(progress)
+        LOADING.setLevel(logging.NOTSET)
 
 
 class _Warnings(logging.Handler):
