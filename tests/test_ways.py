@@ -118,7 +118,10 @@ def test_a_token_goes_its_way(tmp_path: Path, temperature: float) -> None:
     assert entered - named <= passed_along | {"targets/transformers_names.py"}
     native = {"targets/native/decoder.py", "targets/native/linears.py"}
     modules = {"targets/linears.py", "targets/attention.py", "targets/taps.py"}
-    assert named - entered <= {"cli/decode/generate.py"} | (modules if engine.target.native else native | modules)
+    # a drafter runs in whichever way this machine is faster
+    drafter = {"targets/native/levels.py", "drafters/kinds/eagle3.py", "drafters/network.py"}
+    optional = {"cli/decode/generate.py"} | drafter
+    assert named - entered <= optional | (modules if engine.target.native else native | modules)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -108,11 +108,16 @@ def _pieces(vocabulary: Vocabulary) -> list[tuple[str, float]]:
         score for score, kind in zip(vocabulary.scores, vocabulary.kinds, strict=True) if kind == TokenKind.NORMAL
     ]
     least = min(normal, default=0.0)
-    scores = {TokenKind.NORMAL: None, TokenKind.UNUSED: None, TokenKind.USER_DEFINED: 0.0}
     return [
-        (text, score if scores.get(kind, least) is None else scores.get(kind, least))
+        (text, _piece_score(kind, score, least))
         for text, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.kinds, strict=True)
     ]
+
+
+def _piece_score(kind: int, score: float, least: float) -> float:
+    if kind in (TokenKind.NORMAL, TokenKind.UNUSED):
+        return score
+    return 0.0 if kind == TokenKind.USER_DEFINED else least
 
 
 def _merges_by_score(ids: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
