@@ -173,7 +173,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3": Architecture(
         "qwen3", _RMS_MODEL | _DENSE | _NO_WINDOW, fixed={"hidden_act": "silu", "use_sliding_window": False},
-        present={"attention_bias": "attn_q.bias"}, sized_heads=True,
+        sized_heads=True,
     ),
     "qwen3moe": Architecture(
         "qwen3_moe",
@@ -183,7 +183,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "hidden_act": "silu", "use_sliding_window": False, "norm_topk_prob": True, "decoder_sparse_step": 1,
             "mlp_only_layers": [],
         },
-        present={"attention_bias": "attn_q.bias"}, sized_heads=True,
+        sized_heads=True,
     ),
     "phi3": Architecture(
         "phi3",
