@@ -120,7 +120,7 @@ LINES: list[tuple[str, str]] = [
     ("verify {t} --draft-model ./mien --prompt-file {f}/prompts.jsonl", "there is no ./mien"),
     ("inspect ./mien", "there is no ./mien"),
     ("inspect {t} --model ./mien", "there is no ./mien"),
-    ("inspect", "Missing argument 'DIR_OR_ID'"),
+    ("inspect", "Missing argument 'MODEL'"),
     ("doctor {t} --draft-model ./mien", "there is no ./mien"),
     ("doctor {t} --draft-model {d} --fix {f}", "exists and isn't empty"),
     ("doctor {t} --draft-model {d} -n 0", "--num-speculative-tokens"),

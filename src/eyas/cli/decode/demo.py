@@ -48,7 +48,7 @@ _TURN = 0.1
 class DemoTarget(RuntimeOptions):
     """The target, by default the small model that comes with eyas."""
 
-    ALIASES: ClassVar = ModelArgument
+    ALIASES: ClassVar[type] = ModelArgument
     model: Annotated[str, Option("--model", "--model-path", help=f"Your own model: {A_TARGET} (the default).")] = (
         SMOLLM2
     )

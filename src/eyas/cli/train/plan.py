@@ -12,7 +12,7 @@ from eyas.cli.common.build import quiet
 from eyas.cli.common.display import note, output
 from eyas.cli.common.options import Final, States, Taps, parse_final, parse_taps
 from eyas.errors import UsageError
-from eyas.hub import find_target
+from eyas.hub import find_config
 from eyas.tables import show_table
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def plan(
     final_kind, top = parse_final(final)
     drafter.check()
     hardware.check()
-    find_target(model)
+    find_config(model)
     quiet()
     from eyas.data.store.layout import ShardLayout
     from eyas.plan.costs import Workload, model_size, storage
