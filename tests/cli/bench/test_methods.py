@@ -67,7 +67,7 @@ def test_figures_of_every_method(bench: Run, pair: Pair, tmp_path: Path) -> None
     assert {row["method"] for row in report["stats"]} == {"none", "eagle3", "ngram"}
     assert plot.read_bytes().startswith(b"<?xml")
     assert report["fastest"] in ("none", "eagle3", "ngram")
-    assert "Fastest: " in result.stdout
+    assert "Fastest: " in result.stdout or "margins" in result.stdout  # where no method is surely the fastest
     comes_next = result.stderr.splitlines()[-1]
     if report["impossible"]:  # timings of tiny models
         assert comes_next.startswith(f"next: eyas bench methods {pair.model} --method eagle3 --method ngram")

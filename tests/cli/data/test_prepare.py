@@ -19,7 +19,7 @@ def test_tables_for_people_and_json_for_machines(run: Run, pair: Pair, tmp_path:
         "data", "prepare", f"{file},weight=2", "--model", pair.model, "--output", tmp_path / "out", "--samples", 20
     )
     assert done.exit_code == 0, done.stderr
-    for words in ("what was read", "what was written", "answer tokens", "a.jsonl:31", "same prompt as another chat"):
+    for words in ("what was read", "what was written", "answer", "a.jsonl:31", "same prompt as another chat"):
         assert words in done.stdout
     assert f"{tmp_path / 'out'} is complete" in done.stderr
     named = f"--model {pair.model} --chats {tmp_path / 'out'} --output {tmp_path / 'answers'}"

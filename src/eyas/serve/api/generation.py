@@ -60,9 +60,9 @@ class ChoiceOutput:
         `score_all`: also report log-probabilities of tokens without text, such as the end token.
         """
         special = special_token_ids(tokenizer)
-        kept = special if body.skip_special_tokens is False else kept
-        self._detokenizer = Detokenizer(tokenizer, kept)
-        self._left_out = {token: tokenizer.added_tokens_decoder[token].content for token in special - kept}
+        shown = special if body.skip_special_tokens is False else kept
+        self._detokenizer = Detokenizer(tokenizer, shown)
+        self._left_out = {token: tokenizer.added_tokens_decoder[token].content for token in special - shown}
         self._stops = StopStrings(body.stop_strings, included=bool(body.include_stop_str_in_output))
         self._token_by_token, self._score_all = bool(body.stop_strings), score_all
         self._hidden_stops = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 from torch import Tensor, nn
 
 from eyas.config import StrictModel, validated
@@ -149,6 +149,14 @@ class DrafterShape(StrictModel):
     dropout: float | None = Field(default=None, ge=0, lt=1)
     # further fields of the kind's config, by their names there
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_empty_options(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Runs and sweeps that began before there were options are the same ones, and go on."""
+        dumped: dict[str, Any] = serialize(self)
+        if not dumped.get("options", True):
+            del dumped["options"]
+        return dumped
 
     @field_validator("kind")
     @classmethod

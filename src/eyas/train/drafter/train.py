@@ -349,8 +349,6 @@ def _train(written: DrafterTrainConfig, dtype: str, processes: ProcessGroup, loa
         if any(map(prompt_of, data.rows["validation"])):
             write_prompts(config.output / PROMPTS, data.rows["validation"], MEASURED)
     identity = config.model_dump(mode="json", exclude=ELSEWHERE) | origin.identity
-    if not config.shape.options:  # runs that began before there were options go on
-        del identity["shape"]["options"]
     train(run, loop, config.output, processes, identity)
     return run.finish()
 
