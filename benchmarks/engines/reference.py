@@ -73,7 +73,9 @@ def _recorded_leads() -> Iterator[list[float]]:
         found.append(float(best - second))
         return best_children(logits, *rest)
 
-    with patch.object(decoding, "best_children", recorded):
+    # a native search ranks all levels in one call, where no lead can be seen
+    one_by_one = patch.object(decoding.NativeLevels, "can_search", False)
+    with one_by_one, patch.object(decoding, "best_children", recorded):
         yield found
 
 
