@@ -182,7 +182,13 @@ def test_prose_is_no_style() -> None:
     """The calls of Apriel and MiniMax are written in another way than the text about tools mentions."""
     style = style_of("list")
     assert style.begin == "<tool_calls>["
-    assert read(style, ['<tool_calls>[{"name": "f", "arguments": {"x": 1}}]</tool_calls>']) == ("", [["f", '{"x": 1}']])
+    calls = '<tool_calls>[{"name": "f", "arguments": {"x": 1}}]</tool_calls>'
+    assert read(style, [calls]) == ("", [["f", '{"x": 1}']])
+    bare = "{% if tools %}<tool_call></tool_call>{% endif %}{% for m in messages %}{% if m.tool_calls %}"
+    found = detect_tool_style(bare + "<tool_calls>[{{ m.tool_calls | tojson }}]</tool_calls>{% endif %}{% endfor %}")
+    assert found is not None
+    assert read(found, [calls]) == ("", [["f", '{"x": 1}']])
+    assert read(found, list(calls)) == ("", [["f", '{"x": 1}']])
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def tool_call_grammar(
     grammar = _CallGrammar(style, tokenizer)
     begin, begin_rest = ("", "") if style.begun and forced else _split(style.begin)
     if not forced and (style.bare or style.begun or NAME in begin):
-        raise RequestError("strict tools need tool_choice required: this model's calls begin like any other text")
+        raise RequestError(f"strict tools need tool_choice required: {style.name} calls begin like any other text")
     first, more = [], []
     for function in functions:
         name = function["name"]

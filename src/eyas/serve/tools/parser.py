@@ -112,15 +112,19 @@ def signs_of(style: ToolStyle) -> Signs:
     )
     shared = shared_start(style.between, style.end)
     shared = regex.sub(r"<[^<>]*$", "", shared) if not style.end.startswith(style.between) else style.end
-    chunks = "".join(f"(?:{_GAP}{_pattern(chunk)})?" for chunk in _chunks(shared or style.end))
+    listed = style.form == "object" and style.end.lstrip().startswith("]")
+    behind = style.end.lstrip(" \n]") if listed else style.end
+    brackets = rf"(?:{_GAP}\]){{1,4}}" if listed else ""  # lists may be nested or not
+    chunks = "".join(f"(?:{_GAP}{_pattern(chunk)})?" for chunk in _chunks(shared.lstrip() or behind))
+    end = f"{brackets}{_GAP}{_pattern(behind)}" if behind.strip() else brackets
     tag = regex.escape(PYTHON_TAG) if style.bare and style.form == "object" else ""
     first = f"{_GAP}(?:{begin})?{inside}" if style.begun else opening
     return Signs(
         first=regex.compile(rf"{_GAP}(?:{tag})?{first}"),
         opening=regex.compile(rf"{_GAP}{tag}{opening}") if tag or not style.bare else _NEVER,
         more=regex.compile(more),
-        end=regex.compile(_GAP + _pattern(style.end)) if style.end.strip() else _NEVER,
-        tail=regex.compile(chunks),
+        end=regex.compile(end) if end else _NEVER,
+        tail=regex.compile(f"(?:{brackets})?{chunks}"),
         argument=regex.compile(argument) if element else _NEVER,
     )
 

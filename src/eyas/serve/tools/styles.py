@@ -73,6 +73,11 @@ class ToolStyle:
     """Number of letters and digits in a call's id; 0 = an id in OpenAI's form."""
 
     @property
+    def name(self) -> str:
+        """The style in a few words: its form and the mark before a call."""
+        return f"{self.form} {self.begin.strip()}".strip()
+
+    @property
     def bare(self) -> bool:
         """Whether calls begin like any other text, so that only an answer that begins with one is read as calls."""
         return not self.begin.strip(" \n[")
@@ -257,7 +262,10 @@ class _Renderer:
 
     def _after_question(self, messages: Sequence[Mapping[str, Any]], prompt: bool = False) -> str | None:
         text = self.try_render(messages, prompt)
-        return None if text is None or _QUESTION not in text else text[text.rindex(_QUESTION) :]
+        if text is None or _QUESTION in text:
+            return text and text[text.rindex(_QUESTION) :]
+        before = self.try_render(messages[:1])  # a template that doesn't show the question
+        return text if before is None else text[len(shared_start(text, before)) :]
 
 
 def _given(as_text: bool) -> Any:
