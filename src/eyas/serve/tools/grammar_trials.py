@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
 
-from eyas.errors import QueueFullError, RequestError
+from eyas.errors import QueueFullError, RequestError, UsageError
 from eyas.types import GrammarSpec
 from eyas.verify import compile_grammar
 from eyas.verify.grammar import LIMITS, grammar_source, kept_grammar
@@ -35,10 +35,10 @@ _INHERITED = frozenset(
 """Environment variables that the child gets."""
 _SECONDS = 5.0
 """Processor time that compiling and trying a grammar may take."""
-_PATIENCE = 24.0
+_PATIENCE = 120.0
 """How many times as long it may take by the clock, on a machine that is busy with other things."""
-_START_SECONDS = 60.0
-"""How long a child may take to start and read the vocabulary."""
+_START_SECONDS = 10.0
+"""Processor time that a child may need to start and to read the vocabulary."""
 _CHILDREN = 2
 """How many grammars are compiled at the same time."""
 _MOST_WAITING = 16
@@ -161,9 +161,12 @@ class GrammarChild:
         )
         self._finalizer = weakref.finalize(self, _end, self._process)
         vocabulary = {"vocabulary": tokenizer.backend_tokenizer.to_str(), "end": tokenizer.eos_token_id}
-        if self._send(vocabulary, _START_SECONDS) is None:
+        if self._send(vocabulary, _PATIENCE * _START_SECONDS) is None:
+            busy = self.running
             self.close()
-            raise RequestError("grammars can't be compiled: the process for them doesn't start")
+            if busy:
+                raise QueueFullError("this machine is too busy to compile grammars: send the request later", 60.0)
+            raise UsageError("grammars can't be compiled: the process for them doesn't start")
 
     def _send(self, message: dict[str, Any], seconds: float) -> str | None:
         """Send a line to the child and wait for its answer; None if none comes in time."""
