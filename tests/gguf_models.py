@@ -121,6 +121,7 @@ def add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
     writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(size - 2)
     writer.add_eos_token_id(size - 2)
+    writer.add_eot_token_id(size - 5)
     writer.add_pad_token_id(size - 1)
     writer.add_chat_template(TEMPLATE)
 

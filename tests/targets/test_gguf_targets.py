@@ -18,6 +18,7 @@ from eyas.hub import find_target
 from eyas.targets import load_target, load_tokenizer
 from eyas.targets.gguf_weights import model_by_transformers
 from eyas.targets.loading import read_config, read_model, resolve_dtype
+from eyas.targets.tokenizers import eos_token_ids
 from tests import gguf_models, tiny
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -60,7 +61,15 @@ def test_tokenizer_template_and_stop_tokens_come_from_the_file(gguf_file: Path) 
     assert tokenizer("ab").input_ids == [tiny.VOCAB - 3]
     chat = [{"role": "user", "content": "ab"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<|user|>ab<end><|assistant|>"
-    assert load_target(gguf_file).model.generation_config.eos_token_id == tiny.VOCAB - 2
+    assert eos_token_ids(load_target(gguf_file).model) == (tiny.VOCAB - 5, tiny.VOCAB - 2)
+
+
+def test_answers_end_at_each_of_the_file_s_ends(gguf_file: Path) -> None:
+    engine = eyas.load(gguf_file, method="ngram")
+    for end in (tiny.VOCAB - 5, tiny.VOCAB - 2):
+        params = eyas.SamplingParams(max_tokens=9, logit_bias={end: 100.0})
+        (completion,) = engine.generate([eyas.Request(prompt=(1, 2, 3), params=params)])
+        assert (completion.finish_reason, list(completion.token_ids)) == ("stop", [end])
 
 
 @pytest.mark.parametrize(("rule", "pieces"), [("gpt-2", "a¦-¦123"), ("glm4", "a¦-¦123"), ("smollm", "a¦-¦1¦2¦3")])

@@ -20,6 +20,7 @@ from eyas.targets.loading import load_embedding_and_head
 from eyas.targets.native.layer_trials import inputs_as_floats
 from eyas.targets.native.library import kernels
 from eyas.targets.native.linears import PackedLinear, weight_formats
+from eyas.targets.tokenizers import eos_token_ids
 
 from .. import quantized, tiny
 from .test_quantized import decoded_losslessly
@@ -86,6 +87,13 @@ def test_families_with_experts_and_latents(
     torch.testing.assert_close(found.rows[0], expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
     if family != "llama":
         decoded_losslessly(target)
+
+
+@needs_kernels
+def test_answers_end_where_the_generation_config_says(tmp_path: Path) -> None:
+    quantized.write(tmp_path, "awq", head_dim=16)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}')
+    assert eos_token_ids(load_target(tmp_path, device="cpu", dtype="auto").model) == (3, 5)
 
 
 def changed(folder: Path, **changes: Callable[[Tensor], Tensor | None]) -> None:

@@ -56,6 +56,7 @@ from eyas.targets.quantization import (
 )
 from eyas.targets.quantized_weights import read_quantized, weight_files
 from eyas.targets.target import Target
+from eyas.targets.tokenizers import read_generation_config
 from eyas.targets.trials import first_tokens
 from eyas.tree import DraftTree
 
@@ -388,6 +389,8 @@ def read_model(
         raise ModelError(f"can't load the target {name}: {why_unreadable(error)}") from error
     # peft compares it; transformers doesn't set it when given tensors
     loaded.name_or_path = source if adapter is None else adapter.base
+    if given:  # otherwise transformers has read it
+        loaded.generation_config = read_generation_config(source)[0]
     keep_packed(loaded, packed, dtype)
     finish_dequantized(loaded, config, dtype)
     if gguf_file is not None:

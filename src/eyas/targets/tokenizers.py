@@ -104,14 +104,19 @@ def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
     return (tokenizer.eos_token_id,)
 
 
+def read_generation_config(source: str) -> tuple[GenerationConfig, str]:
+    """The generation config of a directory or Hub id, as transformers finds it, and the file that it is in."""
+    try:
+        return GenerationConfig.from_pretrained(source), GENERATION_CONFIG_NAME
+    except OSError:  # transformers does the same
+        made = GenerationConfig.from_pretrained(source, config_file_name=CONFIG_NAME, _from_model_config=True)
+        return made, CONFIG_NAME
+
+
 def stop_token_origins(name: str | Path, tokenizer: Any) -> dict[int, str]:
     """The tokens that end a checkpoint's answers, each with the place that says so."""
-    found, file = find_model(base_of(named_target(name))), GENERATION_CONFIG_NAME
-    try:
-        config = GenerationConfig.from_pretrained(found)
-    except OSError:  # transformers does the same
-        file = CONFIG_NAME
-        config = GenerationConfig.from_pretrained(found, config_file_name=file, _from_model_config=True)
+    found = find_model(base_of(named_target(name)))
+    config, file = read_generation_config(found)
     weights = weights_file(found)
     origins = dict.fromkeys(_as_ids(config.eos_token_id), file if weights is None else weights.name)
     for token in turn_end_ids(tokenizer):
