@@ -325,14 +325,15 @@ class SuffixIndex:
             made.parents.append(child.parent)
             made.logprobs.append(math.log(child.step))
             score += probability
-            # as long as all occurrences continue alike, no token is more probable than the next one
+            # while all occurrences continue alike, the next token needs no queue unless another path is as probable
+            rival = -queue[0].order[0] if queue else 0.0
             going_on = rows[:, level + 1 : level + 1 + nodes - len(made.tokens)]
             alike = (going_on == going_on[0]).all(axis=0) & (going_on[0] != _NOTHING)
             run = going_on.shape[1] if alike.all() else int(alike.argmin())
             level, parent = level + 1, len(made.tokens) - 1
             for token in going_on[0, :run].tolist():
                 step = goes_on(match + level)
-                if probability * step < self._limits.least:
+                if probability * step < self._limits.least or probability * step <= rival:
                     break
                 made.tokens.append(token)
                 made.parents.append(parent)
@@ -340,7 +341,7 @@ class SuffixIndex:
                 probability *= step
                 score += probability
                 level, parent = level + 1, parent + 1
-            if level < following.shape[1] and len(rows) > 1:
+            if level < following.shape[1]:
                 for each in _children(rows, match, level, probability, parent, fanout, self._limits.least):
                     heapq.heappush(queue, each)
         return SuffixDraft(made, score)

@@ -77,17 +77,19 @@ inline double grow(const SuffixSearch& s, const std::vector<int64_t>& stops, int
         double probability = next.probability;
         score += probability;
         int64_t level = next.level + 1, parent = count;
-        for (; level < width && static_cast<int64_t>(made.size()) < most; level++, parent++) {  // while all continue alike
+        // while all continue alike, the next token needs no queue unless another path is as probable
+        const double rival = open.empty() ? 0.0 : open.top().probability;
+        for (; level < width && static_cast<int64_t>(made.size()) < most; level++, parent++) {
             const int32_t token = s.text[next.stops[0] + level];
             auto same = [&](int64_t stop) { return s.text[stop + level] == token; };
             if (token == NOTHING || !std::all_of(next.stops.begin(), next.stops.end(), same)) break;
             const double step = goes_on(match + level);
-            if (probability * step < s.least) break;
+            if (probability * step < s.least || probability * step <= rival) break;
             made.emplace_back(token, parent, std::log(step));
             probability *= step;
             score += probability;
         }
-        if (level < width && next.stops.size() > 1) offer(next.stops, level, probability, parent);
+        if (level < width) offer(next.stops, level, probability, parent);
     }
     return score;
 }
