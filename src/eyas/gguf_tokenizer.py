@@ -18,6 +18,8 @@ _SPACE = "\u2581"
 _KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 """Special tokens that don't swallow whitespace where the others do."""
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
+_FILLS = {"prefix_token": "fim_pre", "suffix_token": "fim_suf", "middle_token": "fim_mid"}
+"""The names that transformers gives to tokens that mark a gap, and their roles."""
 
 
 def build_tokenizer(scheme: Scheme, vocabulary: Vocabulary) -> Any:
@@ -45,6 +47,9 @@ def build_tokenizer(scheme: Scheme, vocabulary: Vocabulary) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         clean_up_tokenization_spaces=False,
+        extra_special_tokens={
+            name: vocabulary.tokens[scheme.ids[role]] for name, role in _FILLS.items() if role in scheme.ids
+        },
         **{f"{role}_token": vocabulary.tokens[scheme.ids[role]] for role in _ROLES if role in scheme.ids},
     )
     if scheme.templates:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
 from eyas.errors import EyasError
-from eyas.serve.api import chat, messages, responses, service
+from eyas.serve.api import chat, llama, messages, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.errors import ApiError, as_api_error, error_code, handle
@@ -32,7 +32,7 @@ from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
 from eyas.serve.playground.page import PAGE_PATHS, Gauges, playground
 
-_ROUTERS = (chat.router, responses.router, messages.router, service.router)
+_ROUTERS = (chat.router, responses.router, messages.router, llama.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Paths of the API, the only ones used as metric labels."""
 OPEN = PAGE_PATHS | {"/health", "/load", "/metrics", "/ping", "/version"}

@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class ServeSettings(StrictModel):
-    """Names, keys and limits, set by the operator. Only `seed` and `parse_special_tokens` can change a token."""
+    """Names, keys and limits, set by the operator. Only `seed`, `parse_special_tokens` and `fim_tokens` can change a
+    token."""
 
     model_names: tuple[str, ...] = Field(min_length=1)
     """The names that requests may use for the model."""
@@ -57,6 +58,8 @@ class ServeSettings(StrictModel):
     """Whether special tokens spelled out in messages are control tokens; otherwise they are text."""
     max_connections: int | None = Field(default=None, ge=1)
     """Maximum open connections; None = what file descriptors allow, at most 4096."""
+    fim_tokens: str | None = None
+    """The format in which gaps are filled (`eyas.text.fill`); None = the one that the model's tokens show."""
     header_seconds: float = Field(default=10.0, gt=0)
     """How long a client may take from connecting, or from a request's first byte, to the end of its headers."""
     idle_seconds: float = Field(default=5.0, gt=0)

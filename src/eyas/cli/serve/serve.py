@@ -93,6 +93,13 @@ class ServerOptions:
     parse_special_tokens: Annotated[
         bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
     ] = False
+    fim_tokens: Annotated[
+        str | None,
+        Option(
+            help="The model's format for filling gaps, as '<PRE>{prefix}<SUF>{suffix}<MID>' (default: as its tokens "
+            "show)."
+        ),
+    ] = None
     per_request_spec_decode_metrics: Annotated[
         Literal["none", "summary"], Option(help="summary: add vLLM's metrics.speculative_decoding to responses.")
     ] = "none"
@@ -262,7 +269,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
 
 _AS_GIVEN = (
     "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
-    "ssl_keyfile seed per_request_spec_decode_metrics".split()
+    "ssl_keyfile seed fim_tokens per_request_spec_decode_metrics".split()
 )
 """Options that become settings of the server unchanged."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from fastapi import APIRouter
@@ -21,6 +22,7 @@ from eyas.serve.api.generation import ChoiceOutput, Generation
 from eyas.serve.api.logprobs import Echo
 from eyas.serve.api.response import ChatResponseWriter, CompletionResponseWriter
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
+from eyas.serve.errors import ApiError
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.schema.chat import (
@@ -36,6 +38,7 @@ from eyas.serve.schema.request import UNLIMITED, GenerationRequest, ignored_fiel
 from eyas.serve.schema.response import generation_responses
 from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
+from eyas.text.fill import encode_fill, fill_format
 from eyas.text.template import required
 
 router = APIRouter(route_class=JsonRoute)
@@ -144,19 +147,47 @@ DEFAULT_TOKENS = 16
 
 @router.post(COMPLETIONS_PATH, responses=generation_responses(CompletionResponse, CompletionChunk))
 async def create_completion(body: CompletionRequest, context: Context, info: Info) -> Response:
-    """Continue one prompt or several, all at once or as a stream."""
+    """Continue one prompt or several, or fill the gap before `suffix`, all at once or as a stream."""
     context.check_model(body.model)
     context.log_ignored(ignored_fields(body))
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        message = "max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or raise it"
+        raise ApiError(400, message, code="invalid_value", param="max_tokens")
+    tokenizer = context.engine.tokenizer
+    encode: Callable[[str | tuple[int, ...]], tuple[int, ...]] = partial(completion_prompt, tokenizer)
+    if body.suffix:
+        form = fill_format(tokenizer, context.settings.fim_tokens)
+        encode = partial(encode_fill, tokenizer, form, suffix=body.suffix)
+    prompts = []
+    for prompt in body.prompts:
+        size = (len(prompt) if isinstance(prompt, str) else 0) + len(body.suffix or "")
+        check_size(tokenizer, size, context.max_model_len)
+        prompts.append(await context.in_worker(encode, prompt, characters=size, info=info))
+    generation = await start_completion(body, prompts, context, info, endpoint=COMPLETIONS_PATH)
+    echoes: list[Echo] = []
+    for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
+        echo = await context.in_worker(
+            Echo.of, tokenizer, prompt, tokens, body.scores_all, characters=4 * len(tokens), info=info
+        )
+        echoes += [echo] * (body.n or 1)
+    writer = CompletionResponseWriter(body, generation, f"cmpl-{info.id}", echoes)
+    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
+
+
+async def start_completion(
+    body: CompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    context: ServerContext,
+    info: RequestInfo,
+    *,
+    endpoint: str,
+) -> Generation:
+    """Hand tokenized prompts to the engine; return the answers being generated."""
     tokenizer = context.engine.tokenizer
     if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
         required(tokenizer)
     grammar = requested_grammar(body)
     await context.check_grammar(grammar, info.client)
-    prompts = []
-    for prompt in body.prompts:
-        size = len(prompt) if isinstance(prompt, str) else 0
-        check_size(tokenizer, size, context.max_model_len)
-        prompts.append(await context.in_worker(completion_prompt, tokenizer, prompt, characters=size, info=info))
     bad_words = await read_bad_words(body, context, info)
     wanted = Wanted(
         max_tokens=DEFAULT_TOKENS if body.max_tokens is None else _limit(body.max_tokens),
@@ -167,21 +198,12 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     )
     limit, seed = context.max_model_len, context.settings.seed
     request = encode_request(body, prompts, wanted, request_id=info.id, context=limit, default_seed=seed)
-    echoes: list[Echo] = []
-    score_all = bool(body.echo) and body.logprobs is not None
-    for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
-        echo = await context.in_worker(
-            Echo.of, tokenizer, prompt, tokens, score_all, characters=4 * len(tokens), info=info
-        )
-        echoes += [echo] * request.n
-    generation = await Generation.start(
+    return await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body, score_all=score_all),
-        endpoint=COMPLETIONS_PATH,
+        lambda: ChoiceOutput(tokenizer, body, score_all=body.scores_all),
+        endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user),
         received=info.received,
     )
-    writer = CompletionResponseWriter(body, generation, f"cmpl-{info.id}", echoes)
-    return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)

@@ -15,7 +15,7 @@ from eyas.serve.errors import ApiError
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.observe.metrics import CONTENT_TYPE, Metrics
 from eyas.serve.schema.messages import RequestMessage, Tool, tool_schemas
-from eyas.serve.schema.request import Name, RequestModel, TokenIds
+from eyas.serve.schema.request import Ignored, Name, OnlyFalse, RequestModel, TokenIds
 from eyas.serve.schema.response import READING, WITH_BODY, ResponseModel, error_responses
 from eyas.text.template import required
 
@@ -45,6 +45,12 @@ class TokenizeRequest(RequestModel):
 
     model: Name | None = None
     prompt: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = None
+    content: Annotated[str, Field(max_length=MOST_TO_TOKENIZE)] | None = Field(
+        default=None, description="llama-server's name for a prompt, without special tokens unless add_special"
+    )
+    add_special: bool = False
+    parse_special: Annotated[Any, Ignored("special tokens that a text spells out are read as such")] = None
+    with_pieces: OnlyFalse | None = None
     messages: Annotated[list[RequestMessage], Field(min_length=1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = Field(default=True, description="add the tokenizer's special tokens to a prompt")
@@ -54,7 +60,7 @@ class TokenizeRequest(RequestModel):
 
     @model_validator(mode="after")
     def _either_prompt_or_messages(self) -> TokenizeRequest:
-        if (self.prompt is None) == (self.messages is None):
+        if (self.prompt, self.content, self.messages).count(None) != 2:
             raise ValueError("give either prompt or messages")
         if self.tools is not None and self.messages is None:
             raise ValueError("tools need messages")
@@ -85,6 +91,7 @@ class DetokenizeResponse(ResponseModel):
     """The text of the tokens, special tokens included."""
 
     prompt: str
+    content: str = Field(description="the same, as llama-server names it")
 
 
 class HealthResponse(ResponseModel):
@@ -149,11 +156,13 @@ async def tokenize(body: TokenizeRequest, context: Context, info: Info) -> Any:
                     continue_final_message=body.continue_final_message,
                 )
             )
+        elif body.content is not None:
+            ids = tokenizer(body.content, add_special_tokens=body.add_special)["input_ids"]
         else:
             ids = tokenizer(body.prompt, add_special_tokens=body.add_special_tokens)["input_ids"]
         return ids, tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
 
-    size = len(body.prompt or "") + sum(message.characters for message in body.messages or ())
+    size = len(body.prompt or body.content or "") + sum(message.characters for message in body.messages or ())
     size += characters_in(tool_schemas(body.tools))
     if size > MOST_TO_TOKENIZE:
         message = f"the messages have {size} characters, but one request can tokenize at most {MOST_TO_TOKENIZE}"
@@ -168,7 +177,8 @@ async def detokenize(body: DetokenizeRequest, context: Context, info: Info) -> A
     context.check_model(body.model)
     check_token_ids(body.tokens, context.engine.target.vocab_size, "tokens")
     decode, size = required(context.engine.tokenizer).decode, 4 * len(body.tokens)
-    return {"prompt": await context.in_worker(decode, body.tokens, characters=size, info=info)}
+    text = await context.in_worker(decode, body.tokens, characters=size, info=info)
+    return {"prompt": text, "content": text}
 
 
 @router.head("/health", include_in_schema=False)

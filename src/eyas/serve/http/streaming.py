@@ -36,14 +36,20 @@ class GeneratedResponse(Protocol):
 
 
 async def respond(
-    generated: GeneratedResponse, *, stream: bool | None, write_seconds: float, typed: bool = False
+    generated: GeneratedResponse,
+    *,
+    stream: bool | None,
+    write_seconds: float,
+    typed: bool = False,
+    ends_itself: bool = False,
 ) -> Response:
     """Make the HTTP response: a stream immediately, a JSON document once it is complete.
 
-    `typed`: events are named by their `type`, and the last one ends the stream, as in the Responses API.
+    `typed`: events are named by their `type`, as in the Responses API. `ends_itself`: the last event says that it is
+    the last, and none follows.
     """
     if stream:
-        return EventStream(generated.events(), write_seconds, typed)
+        return EventStream(generated.events(), write_seconds, typed, b"" if typed or ends_itself else DONE)
     return Response(await encoded(await generated.full()), media_type="application/json")
 
 
@@ -88,11 +94,18 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float, typed: bool = False) -> None:
-        """`write_seconds`: how long the client may read nothing before it is cut off."""
+    def __init__(
+        self,
+        events: AsyncGenerator[dict[str, Any], None],
+        write_seconds: float,
+        typed: bool = False,
+        end: bytes = DONE,
+    ) -> None:
+        """`write_seconds`: how long the client may read nothing before it is cut off. `end` follows the events."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._write_seconds, self._typed = events, write_seconds, typed
+        self._events, self._write_seconds = events, write_seconds
+        self._typed, self._end = typed, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI
         sender = asyncio.ensure_future(self._send_all(send))
@@ -113,7 +126,7 @@ class EventStream(Response):
                 await self._send(send, name + _event(value))
         except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
             await self._send(send, _event(as_api_error(error).body))
-        await self._send(send, b"" if self._typed else DONE, more=False)
+        await self._send(send, self._end, more=False)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send one event, waiting while the client's buffers are full; cancels this task if that takes too long."""

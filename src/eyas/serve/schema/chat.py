@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from eyas.serve.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
@@ -25,10 +25,15 @@ TokenPrompt = Annotated[TokenIds, Field(min_length=1)]
 TokenPrompts = Annotated[list[TokenPrompt], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
+Suffix = Annotated[str, BeforeValidator(lambda given: "" if given is False else given)]
+"""Some editors send false for none."""
+
+
 class CompletionRequest(GenerationRequest):
     """One or more prompts to continue, with OpenAI's fields and the supported fields of vLLM."""
 
     prompt: str | Prompts | TokenPrompt | TokenPrompts
+    suffix: Suffix | None = Field(default=None, description="what follows: the answer fills the gap before it")
     echo: bool | None = Field(default=None, description="begin the text, and the logprobs, with the prompt")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: Annotated[int, Field(ge=1, le=1)] | None = None
@@ -36,10 +41,10 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> CompletionRequest:
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise ValueError("max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or raise it")
         if self.best_of is not None and self.n not in (None, 1):
             raise ValueError("best_of is less than n")
+        if self.suffix and self.echo:
+            raise ValueError("echo repeats a prompt that is continued, but suffix has a gap filled: send one of them")
         return self
 
     @property
@@ -47,6 +52,11 @@ class CompletionRequest(GenerationRequest):
         """How many alternatives to report for each prompt token; None = no log-probabilities of the prompt."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((count for count in wanted if count is not None), default=None)
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether tokens without text, such as the end token, have log-probabilities too."""
+        return bool(self.echo) and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | tuple[int, ...]]:

@@ -58,7 +58,7 @@ NOT_SERVED: dict[str, str] = {
     "n_predict": "use max_tokens instead",
     "previous_response_id": _STATELESS,
     "repeat_penalty": "use repetition_penalty, which covers the whole text, instead",
-    "suffix": "text is only continued, never filled in",
+    "suffix": "text completions fill gaps: use /v1/completions or /infill",
     "function_call": _TOOLS,
     "functions": _TOOLS,
     "moderation": "nothing is moderated",
@@ -173,14 +173,21 @@ def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from ignored_fields(each, path)
     if not isinstance(value, RequestModel):
         return
-    for name in sorted(value.model_fields_set):
-        inside, field = getattr(value, name), type(value).model_fields[name]
+    fields = type(value).model_fields
+    for name in sorted(value.model_fields_set & fields.keys()):  # others aren't the model's own
+        inside, field = getattr(value, name), fields[name]
         here = f"{path}.{name}".removeprefix(".")
         why = next((mark.why for mark in field.metadata if isinstance(mark, Ignored)), None)
         if why is None:
             yield from ignored_fields(inside, here)
         elif inside is not None:
             yield here, why
+
+
+def names_ignored(model: type[RequestModel]) -> frozenset[str]:
+    """The names of a model's fields that are accepted and ignored."""
+    fields = model.model_fields.items()
+    return frozenset(name for name, field in fields if any(isinstance(mark, Ignored) for mark in field.metadata))
 
 
 _PREFIXES = Ignored("shared prefixes are found automatically")
