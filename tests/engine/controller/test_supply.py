@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from eyas.engine.controller.supply import Supply
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import BINS, bins
+from eyas.tree.values import BIN_CENTRES, BINS, bins
 
 WIDTHS = (1, 2, 3, 5)
 
@@ -43,9 +43,7 @@ def children(seed: int, path: tuple[int, ...]) -> list[float]:
 
 
 def learnt(supply: Supply, offered: BeamCandidates, groups: list[int]) -> np.ndarray:
-    """[G, W, D, K] rates after nothing but this draft."""
-    for array in (supply._sums, supply._weights, supply._best_sums, supply._best_weights):
-        array[:] = 0.0  # the prior
+    """[G, W, D, K] rates after this draft."""
     supply.learn(offered, np.array(groups))
     return supply.rates
 
@@ -57,7 +55,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
     own, frontiers = grow(PlannedTree(SharedTree(4, narrow, 1), keeps_candidates=True), seed, rows)
     assume(all(mine <= other for mine, other in zip(frontiers, wide_frontiers, strict=True)))
     groups = [row % 2 for row in range(rows)]
-    rates = learnt(Supply(WIDTHS, 6), wide, groups)
+    rates = learnt(Supply(WIDTHS, 6, doubt=0.0), wide, groups)
     for group in set(groups):
         mine = [row for row in range(rows) if groups[row] == group]
         for level, scores in enumerate(own.scores):
@@ -67,7 +65,7 @@ def test_a_wide_draft_shows_what_narrow_ones_offer(seed: int, narrow: int, rows:
 
 def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 1, 1)
-    supply = Supply((1, 3, 5), 4)
+    supply = Supply((1, 3, 5), 4, doubt=0.0)
     supply._sums[:], supply._weights[:] = 7.0, 1.0  # more than the next narrower beam
     supply.learn(offered, np.array([0]))
     best = int(bins(offered.scores[1].numpy()).min())
@@ -81,13 +79,11 @@ def test_below_a_draft_s_end_only_better_candidates_are_known_not_to_exist() -> 
 
 def test_rows_that_draft_nothing_and_rows_beyond_the_sample_are_left_out() -> None:
     offered, _ = grow(PlannedTree(SharedTree(2, 3, 1), keeps_candidates=True), 3, 4)
-    whole = learnt(Supply(WIDTHS, 2), offered, [0, 0, 0, 0])
+    whole = learnt(Supply(WIDTHS, 2, doubt=0.0), offered, [0, 0, 0, 0])
     one = BeamCandidates(tuple(s[:1] for s in offered.scores), tuple(b[:1] for b in offered.beams))
-    first = Supply(WIDTHS, 2)
-    for array in (first._sums, first._weights):
-        array[:] = 0.0
+    first = Supply(WIDTHS, 2, doubt=0.0)
     first.learn(offered, np.zeros(4, dtype=np.int64), np.array([True, False, False, False]))
-    np.testing.assert_allclose(first.rates, learnt(Supply(WIDTHS, 2), one, [0]))
+    np.testing.assert_allclose(first.rates, learnt(Supply(WIDTHS, 2, doubt=0.0), one, [0]))
     assert not np.allclose(first.rates, whole)
     nobody = first.rates.copy()
     first.learn(offered, np.zeros(4, dtype=np.int64), np.zeros(4, dtype=np.bool_))
@@ -100,6 +96,22 @@ def test_the_prior_is_a_draft_of_a_plausible_text() -> None:
     np.testing.assert_allclose(totals[0, :, 0], WIDTHS)
     np.testing.assert_allclose(totals[0, :, 3], np.square(WIDTHS))
     np.testing.assert_allclose(supply.best.sum(2), 1.0)
+
+
+def test_levels_that_were_never_drafted_are_assumed_to_be_like_the_first() -> None:
+    """Chains of one sure token each: without this, nothing would say that longer ones pay."""
+    growth = PlannedTree(SharedTree(1, 1, 1), keeps_candidates=True).start(1, torch.device("cpu"))
+    growth.expand(torch.tensor([[[0.95]]]).log(), torch.zeros(1, 1, 1, dtype=torch.int64))
+    offered = growth.tree().candidates
+    assert offered is not None
+    supply = Supply(WIDTHS, 6)
+    before = supply.best[0] @ np.exp(BIN_CENTRES)  # [D] the value of the best candidate at each depth
+    for _ in range(20):
+        supply.learn(offered, np.zeros(1, dtype=np.int64))
+    after = supply.best[0] @ np.exp(BIN_CENTRES)
+    assert before[4] < 0.3
+    assert after[4] > 0.6
+    np.testing.assert_allclose(supply.best[1] @ np.exp(BIN_CENTRES), before)  # another group
 
 
 def test_of_many_rows_others_are_looked_at_each_time() -> None:

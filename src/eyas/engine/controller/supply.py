@@ -10,6 +10,7 @@ Shapes: G groups, K bins; R rows, W widths of the grid, D depths, F frontier nod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,21 +19,28 @@ import torch
 from eyas.tree.acceptance import GROUPS, Array, Indices
 from eyas.tree.draft_tree import BeamCandidates
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.values import BINS, bins
+from eyas.tree.values import BIN_CENTRES, BINS, bins
 
 _SUPPLY_FADE = 1.0 - 1.0 / 80.0
 """The factor by which a draft's weight in `Supply` decays with each later one."""
 _ROWS = 16
 """The most rows of a batch that `Supply` analyzes at a time; the others follow in later rounds."""
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
-"""The probabilities assumed for every node's children before any draft was seen."""
+"""The values assumed for every node's children before any draft was seen."""
+_GRADES = 32
+"""Priors differ by the value of a node's best child, rounded to one of this many: each takes a millisecond to make."""
 
 
 class Supply:
-    """The average number of candidates that a row is offered, by group, beam width, depth and probability."""
+    """The average number of candidates that a row is offered, by group, beam width, depth and value.
 
-    def __init__(self, widths: Sequence[int], depth: int) -> None:
-        self.widths = tuple(widths)
+    Where nothing was drafted yet, below the end of all drafts above all, every node is assumed to have the children
+    that roots have: how sure a drafter is depends on its depth far less than on the text.
+    """
+
+    def __init__(self, widths: Sequence[int], depth: int, doubt: float = 1.0) -> None:
+        """`doubt`: the number of drafts that the assumption counts for while none is known."""
+        self.widths, self._depth, self._doubt = tuple(widths), depth, doubt
         self._grid: Indices = np.array(widths)
         self._turn = 0
         # what a beam offers beyond the next narrower one, so that narrow drafts correct the forecast of wide ones too
@@ -40,9 +48,6 @@ class Supply:
         self._weights: Array = np.zeros((GROUPS, len(widths), depth, BINS))
         self._best_sums: Array = np.zeros((GROUPS, depth, BINS))
         self._best_weights: Array = np.zeros((GROUPS, depth, BINS))
-        prior = _prior(self.widths[-1], depth)
-        for group in range(GROUPS):
-            self.learn(prior, np.array([group]))
 
     @property
     def counts(self) -> tuple[Array, Array, Array, Array]:
@@ -52,14 +57,22 @@ class Supply:
     @property
     def rates(self) -> Array:
         """[G, W, D, K] the average number of candidates in a row."""
-        more = self._sums / np.maximum(self._weights, 1e-9)
+        assumed = np.stack([self._assumed(group)[0] for group in range(GROUPS)])
+        more = _averages(self._sums, self._weights, assumed, self._doubt)
         out: Array = np.maximum(more.cumsum(1), 0.0)
         return out
 
     @property
     def best(self) -> Array:
         """[G, D, K] the distribution over bins of the best candidate at each depth."""
-        return self._best_sums / np.maximum(self._best_weights, 1e-9)
+        assumed = np.stack([self._assumed(group)[1] for group in range(GROUPS)])
+        return _averages(self._best_sums, self._best_weights, assumed, self._doubt)
+
+    def _assumed(self, group: int) -> tuple[Array, Array]:
+        """What a draft offers beyond narrower ones [W, D, K], and its best [D, K], if all nodes are like the roots."""
+        seen, weight = self._best_sums[group, 0], float(self._best_weights[group, 0].max())
+        first = (float(seen @ np.exp(BIN_CENTRES)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
+        return _alike(self.widths, self._depth, min(max(1, round(first * _GRADES)), _GRADES - 1))
 
     def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
         """Count a draft's candidates; `groups` [R]. Rows that aren't `drafting` [R] are left out."""
@@ -113,6 +126,13 @@ class Supply:
         return seen, best[: shape[2]]
 
 
+def _averages(sums: Array, weights: Array, assumed: Array, doubt: float) -> Array:
+    """Averages, of which what is `assumed` is a part that vanishes as drafts become known."""
+    part = doubt / (1.0 + weights)
+    out: Array = (sums + part * assumed) / np.maximum(weights + part, 1e-9)
+    return out
+
+
 def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
     """Add a draft's counts; sums and weights decay only where it is `known`."""
     fade = np.where(known > 0, _SUPPLY_FADE, 1.0)
@@ -122,14 +142,22 @@ def _fold(sums: Array, weights: Array, seen: Array, known: Array) -> None:
     weights += known
 
 
-def _prior(width: int, depth: int) -> BeamCandidates:
-    """A draft in which every node has the same children, counted before any real one."""
-    spec = PlannedTree(SharedTree(depth, width, 1), keeps_candidates=True)
-    growth = spec.start(1, torch.device("cpu"))
-    steps = torch.tensor(_PRIOR_CHILDREN[:width]).log()
+@lru_cache(maxsize=_GRADES)
+def _alike(widths: tuple[int, ...], depth: int, grade: int) -> tuple[Array, Array]:
+    """The counts of a draft in which every node has the same children, the best of value `grade` / `_GRADES`."""
+    first = grade / _GRADES
+    others = (1.0 - first) / (1.0 - _PRIOR_CHILDREN[0])
+    children = [first, *(min(first, others * value) for value in _PRIOR_CHILDREN[1 : widths[-1]])]
+    growth = PlannedTree(SharedTree(depth, widths[-1], 1), keeps_candidates=True).start(1, torch.device("cpu"))
     count = 1
-    while (frontier := growth.expand(steps.repeat(1, count, 1), torch.zeros(1, count, width).long())) is not None:
+    while (
+        frontier := growth.expand(
+            torch.tensor(children).log().repeat(1, count, 1), torch.zeros(1, count, widths[-1]).long()
+        )
+    ) is not None:
         count = frontier.tokens.shape[1]
     offered = growth.tree().candidates
     assert offered is not None
-    return offered
+    made = Supply(widths, depth, doubt=0.0)
+    made.learn(offered, np.zeros(1, dtype=np.int64))
+    return made.counts[0][0], made.counts[2][0]
