@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import eyas
-from benchmarks.harness import report, script
+from benchmarks.harness import Output, report, script
 from eyas.errors import ModelError
 from eyas.gguf_keys import ARCHITECTURES
 from tests import gguf_architectures as tiny
@@ -117,7 +117,7 @@ def main(
     *,
     sources: Annotated[Path | None, "llama.cpp's sources"] = None,
     only: Annotated[str, "cases whose name holds this"] = "",
-    output: Path | None = None,
+    output: Output = None,
 ) -> int:
     missing = [] if sources is None else list(unknown_keys(sources))
     results: list[Result] = []
@@ -126,7 +126,7 @@ def main(
             if only in str(case):
                 results.append(run(Path(folder) / f"{case}.gguf", case))
     rows: list[dict[str, Any]] = [asdict(result) for result in results]
-    report({"keys in no table": missing, "results": rows}, output, rows)
+    report({"keys in no table": missing}, output, rows)
     return bool(missing) or any(result.wrong for result in results)
 
 

@@ -126,6 +126,24 @@ def add_tokenizer(writer: Any, size: int, rule: str | None) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
+def write_vocabulary(path: Path, tokens: list[str], kinds: list[int], *, model: str = "llama", **keys: Any) -> Path:
+    """A GGUF file with nothing but a tokenizer; keys are those of `tokenizer.ggml`, None leaves one out."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name(keys.pop("name", "tiny"))
+    writer.add_tokenizer_model(model)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    for key, value in keys.items():
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[
+            type(value)
+        ]
+        add(f"tokenizer.{key}" if key.startswith("chat_template") else f"tokenizer.ggml.{key}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
 def truncated(source: Path, path: Path, size: int) -> Path:
     """Write the first `size` bytes of a file to another."""
     path.write_bytes(np.fromfile(source, dtype=np.uint8)[:size].tobytes())

@@ -6,34 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 
 from eyas.errors import ModelError
 from eyas.gguf import Gguf
 from eyas.gguf_tokenizer import build_tokenizer, load_built
 from eyas.gguf_vocabulary import TokenKind, read_scheme, read_vocabulary
+from tests.gguf_models import write_vocabulary
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = (1, 2, 3, 4, 6)
 PIECES = ["▁", "a", "b", "ab", "▁a", "▁ab", "▁▁", "▁▁▁▁", "é", "aa", "aaa"]
-
-
-def write(path: Path, tokens: list[str], kinds: list[int], *, model: str = "llama", **keys: Any) -> Path:
-    """A GGUF file with nothing but a tokenizer; keys are those of `tokenizer.ggml`, None leaves one out."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name(keys.pop("name", "tiny"))
-    writer.add_tokenizer_model(model)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    for key, value in keys.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[
-            type(value)
-        ]
-        add(f"tokenizer.{key}" if key.startswith("chat_template") else f"tokenizer.ggml.{key}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
 
 
 def sentencepiece(path: Path, more: dict[str, int] | None = None, **keys: Any) -> Path:
@@ -43,7 +25,7 @@ def sentencepiece(path: Path, more: dict[str, int] | None = None, **keys: Any) -
     tokens = ["<unk>", "<s>", "</s>", *bytes_, *PIECES, *more]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(PIECES), *more.values()]
     scores = [0.0] * 259 + [-float(rank) for rank in range(len(PIECES))] + [-1000.0] * len(more)
-    return write(path, tokens, kinds, scores=scores, **keys)
+    return write_vocabulary(path, tokens, kinds, scores=scores, **keys)
 
 
 def loaded(path: Path) -> tuple[Any, Any, Any]:
@@ -129,7 +111,7 @@ def test_tokens_known_by_name_are_control_whatever_the_file_says(tmp_path: Path)
 
 def byte_level(path: Path, **keys: Any) -> Path:
     tokens = ["a", "b", "c", "1", "2", "Ġ", "ab", "Ġab", "<end>"]
-    return write(path, tokens, [NORMAL] * 8 + [CONTROL], model="gpt2", merges=["a b", "Ġ ab"], **keys)
+    return write_vocabulary(path, tokens, [NORMAL] * 8 + [CONTROL], model="gpt2", merges=["a b", "Ġ ab"], **keys)
 
 
 def test_byte_level(tmp_path: Path) -> None:
@@ -152,18 +134,18 @@ def test_byte_level(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_known_refuses_the_file(tmp_path: Path, model: str, keys: dict[str, Any], message: str) -> None:
-    path = write(tmp_path / "v.gguf", ["a", "b", "</s>"], [NORMAL, NORMAL, CONTROL], model=model, **keys)
+    path = write_vocabulary(tmp_path / "v.gguf", ["a", "b", "</s>"], [NORMAL, NORMAL, CONTROL], model=model, **keys)
     with pytest.raises(ModelError, match=message):
         loaded(path)
 
 
 def test_tokens_of_the_same_text_refuse_the_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="several tokens of the same text"):
-        loaded(write(tmp_path / "v.gguf", ["a", "a", "</s>"], [NORMAL] * 3))
+        loaded(write_vocabulary(tmp_path / "v.gguf", ["a", "a", "</s>"], [NORMAL] * 3))
 
 
 def test_a_file_may_have_no_tokenizer(tmp_path: Path) -> None:
-    assert read_scheme(Gguf(write(tmp_path / "v.gguf", ["a"], [NORMAL], model="none"))) is None
+    assert read_scheme(Gguf(write_vocabulary(tmp_path / "v.gguf", ["a"], [NORMAL], model="none"))) is None
 
 
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer", "post_processor", "decoder"])

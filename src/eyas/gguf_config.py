@@ -271,6 +271,8 @@ def _scaled(keys: Keys, base: float, size: int, head: int) -> Rope:
     if kind not in ("none", "linear", "yarn", "longrope"):
         keys.refuse("rope.scaling.type", "llama.cpp knows none, linear, yarn and longrope")
     factor = keys.take("rope.scaling.factor", float, keys.take("rope.scale_linear", float, 0.0)) or 1.0
+    if keys.name == "gemma2" and kind == "none" and factor != 1:
+        keys.refuse("rope.scaling.factor", "llama.cpp scales the layers with a window, although the type is none")
     factor = 1.0 if kind == "none" else factor
     by = keys.take("rope.scaling.attn_factor", float, 1.0)
     if min(factor, by) <= 0:

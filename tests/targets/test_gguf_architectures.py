@@ -61,6 +61,7 @@ REFUSED = {
     "rope.scaling.yarn_attn_factor": ("qwen3", {"rope.scaling.yarn_attn_factor": 2.0}),
     "rope.scaling.type": ("llama", {"rope.scaling.type": "dynamic"}),
     "rope.scaling.factor": ("llama", {"rope.scaling.factor": -2.0}),
+    "gemma2.rope.scaling.factor": ("gemma2", {"rope.scaling.type": "none", "rope.scaling.factor": 8.0}),
     "rope.dimension_count": ("llama", {"rope.dimension_count": 8}),
     "rope.freq_base_swa": ("gemma2", {"rope.freq_base_swa": 500.0}),
     "rope.freq_base": ("llama", {"rope.freq_base": "high"}),
