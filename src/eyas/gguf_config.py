@@ -155,6 +155,8 @@ _27B = (("gemma2", 46), ("gemma3", 62))
 def _kinds(keys: Keys, layers: int) -> tuple[tuple[str, ...], int | None]:
     """Each layer's kind, and the window of those with one."""
     window = keys.take("attention.sliding_window", int, 4096 if keys.name == "gemma2" else 0)
+    if keys.name == "gemma2" and window <= 0:
+        keys.refuse("attention.sliding_window", "in llama.cpp, layers with it would attend to nothing")
     if keys.name == "lfm2":
         own = keys.values.get("attention.head_count_kv")
         heads = own if isinstance(own, list) else [own] * layers
@@ -186,10 +188,17 @@ _PERIODS = {"gemma2": 2, "gemma3": 6}
 
 def _caps(keys: Keys) -> tuple[float | None, float | None]:
     if keys.name == "gemma2":  # llama.cpp's defaults
-        return keys.take("attn_logit_softcapping", float, 50.0), keys.take("final_logit_softcapping", float, 30.0)
+        return _cap(keys, "attn_logit_softcapping", 50.0), _cap(keys, "final_logit_softcapping", 30.0)
     if keys.name == "gemma3":
         return None, keys.take("final_logit_softcapping", float) or None
     return None, None
+
+
+def _cap(keys: Keys, key: str, default: float) -> float:
+    cap = float(keys.take(key, float, default))
+    if cap <= 0:
+        keys.refuse(key, "it must be positive")
+    return cap
 
 
 def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict[str, Any]:
@@ -222,6 +231,9 @@ def _others(keys: Keys, layers: int, width: int, kinds: tuple[str, ...]) -> dict
             found["moe_intermediate_size"] = _expert_size(keys)
         case "qwen3moe":
             found["moe_intermediate_size"] = _expert_size(keys)
+    shared = found.get("num_key_value_heads", 1)
+    if shared <= 0 or heads % shared:
+        keys.refuse("attention.head_count_kv", f"{heads} heads can't share so many")
     return found
 
 
