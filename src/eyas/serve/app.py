@@ -19,6 +19,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
@@ -96,15 +97,22 @@ def create_app(
 
 
 class RootPathMiddleware:
-    """ASGI middleware for a proxy that doesn't strip its path prefix: inner layers see the path after the prefix."""
+    """ASGI middleware for a proxy that doesn't strip its path prefix: inner layers see the path after the prefix.
+
+    The prefix itself becomes a folder: what the playground's page loads is found from there.
+    """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app, self._root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if path == self._root_path or path.startswith(f"{self._root_path}/"):
-            scope = {**scope, "path": path.removeprefix(self._root_path) or "/"}
+        path, folder = scope.get("path", ""), f"{self._root_path}/"
+        if path == self._root_path and scope["type"] == "http":
+            query = scope["query_string"].decode("latin-1")
+            await RedirectResponse(f"{folder}?{query}" if query else folder)(scope, receive, send)
+            return
+        if path.startswith(folder):
+            scope = {**scope, "path": path.removeprefix(self._root_path)}
         await self._app(scope, receive, send)
 
 

@@ -54,6 +54,13 @@ def test_the_path_opens_nothing_and_hides_nothing() -> None:
     assert 'endpoint="/v1/completions"' in responses[-1].text  # refused requests are counted under the route's name
 
 
+def test_the_path_alone_is_a_folder_from_which_the_page_loads_its_files() -> None:
+    bare, asked, page = send(("GET", "/eyas", {}), ("GET", "/eyas?a=1", {}), ("GET", "/eyas/", {}), **SETTINGS)
+    assert (bare.status_code, bare.headers["location"]) == (307, "/eyas/")
+    assert asked.headers["location"] == "/eyas/?a=1"
+    assert page.status_code != 307
+
+
 def test_without_the_option_the_path_is_unknown() -> None:
     (response,) = send(("GET", "/eyas/health", {}))
     assert response.status_code == 404
