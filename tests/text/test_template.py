@@ -181,6 +181,31 @@ def test_a_template_that_takes_a_call_without_content_gets_none(tokenizer: Any) 
     assert made.decode(encode_chat(made, [Message(role="assistant", tool_calls=(call,))])) == "f"
 
 
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}",
+        "{{ m.tool_calls[0].function.name if m.tool_calls }}",  # GPT-OSS, GigaChat
+        "{{ raise_exception('one') if m.tool_calls and m.tool_calls | length > 1 }}"
+        "{{ m.tool_calls[0].function.name if m.tool_calls }}",  # Llama 3
+    ],
+)
+def test_calls_that_were_made_at_once_are_all_shown(tokenizer: Any, calls: str) -> None:
+    made = copy.deepcopy(tokenizer)
+    made.chat_template = "{% for m in messages %}{{ m.content }}" + calls + "{% endfor %}"
+    called = tuple(
+        ToolCall(id=name, function=FunctionCall(name=name, arguments={"x": 1})) for name in ("add", "cut", "dig")
+    )
+    chat = [
+        *said("q"),
+        Message(role="assistant", content="-", tool_calls=called),
+        *(Message(role="tool", content=content, tool_call_id=name) for name, content in (("cut", "2"), ("add", "1"))),
+        *said("r"),
+    ]
+    shown = made.decode(encode_chat(made, chat))
+    assert shown == ("q-addcutdig21r" if "for c in" in calls else "q-add1cut2digr")
+
+
 def test_many_special_tokens_and_long_hostile_texts_take_no_time(tokenizer: Any) -> None:
     made = copy.deepcopy(tokenizer)
     made.add_special_tokens({"additional_special_tokens": [f"<unused{n}>" for n in range(3000)]})

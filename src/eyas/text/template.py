@@ -10,9 +10,11 @@ import inspect
 import json
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 from eyas.errors import ModelError, RequestError, RowError
@@ -31,14 +33,23 @@ _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _GENERATION_TAGS = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
 _FUNCTIONS = frozenset({"raise_exception", "strftime_now"})
 """Functions that transformers offers to every template, in addition to Jinja's own."""
-_CALL = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
-_CALLING: Turn = {"role": "assistant", "tool_calls": [_CALL]}
+_FIRST_CALL, _SECOND_CALL = (
+    {"id": number, "type": "function", "function": {"name": "look_up", "arguments": {"word": "eyas"}}}
+    for number in ("call00000", "call00001")
+)
+_CALLING: Turn = {"role": "assistant", "tool_calls": [_FIRST_CALL]}
 _QUESTION: Turn = {"role": "user", "content": "What is an eyas?"}
 _RESULT: Turn = {"role": "tool", "tool_call_id": "call00000", "content": "a young falcon"}
 _CHATS_WITH_CALLS: tuple[list[Turn], ...] = (
     [_QUESTION, _CALLING],
     [_QUESTION, {**_CALLING, "reasoning_content": "I look it up."}, _RESULT],
     [_QUESTION, _CALLING, _RESULT, {"role": "assistant", "content": "A falcon."}, _QUESTION, _CALLING, _RESULT],
+    [
+        _QUESTION,
+        {**_CALLING, "tool_calls": [_FIRST_CALL, _SECOND_CALL]},
+        _RESULT,
+        {**_RESULT, "tool_call_id": "call00001"},
+    ],
 )
 """Chats in which the assistant calls tools without saying anything."""
 
@@ -235,7 +246,8 @@ class ChatTemplate:
     def turns(self, messages: Sequence[Message]) -> list[Turn]:
         """The messages as this template reads them.
 
-        Most templates want a call's arguments as an object, some as text; some want a content with every call.
+        Most templates want a call's arguments as an object, some as text; some want a content with every call, or
+        every call in a message of its own.
         """
         return _template_turns(self._tokenizer, messages)
 
@@ -300,6 +312,8 @@ class _CallForm(NamedTuple):
     arguments_as_text: bool
     wants_content: bool
     """Whether a message without content must have an empty one. transformers leaves out what is None."""
+    one_call: bool
+    """Whether every call must be a message of its own, before its result: Llama 3, GPT-OSS, GigaChat."""
     calls_shown: int = 0
     """Of those in `_CHATS_WITH_CALLS`."""
     chats_taken: int = 0
@@ -307,13 +321,17 @@ class _CallForm(NamedTuple):
 
     def tried(self, template: ChatTemplate) -> _CallForm:
         """The same form, with what a template makes of it."""
-        tries = [_rendered(template, [self.applied(turn) for turn in chat]) for chat in _CHATS_WITH_CALLS]
+        tries = [_rendered(template, self.applied(chat)) for chat in _CHATS_WITH_CALLS]
         texts = [text for text in tries if text is not None]
         # an object that the template concatenated to a string shows as Python's repr
         calls = sum(text.count("look_up") for text in texts if "{'word'" not in text)
         return self._replace(calls_shown=calls, chats_taken=len(texts))
 
-    def applied(self, turn: Turn) -> Turn:
+    def applied(self, turns: Sequence[Turn]) -> list[Turn]:
+        """The messages of a chat in this form."""
+        return [self._applied(turn) for turn in (_with_one_call(turns) if self.one_call else turns)]
+
+    def _applied(self, turn: Turn) -> Turn:
         if "tool_calls" not in turn:
             return turn
         calls = [{**call, "function": self._function(call["function"])} for call in turn["tool_calls"]]
@@ -332,15 +350,37 @@ def _template_turns(tokenizer: Any, messages: Sequence[Message]) -> list[Turn]:
     calls = any("tool_calls" in turn for turn in turns)
     if not calls:
         return turns
-    form = _call_form(tokenizer, str(tokenizer.chat_template))
-    return [form.applied(turn) for turn in turns]
+    return _call_form(tokenizer, str(tokenizer.chat_template)).applied(turns)
+
+
+def _with_one_call(turns: Sequence[Turn]) -> Iterator[Turn]:
+    """The same chat with every call in a message of its own, before its result."""
+    rest = deque(turns)
+    while rest:
+        turn = rest.popleft()
+        first, *others = turn.get("tool_calls") or [None]
+        if not others:
+            yield turn
+            continue
+        results = []
+        while rest and rest[0]["role"] == "tool":
+            results.append(rest.popleft())
+        yield {**turn, "tool_calls": [first]}
+        for call in others:
+            named = [result for result in results if result.get("tool_call_id") == first.get("id")]
+            own = named if first.get("id") else results[:1]
+            yield from own
+            results = [result for result in results if result not in own]
+            yield {"role": turn["role"], "tool_calls": [call]}
+            first = call
+        yield from results
 
 
 @lru_cache(maxsize=16)
 def _call_form(tokenizer: Any, source: str) -> _CallForm:  # noqa: ARG001  # a template can be replaced
     """The form in which the template shows the most calls, else refuses the fewest chats; the first of several."""
     template = ChatTemplate(tokenizer)
-    forms = [_CallForm(as_text, wants) for as_text in (False, True) for wants in (False, True)]
+    forms = [_CallForm(*form) for form in product((False, True), repeat=3)]
     tried = [form.tried(template) for form in forms]
     return max(tried, key=lambda form: (form.calls_shown, form.chats_taken))
 
