@@ -55,6 +55,8 @@ CALLS = {
     "</invoke>\nDONE</m:tool_call>",
     "typed": '<|D|calls>\nEACH<|D|invoke name="NAME">\nITEMS<|D|parameter name="KEY" '
     "string=\"{{ 'true' if v is string else 'false' }}\">VALUE</|D|parameter>\nDONE</|D|invoke>\nDONE</|D|calls>",
+    "sections": 'EACH<call name="NAME">ITEMS<param name="KEY">{{ "<![CDATA[" ~ v ~ "]]>" '
+    "if v is string and '<' in v else v if v is string else v | tojson }}</param>DONE</call>DONE",
     "keys as tags": 'EACH<call name="NAME">ITEMS<KEY>VALUE</KEY>DONE</call>DONE',
     "python": "<|tool_call_start|>[EACHNAME(ITEMSKEY={{ v | tojson }}COMMA)COMMA]<|tool_call_end|>",
     "bare python": "[EACHNAME(ITEMSKEY={{ v | tojson }}COMMA)COMMA]",
@@ -228,15 +230,65 @@ def test_texts_of_elements_stream() -> None:
     assert parser.feed("\n</para") == []
 
 
+def test_a_template_that_says_nothing_of_calls_is_told_by_the_tokens() -> None:
+    shown = "{{ tools | tojson }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    assert detect_tool_style(shown, added_tokens=("<tool_call>", "<|tool_call_start|>")) == PYTHONIC
+    assert detect_tool_style(shown, added_tokens=("<tool_call>", "[TOOL_CALLS]")) is None
+    own = shown.replace(
+        "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls %}!{{ c.function.name }}{% endfor %}"
+    )
+    assert detect_tool_style(own, added_tokens=("<|tool_call_start|>",)) is None  # it shows that it has another style
+
+
+def test_text_in_sections_may_have_the_ends_of_elements() -> None:
+    style, text = style_of("sections"), "</param></call> ]] <![CDATA["
+    assert read(style, list(answer("sections", ("warn", {"city": text})))) == (
+        "",
+        [["warn", json.dumps({"city": text})]],
+    )
+    unknown = answer("sections", ("other", {"text": '{"a": "<"}'}))
+    assert read(style, [unknown])[1] == [["other", json.dumps({"text": '{"a": "<"}'})]]
+
+
+def test_braces_with_none() -> None:
+    text = '<|tool_call>call:f{a:None,b:[true,<|"|>None<|"|>]}<tool_call|>'
+    ((_, arguments),) = read(style_of("braces"), [text])[1]
+    assert json.loads(arguments) == {"a": None, "b": [True, "None"]}
+
+
+def test_marks_before_bare_objects() -> None:
+    call = '{"name": "warn", "arguments": {}}'
+    for text in (call, f"<|python_tag|>{call}", f"functools[{call}]"):
+        assert read(style_of("bare"), list(text)) == ("", [["warn", "{}"]])
+
+
+def test_a_whole_tag_ends_calls() -> None:
+    """ERNIE's answers end with another tag than its calls: both have the last sign."""
+    style = detect_tool_style(
+        "{{ tools | tojson }}{% for m in messages %}<|{{ m.role }}|>"
+        "{% if m.content %}<say>{{ m.content }}</say>{% endif %}"
+        "{% for c in m.tool_calls %}<call>{{ c.function | tojson }}</call>{% endfor %}\n<|end|>{% endfor %}"
+    )
+    assert style is not None
+    assert style.end == "</call>"
+
+
 def test_harmony() -> None:
+    style = detect_tool_style(
+        "{{ tools | tojson }}{% for m in messages %}<|start|>{{ m.role }}{% if m.tool_calls %}"
+        " to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+        "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"
+        "{% else %}<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    )
+    assert style == HARMONY
     for text in (
         "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
         '<|constrain|>json<|message|>{"city": "Bern"}',
         "<|channel|>analysis<|message|>Rain?<|end|><|start|>assistant to=functions.weather"
         '<|channel|>commentary json<|message|>{"city": "Bern"}',
     ):
-        assert read(HARMONY, [text])[1] == [["weather", '{"city": "Bern"}']]
-        assert read(HARMONY, list(text)) == read(HARMONY, [text])
+        assert read(style, [text])[1] == [["weather", '{"city": "Bern"}']]
+        assert read(style, list(text)) == read(style, [text])
 
 
 def test_elements_within_elements() -> None:

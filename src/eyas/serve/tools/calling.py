@@ -16,7 +16,7 @@ from eyas.serve.schema.chat import ChatCompletionRequest
 from eyas.serve.schema.messages import NamedToolChoice, tool_schemas
 from eyas.serve.tools.parser import is_text
 from eyas.serve.tools.structured import closed_schema
-from eyas.serve.tools.styles import ID, KEY, NAME, NUMBER, TYPE, ToolStyle, detect_tool_style, shows_tools
+from eyas.serve.tools.styles import CDATA, ID, KEY, NAME, NUMBER, TYPE, ToolStyle, detect_tool_style, shows_tools
 from eyas.text.detokenizer import special_token_ids
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
@@ -128,20 +128,23 @@ class _CallGrammar:
             kind = element.text_type if is_text(part) else _type_name(part, element.other_type)
             middle = self.text(element.middle.replace(TYPE, kind))
             begin, end = f"{self.text(element.begin)} {lark_literal(key)} {middle}", self.text(element.end, key=key)
-            found.append(f"({begin} {self._element(part, end)}){'' if needed else '?'}")
+            found.append(f"({begin} {self._element(part, end, element.cdata)}){'' if needed else '?'}")
         if not found and schema.get("additionalProperties") is not False:
             middle = self.text(element.middle.replace(TYPE, element.text_type))
             end = self.text(element.end.replace(KEY, ""))
             found.append(f"({self.text(element.begin)} /[A-Za-z0-9_.-]+/ {middle} {self._text_until(end)})*")
         return " ".join(found)
 
-    def _element(self, schema: Mapping[str, Any], end: str) -> str:
+    def _element(self, schema: Mapping[str, Any], end: str, cdata: bool) -> str:
         """The value of an element and its end: a text isn't quoted there."""
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if is_text(schema) and isinstance(values, list):
             return f"({' | '.join(lark_literal(value) for value in values)}) {end}"
         if is_text(schema) or _may_be_text(schema):
-            return self._text_until(end)
+            if not cdata:
+                return self._text_until(end)
+            opened, closed = map(self.text, CDATA)
+            return f"(/[^<]*/ | {opened} {self._text_until(closed)}) {end}"
         return f"{self._rule(f'%json {_dump(schema)}')} {end}"
 
     def _text_until(self, end: str) -> str:
@@ -175,7 +178,7 @@ class _CallGrammar:
         if schema.get("type") in ("integer", "number", "boolean", "null"):
             return self._rule(f"%json {_dump(schema)}")
         if not any(rule.startswith("value: ") for rule in self.rules):
-            plain = f'/-?[0-9]+(\\.[0-9]+)?/ | "true" | "false" | "null" | {text}'
+            plain = f'/-?[0-9]+(\\.[0-9]+)?/ | "true" | "false" | "null" | "None" | {text}'
             self.rules += [
                 f'value: {plain} | "[" (value ("," value)*)? "]" | braced',
                 'braced: "{" (pair ("," pair)*)? "}"',
@@ -295,7 +298,7 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
 def _style_of(tokenizer: Any, source: str) -> ToolStyle | None:  # noqa: ARG001  # a template can be replaced
     """The style of a tokenizer's chat template; a warning if it is unknown, once for each template."""
     special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
-    style = detect_tool_style(tokenizer.chat_template, special)
+    style = detect_tool_style(tokenizer.chat_template, special, tokenizer.get_added_vocab())
     if style is None:
         log.warning("the chat template writes tool calls in an unknown style: they are served as text")
     return style

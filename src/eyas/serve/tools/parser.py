@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import regex
 
 from eyas.serve.tools.styles import (
-    HARMONY,
+    CDATA,
     ID,
     KEY,
     NAME,
     NUMBER,
-    PYTHON_TAG,
+    TAGS,
     TYPE,
     ToolStyle,
     python_arguments,
@@ -98,13 +98,13 @@ def signs_of(style: ToolStyle) -> Signs:
     inside = _inside(style)
     begin = _pattern(style.begin, lenient=True) + (r"[\s\[]{0,16}" if style.form == "object" else "")
     opening = f"{_GAP}(?:{begin}{inside})"
-    if style is HARMONY:
+    if style.harmony:
         opening = _GAP + _HARMONY
     between = _pattern(style.between)
     more = f"{_GAP}(?:{between}){inside}"
     if style.form == "object" and not style.begin.strip(" \n["):
         more = rf"[\s,;]{{0,16}}{inside}"
-    elif style is HARMONY:
+    elif style.harmony:
         more = rf"{_GAP}(?:<\|call\|>)?{_HARMONY}"
     element = style.element
     argument = (
@@ -112,12 +112,12 @@ def signs_of(style: ToolStyle) -> Signs:
     )
     shared = shared_start(style.between, style.end)
     shared = regex.sub(r"<[^<>]*$", "", shared) if not style.end.startswith(style.between) else style.end
-    listed = style.form == "object" and style.end.lstrip().startswith("]")
+    listed = style.form == "object" and (style.bare or style.end.lstrip().startswith("]"))
     behind = style.end.lstrip(" \n]") if listed else style.end
     brackets = rf"(?:{_GAP}\]){{1,4}}" if listed else ""  # lists may be nested or not
     chunks = "".join(f"(?:{_GAP}{_pattern(chunk)})?" for chunk in _chunks(shared.lstrip() or behind))
     end = f"{brackets}{_GAP}{_pattern(behind)}" if behind.strip() else brackets
-    tag = regex.escape(PYTHON_TAG) if style.bare and style.form == "object" else ""
+    tag = f"(?:{'|'.join(map(regex.escape, TAGS))})" if style.bare and style.form == "object" else ""
     first = f"{_GAP}(?:{begin})?{inside}" if style.begun else opening
     return Signs(
         first=regex.compile(rf"{_GAP}(?:{tag})?{first}"),
@@ -329,7 +329,8 @@ class ToolCallParser:
             assert element is not None
             text = is_text(self._properties.get(key)) if kind is None else kind == element.text_type
             nested = element.begin if KEY in element.end else ""
-            self._element = ElementScanner(element.end.replace(KEY, key), element.middle, text, nested)
+            end = element.end.replace(KEY, key)
+            self._element = ElementScanner(end, element.middle, text, nested, element.cdata)
             self._mode = self._in_element
         elif found is None:
             self._arguments("}" if self._any_arguments else "{}")
@@ -419,9 +420,13 @@ class ElementScanner:
     A text is passed on as it comes; anything else when it is complete, as it was written if it is JSON.
     """
 
-    def __init__(self, end: str, middle: str, text: bool, nested: str = "") -> None:
-        """`end`: the mark; `middle`: what stands before the value; `nested`: the mark of elements within elements."""
+    def __init__(self, end: str, middle: str, text: bool, nested: str = "", cdata: bool = False) -> None:
+        """`end`: the mark; `middle`: what stands before the value; `nested`: the mark of elements within elements.
+
+        `cdata`: a text may stand between `CDATA`.
+        """
         self.done = False
+        self._opening = CDATA[0] if cdata else ""
         self._ends = regex.compile(("\n?" if end.startswith("\n") else "") + _pattern(end.strip())) if end else _NEVER
         self._text, self._nested = text, nested
         self._skips = middle.endswith("\n")
@@ -436,6 +441,12 @@ class ElementScanner:
                 return ""
         self._held += character
         out = ""
+        if self._opening.startswith(self._held):
+            if self._opening == self._held:
+                closed = regex.escape(CDATA[1]) + _GAP + self._ends.pattern
+                self._ends, self._text, self._held, self._opening = regex.compile(closed), True, "", ""
+            return out
+        self._opening = ""
         while self._held:
             found = self._ends.fullmatch(self._held, partial=True)
             if found is not None and found.partial:
@@ -498,11 +509,8 @@ def braces(text: str, quote: str) -> dict[str, Any] | None:
             written += json.dumps(part, ensure_ascii=False)
         else:
             written += regex.sub(r"([{,]|^)\s*([^\s{}\[\],:]+)\s*:", r'\1"\2":', part)
-    try:
-        found = json.loads(written + "}")
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    found = python_arguments(f"value={written}}}")  # templates write `None` there, and `true`
+    return found["value"] if found and isinstance(found["value"], dict) else None
 
 
 class CallState(Enum):

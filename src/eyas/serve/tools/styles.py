@@ -21,15 +21,16 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
 NAME, ID, NUMBER, KEY, TYPE = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
 """The tool's name, the call's id, its number, an argument's key, and the name of its type."""
-PYTHON_TAG = "<|python_tag|>"
-"""Llama 3 may write it before an object though its template doesn't."""
+TAGS = "<|python_tag|>", "functools"
+"""What Llama 3 and Phi-4 may write before objects though their templates don't."""
+CDATA = "<![CDATA[", "]]>"
 Form = Literal["object", "named", "elements", "python", "braces"]
 
 
@@ -46,6 +47,8 @@ class Element:
     """The TYPE of a text."""
     other_type: str = ""
     """The TYPE of a whole number."""
+    cdata: bool = False
+    """Whether a text with signs of markup stands between `CDATA`."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class ToolStyle:
         """Whether calls begin like any other text, so that only an answer that begins with one is read as calls."""
         return not self.begin.strip(" \n[")
 
+    @property
+    def harmony(self) -> bool:
+        """Whether it is GPT-OSS' style, whose calls name their recipient in one of two places."""
+        return self.begin == HARMONY.begin
+
     def new_id(self) -> str:
         """Make a random id for a new call."""
         if not self.id_length:
@@ -93,8 +101,8 @@ class ToolStyle:
         """Everything that calls are written with."""
         element = (self.element.begin, self.element.middle, self.element.end) if self.element else ()
         around = (self.before_name, self.before_arguments, self.after_arguments)
-        tag = PYTHON_TAG if self.bare else "[CALL_ID]"
-        return (self.begin, self.between, self.end, *around, *element, self.quote, self.optional, tag)
+        tags = TAGS if self.bare else ("[CALL_ID]",)
+        return (self.begin, self.between, self.end, *around, *element, self.quote, self.optional, *tags)
 
 
 def object_style(begin: str, end: str, key: str = "arguments", between: str | None = None) -> ToolStyle:
@@ -128,6 +136,8 @@ _SHOWN = {
     "<|eot_id|>": LLAMA3,
 }
 """A mark in the text before an answer -> the style, for templates that show tools and write no calls."""
+_UNSAID = {"<|tool_call_start|>": PYTHONIC}
+"""A token that only models with this style have -> the style, for templates whose text has no mark either."""
 
 _QUESTION, _ANSWER = "What is an eyas?", "Let me look it up."
 _FIRST, _SECOND = "look_up", "put_down"
@@ -163,17 +173,21 @@ def shows_tools(template: str | Mapping[str, str] | None) -> bool:
 
 
 def detect_tool_style(
-    template: str | Mapping[str, str] | None, special_tokens: Mapping[str, str] | None = None
+    template: str | Mapping[str, str] | None,
+    special_tokens: Mapping[str, str] | None = None,
+    added_tokens: Container[str] = (),
 ) -> ToolStyle | None:
     """The style of the calls in a chat template; None if it shows no tools, or writes calls in an unknown style.
 
     If there are several named templates, the one for tools is read. `special_tokens`: the names that templates use for
-    the tokenizer's special tokens, such as `eos_token`.
+    the tokenizer's special tokens, such as `eos_token`. `added_tokens`: all that the tokenizer has, which tell the
+    style of a template that shows tools and says nothing of calls (LFM2.5).
     """
     source = _for_tools(template)
     if source is None or ("tools" not in source and "tool_calls" not in source):
         return None
-    return _detect(source, tuple(sorted((special_tokens or {}).items())))
+    unsaid = next((style for mark, style in _UNSAID.items() if mark in added_tokens), None)
+    return _detect(source, tuple(sorted((special_tokens or {}).items())), unsaid)
 
 
 def _for_tools(template: str | Mapping[str, str] | None) -> str | None:
@@ -181,19 +195,20 @@ def _for_tools(template: str | Mapping[str, str] | None) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _detect(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ToolStyle | None:
+def _detect(source: str, special_tokens: tuple[tuple[str, str], ...], unsaid: ToolStyle | None) -> ToolStyle | None:
     renderer = _Renderer(source, dict(special_tokens))
     for ids in (_LONG_IDS, _SHORT_IDS):  # Mistral's templates refuse ids that aren't nine letters and digits
         for as_text in (False, True):
             sample = renderer.sample(ids, as_text)
             style = None if sample is None else _read(sample)
             if style is not None:
-                return replace(style, id_length=0 if ids is _LONG_IDS else len(ids[0]))
+                element = style.element and replace(style.element, cdata=CDATA[0] in source)
+                return replace(style, element=element, id_length=0 if ids is _LONG_IDS else len(ids[0]))
     shown = renderer.try_render([{"role": "user", "content": _QUESTION}], prompt=True)
     written = renderer.sample(_SHORT_IDS, False)
     if shown is None or _FIRST not in shown or (written is not None and _FIRST in written.one):
         return None  # it writes calls in a way that isn't known
-    return next((style for mark, style in _SHOWN.items() if mark in shown), None)
+    return next((style for mark, style in _SHOWN.items() if mark in shown), unsaid)
 
 
 @dataclass(frozen=True)
@@ -342,7 +357,7 @@ def _ending(after: str, sample: _Sample) -> str:
     after = after.split(sample.eos)[0] if sample.eos in after else after
     message_end = sample.plain.partition(_ANSWER)[2]
     message_end = message_end.split(sample.eos)[0] if sample.eos in message_end else message_end
-    common = _whole_tags(shared_end(after, message_end))
+    common = _whole_tags(shared_end(after, message_end)).removeprefix(">")
     if common.strip():
         return after[: len(after) - len(common)].rstrip()
     tags = [after.index(tag) for tag in _TAG.findall(message_end) if tag in after]
