@@ -271,8 +271,8 @@ class Calling:
 def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     """How a chat's answers may call tools; None if they may not call any.
 
-    Calls in an unknown style are left in the text. Raises ApiError 400 if the chat template shows no tools, or if a
-    call must be made in an unknown style, and RequestError if tools and `tool_choice` don't fit together.
+    Calls in an unknown style are left in the text, and nothing is enforced. Raises ApiError 400 if the chat template
+    shows no tools, and RequestError if tools and `tool_choice` don't fit together.
     """
     schemas = tool_schemas(body.tools)
     choice = body.tool_choice
@@ -282,16 +282,13 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     if not shows_tools(tokenizer.chat_template):
         message = "this model's chat template shows no tools: send none, or serve a model that was trained with tools"
         raise ApiError(400, message, code="unsupported_parameter", param="tools")
-    style, forced = _style_of(tokenizer, str(tokenizer.chat_template)), _is_forced(tool_choice)
-    if style is None and (forced or any(schema["function"].get("strict") for schema in schemas)):
-        message = "calls can't be enforced: this model's chat template writes them in an unknown style; they stay text"
-        raise ApiError(400, message, code="unsupported_parameter", param="tool_choice" if forced else "tools")
+    style = _style_of(tokenizer, str(tokenizer.chat_template))
     # naming a function asks for one call of it, as at OpenAI and in vLLM
     parallel = body.parallel_tool_calls is not False and not isinstance(choice, NamedToolChoice)
     if style is None:
         return Calling(None, schemas, None, False, parallel, frozenset())
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, forced, parallel, _call_tokens(style, tokenizer))
+    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
 
 
 @lru_cache(maxsize=4)
@@ -300,7 +297,7 @@ def _style_of(tokenizer: Any, source: str) -> ToolStyle | None:  # noqa: ARG001 
     special = {name: text for name, text in tokenizer.special_tokens_map.items() if isinstance(text, str)}
     style = detect_tool_style(tokenizer.chat_template, special, tokenizer.get_added_vocab())
     if style is None:
-        log.warning("the chat template writes tool calls in an unknown style: they are served as text")
+        log.warning("the chat template writes tool calls in an unknown style: they are text, and none is enforced")
     return style
 
 
