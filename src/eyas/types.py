@@ -104,6 +104,9 @@ class Request:
     """What the answer must look like; None = any text."""
     chat: bool = False
     """The prompt is a chat: its answer also ends where the chat template ends turns."""
+    prediction: tuple[int, ...] = ()
+    """What the answer is expected to repeat, as token ids, such as the old text of a file to edit. Drafters that look
+    up passages copy from it; it changes no token of the answer."""
     cache_salt: str = ""
     """Prefixes are reused only among requests with the same salt."""
 
@@ -135,6 +138,10 @@ class Stats:
     """Sum over rounds of the draft tree's depth."""
     walked: int = 0
     """Sum over rounds of draft tokens accepted, before cutting."""
+    predicted_accepted: int = 0
+    """The part of `walked` that was copied from the request's prediction."""
+    predicted_rejected: int = 0
+    """Draft tokens copied from the prediction that were verified in vain."""
     accepted_histogram: list[int] = field(default_factory=list)
     """`[i]` = rounds in which exactly `i` draft tokens were accepted."""
     offered_by_depth: list[int] = field(default_factory=list)
@@ -214,6 +221,8 @@ class Stats:
             "target_passes",
             "drafted_depth",
             "walked",
+            "predicted_accepted",
+            "predicted_rejected",
             "reused_tokens",
             "queue_seconds",
             "prefill_seconds",

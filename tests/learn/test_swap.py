@@ -98,8 +98,8 @@ def test_a_client_apart_shares_no_generation_and_no_answer_changes() -> None:
     begun: list[tuple[str, tuple[str, int]]] = []
     begin = swapping.pairs.begin
 
-    def spy(slot: int, prompt: Any, owner: str) -> None:
-        begin(slot, prompt, owner)
+    def spy(slot: int, prompt: Any, owner: str, prediction: Any) -> None:
+        begin(slot, prompt, owner, prediction)
         begun.append((owner, swapping.pairs.rows[slot].generation))
 
     swapping.pairs.begin = spy  # type: ignore[method-assign]

@@ -53,8 +53,16 @@ class SlotPairs(Protocol):
     def reshape(self, slots: int, columns: int) -> None:
         """Resize to `slots` slots of `columns` columns; keep the contents that fit."""
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        slot: int,  # noqa: ARG002
+        prompt: Sequence[int],  # noqa: ARG002
+        owner: str,  # noqa: ARG002
+        prediction: Sequence[int] = (),  # noqa: ARG002
+    ) -> None:
         """Start a sequence with this prompt in an empty slot; its pairs follow, beginning with the first.
+
+        `prediction` is what its answer is expected to repeat.
 
         No pair contains the prompt's first token. What is learned from a sequence may only serve the same `owner`.
         """

@@ -98,7 +98,13 @@ class NetworkPairs(SlotPairs):
             self.cache.drafts.clear()
 
     @inference
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        slot: int,
+        prompt: Sequence[int],
+        owner: str,  # noqa: ARG002
+        prediction: Sequence[int] = (),  # noqa: ARG002
+    ) -> None:
         """Keep the prompt's first token: the pairs begin with the second."""
         self.last[slot, 1] = prompt[0] + 1 if prompt else 0
 

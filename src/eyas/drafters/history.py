@@ -48,6 +48,9 @@ class History:
         """A sequence of `owner` with the first token of `prompt`, if any; the other tokens follow as pairs."""
         self.tokens, self.owner = list(prompt[:1]), owner
 
+    def expect(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """The answer to the `prompt` is expected to repeat `answer`, and may be drafted from it."""
+
     def cut(self) -> None:
         """Update derived data after tokens were removed from the end."""
 
@@ -76,8 +79,10 @@ class TokenPairs(SlotPairs, Generic[H]):
     def reshape(self, slots: int, columns: int) -> None:  # noqa: ARG002
         self._of = [*self._of[:slots], *(self._history() for _ in range(slots - len(self._of)))]
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
         self._of[slot] = self._history(prompt, owner)
+        if prediction:
+            self._of[slot].expect(prompt, prediction)
 
     def length(self, slot: int) -> int:
         return max(0, len(self._of[slot].tokens) - 1)

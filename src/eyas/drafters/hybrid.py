@@ -25,7 +25,7 @@ from eyas.drafters.history import LookupDrafter
 from eyas.errors import InvariantError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearntValues
-from eyas.tree.proposal import found_tree, on_device
+from eyas.tree.proposal import found_tree, on_device, predicted_rows
 from eyas.tree.union import expected_lengths, unite
 from eyas.tree.values import ValueTable
 from eyas.verify import Coupling
@@ -70,9 +70,9 @@ class HybridPairs(SlotPairs):
         self.network.reshape(slots, columns)
         self.lookup.reshape(slots, columns)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        self.network.begin(slot, prompt, owner)
-        self.lookup.begin(slot, prompt, owner)
+    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+        self.network.begin(slot, prompt, owner, prediction)
+        self.lookup.begin(slot, prompt, owner, prediction)
 
     def length(self, slot: int) -> int:
         length, other = self.network.length(slot), self.lookup.length(slot)
@@ -180,6 +180,7 @@ class HybridDrafter(Drafter):
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
             if spec.looks_up:
                 tree = replace(tree, lookup_seconds=searched - began + time.perf_counter() - drafted)
+        tree = replace(tree, predicted=predicted_rows(found))
         self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree
 

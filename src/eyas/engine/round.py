@@ -22,6 +22,7 @@ from eyas.runtime import inference, to_device
 from eyas.targets import Target
 from eyas.targets.slots import SlotCache
 from eyas.tree import DraftTree, NodeLogits, TreeSpec
+from eyas.tree.draft_tree import Source
 from eyas.types import TokenLogprobs
 from eyas.verify import EmittedLogprobs, IndependentDraws, LegalTree, Sampler, SeededWalk, Walk, WalkRule
 
@@ -55,6 +56,16 @@ class VerifiedDraft(NamedTuple):
     """Node indices walked in each row, beginning with the root's 0: one more than accepted draft tokens."""
     emitted: Sequence[Sequence[int]] | None = None
     """The tokens that each row emitted: the accepted ones, and the bonus token. None = only the paths are known."""
+
+    def copied_from_prediction(self, row: int) -> tuple[int, int]:
+        """How many nodes of a row were copied from its request's prediction and accepted, and how many in vain."""
+        tree, path = self.tree, self.paths[row]
+        if tree.predicted is None or not tree.predicted[row]:
+            return 0, 0
+        copied = tree.valid[row] if tree.sources is None else tree.valid[row] & (tree.sources[row] != Source.NETWORK)
+        nodes: list[bool] = copied.tolist()
+        accepted = sum(nodes[node - 1] for node in path[1:])
+        return accepted, sum(nodes) - accepted
 
 
 class RoundOutput(NamedTuple):

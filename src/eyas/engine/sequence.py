@@ -124,6 +124,10 @@ class SequenceState:
             self.stats.draft_seconds += output.observe_seconds
             if output.draft is not None:
                 self.stats.draft_seconds += output.draft_seconds
+                if self.request.prediction:
+                    accepted, rejected = output.draft.copied_from_prediction(row)
+                    self.stats.predicted_accepted += accepted
+                    self.stats.predicted_rejected += rejected
         logprobs = output.logprobs.get(row)
         logprobs = None if logprobs is None else logprobs[: len(taken)]
         self.logprobs += logprobs or ()

@@ -200,12 +200,12 @@ class GenerationPairs(SlotPairs):
         self._shape = (slots, columns)
         self.rows = [*self.rows[:slots], *(self.generations.nobody for _ in range(slots - len(self.rows)))]
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
         generations, rows = self.generations, self.rows
         generations.take_over((row.generation for at, row in enumerate(rows) if self.length(at)), *self._shape)
         self.rows = [row if row.generation in generations.drafters else generations.nobody for row in rows]
         self.rows[slot] = self._begun = generations.choose(owner)
-        self._of(slot).begin(slot, prompt, owner)
+        self._of(slot).begin(slot, prompt, owner, prediction)
         if self._recorder is not None:
             self._recorder.begin(slot, prompt, owner)
 

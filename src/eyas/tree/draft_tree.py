@@ -70,6 +70,8 @@ class Proposal:
     """The index of each node's parent; -1 = the root."""
     logprobs: list[float] = field(default_factory=list)
     """The log-probability of each step, not of the whole path."""
+    predicted: bool = False
+    """Whether it was copied from the request's prediction."""
 
     @staticmethod
     def chain(tokens: Sequence[int], logprobs: Sequence[float]) -> Proposal:
@@ -126,6 +128,8 @@ class DraftTree:
     """Time spent looking for copies and merging them with the network's nodes."""
     found: Sequence[Proposal] | None = None
     """[B] all that was found, if `looked_up`: nodes that weren't worth verifying are graded by what follows, too."""
+    predicted: Sequence[bool] | None = None
+    """[B] whether the row's copies come from what its answer was predicted to be; None = nobody's do."""
     promise: Sequence[float] | None = None
     """[B] expected number of accepted nodes of the network, in each row; None = not computed."""
 

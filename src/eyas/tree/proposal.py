@@ -42,7 +42,13 @@ def grow(spec: TreeSpec, proposals: Sequence[Proposal], device: torch.device) ->
             tree = _all_at_once(spec, proposals, levels)
     else:
         tree = _grown(spec, proposals)
-    return replace(on_device(tree, device), looked_up=True, found=proposals)
+    return replace(on_device(tree, device), looked_up=True, found=proposals, predicted=predicted_rows(proposals))
+
+
+def predicted_rows(proposals: Sequence[Proposal]) -> list[bool] | None:
+    """[B] which rows' proposals come from their requests' predictions; None = no row's."""
+    rows = [proposal.predicted for proposal in proposals]
+    return rows if any(rows) else None
 
 
 def found_tree(proposals: Sequence[Proposal], chains: bool) -> DraftTree:

@@ -194,3 +194,22 @@ def test_output_is_that_of_plain_decoding(temperature: float, tree: str, batch: 
         walked.append(sum(one.stats.walked for one in ended.values()))
     assert walked[1] >= 5 * 10  # the same answers with the same seeds: they are copied
     assert walked[1] > walked[0]
+
+
+def test_a_prediction_is_drafted_from_its_start_and_found_again_after_a_change() -> None:
+    made, prediction = drafter(), [20, 21, 22, 23, 24, 25]
+    made.pairs.begin(0, [1, 2, 3], "", prediction)
+    made.pairs.begin(1, [1, 2, 3], "")
+    for slot in range(2):
+        give(made, [2, 3], slot)
+    assert made.propose(0, 8, 1).tokens == prediction[:3]  # as many as tokens of the prompt match
+    assert made.propose(0, 8, 1).predicted
+    assert proposed(made, 1) == []
+    give(made, [20, 9, 22])  # 9 for 21
+    assert made.propose(0, 8, 1).tokens == [23]
+    assert made.pairs[0].tokens == [1, 2, 3, 20, 9, 22]
+    made.finish(0)
+    made.pairs.truncate(0, 0)
+    made.pairs.begin(0, [1, 2, 3], "")  # another request's prediction isn't known
+    give(made, [2, 3])
+    assert proposed(made, 0) == []

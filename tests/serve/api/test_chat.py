@@ -250,3 +250,13 @@ def test_a_request_without_a_seed_gets_the_server_s(ask: Ask, engine: FakeEngine
     answers = [ask(CHAT, settings, messages=HELLO, max_tokens=2, n=2, **body).json() for body in ({}, {}, {"seed": 3})]
     assert [answer["eyas"]["seed"] for answer in answers] == [11, 11, 3]
     assert [request.params.seed for request in engine.requests] == [11, 12, 11, 12, 3, 4]
+
+
+def test_a_prediction_is_what_the_engine_may_copy(engine: FakeEngine, ask: Ask) -> None:
+    for content in ("def add", [{"type": "text", "text": "def "}, {"type": "text", "text": "add"}]):
+        answer = ask(CHAT, messages=HELLO, prediction={"type": "content", "content": content})
+        assert answer.status_code == 200, answer.text
+        assert list(engine.requests[-1].prediction) == ids("def add")
+        details = answer.json()["usage"]["completion_tokens_details"]
+        assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert ask(CHAT, messages=HELLO, prediction={"type": "image", "content": "a"}).status_code == 400

@@ -183,8 +183,8 @@ class SmallLmPairs(TokenPairs[_Text]):
         super().reshape(slots, columns)
         self.cache.reshape(slots, columns)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
-        super().begin(slot, prompt, owner)
+    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
+        super().begin(slot, prompt, owner, prediction)
         self.cache.truncate(slot, 0)
 
     def unread(self, slot: int) -> int:

@@ -1,8 +1,8 @@
 """Suffix decoding (SuffixDecoding, NeurIPS 2025, arXiv 2411.04975): the most frequent continuations of the last tokens.
 
-Two texts are searched: the request's own prompt and answer, and the finished answers of its owner. The longer the
-match, the longer the draft; the better of the two drafts is taken. It needs no weights, and drafts nothing if nothing
-is repeated.
+Three texts are searched: the request's own prompt and answer, what its answer is predicted to be, and the finished
+answers of its owner. The longer the match, the longer the draft; the best of the drafts is taken. It needs no weights,
+and drafts nothing if nothing is repeated.
 
 Shapes: n occurrences, W tokens before or after each.
 """
@@ -13,6 +13,7 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -83,7 +84,13 @@ class SuffixHistory(History):
 
     def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: str = "") -> None:
         super().__init__(prompt, owner)
-        self._index, self._prompt = SuffixIndex(limits), len(prompt)
+        self._index, self._prompt, self._limits = SuffixIndex(limits), len(prompt), limits
+        self.prediction: SuffixIndex | None = None
+        """What the answer is expected to repeat, after the prompt's end: so its beginning is a long match."""
+
+    def expect(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        self.prediction = SuffixIndex(self._limits)
+        self.prediction.append([*prompt[-self._limits.longest :], *answer])
 
     def cut(self) -> None:
         self._index.truncate(len(self.tokens))
@@ -126,15 +133,17 @@ class SuffixDrafter(LookupDrafter):
             self.answers.add(history.owner, history.answer)
 
     def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
-        """The better of the drafts from the two texts; `fanout` 1 makes it a chain."""
+        """The best of the drafts from all texts; `fanout` 1 makes it a chain."""
         history, fanout = self.pairs[slot], min(fanout, _MOST_FANOUT)
         last = history.tokens[-self._limits.longest :]
         draft = history.index().draft(last, depth, fanout)
-        answers = self.answers.index(history.owner)
-        if answers is not None:
-            others = answers.draft(last, depth, fanout, draft.score)
-            draft = others if others.score > draft.score else draft
-        return draft.proposal
+        predicted = False
+        for text in (history.prediction, self.answers.index(history.owner)):
+            if text is not None:
+                other = text.draft(last, depth, fanout, draft.score)
+                if other.score > draft.score:
+                    draft, predicted = other, text is history.prediction
+        return replace(draft.proposal, predicted=True) if predicted else draft.proposal
 
 
 def make(target: Target) -> SuffixDrafter:

@@ -16,6 +16,7 @@ from eyas.serve.api.encode import (
     check_size,
     completion_prompt,
     encode_request,
+    prediction_ids,
     template_settings,
 )
 from eyas.serve.api.generation import ChoiceOutput, Generation
@@ -80,6 +81,9 @@ async def start_chat(
     await context.check_grammar(grammar, info.client)
     prompt = await read_chat(body, context, info, tools)
     bad_words = await read_bad_words(body, context, info)
+    predicted = "" if body.prediction is None else body.prediction.text
+    check_size(tokenizer, len(predicted), context.max_model_len)
+    prediction = await context.in_worker(prediction_ids, tokenizer, predicted, characters=len(predicted), info=info)
     wanted = Wanted(
         max_tokens=_limit(body.max_completion_tokens or body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -87,6 +91,7 @@ async def start_chat(
         bad_words=bad_words,
         grammar=grammar,
         chat=True,
+        prediction=prediction,
         shorten=shorten,
     )
     limit, seed = context.max_model_len, context.settings.seed

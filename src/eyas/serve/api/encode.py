@@ -86,6 +86,11 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
     return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
+def prediction_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Tokenize what an answer is expected to be; special tokens that it spells out aren't told from text."""
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Tokenize bad words as vLLM does: each at the start of a text, and after a space if its token absorbs that.
 
@@ -147,6 +152,7 @@ class Wanted(NamedTuple):
     """Tokenized by `bad_word_ids`."""
     grammar: GrammarSpec | None
     chat: bool = False
+    prediction: tuple[int, ...] = ()
     shorten: bool = False
     """Whether to lower `max_tokens` to what fits the context instead of raising."""
 
@@ -188,6 +194,7 @@ def encode_request(
                     speculate=body.options.speculate,
                     grammar=wanted.grammar,
                     chat=wanted.chat,
+                    prediction=wanted.prediction,
                 )
             )
     return EncodedRequest(sequences, n, seed, sum(map(len, prompts)))

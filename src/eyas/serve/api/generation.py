@@ -324,6 +324,10 @@ class Generation:
             "completion_tokens": completion,
             "total_tokens": self.request.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": stats.predicted_accepted,
+                "rejected_prediction_tokens": stats.predicted_rejected,
+            },
             "eyas": speculation,
         }
 

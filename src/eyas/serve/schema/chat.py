@@ -10,6 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from eyas.serve.schema.messages import NamedToolChoice, RequestMessage, ResponseMessage, Tool
 from eyas.serve.schema.request import (
     UNLIMITED,
+    CacheMarks,
     GenerationRequest,
     Ignored,
     Name,
@@ -152,6 +153,25 @@ class JsonSchemaFormat(RequestModel):
     json_schema: JsonSchema
 
 
+class PredictionPart(CacheMarks):
+    """A piece of what the answer is expected to be."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(RequestModel):
+    """What the answer is expected to be in large part, such as the old text of a file to edit."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[PredictionPart], Field(max_length=MOST_MESSAGES)]
+
+    @property
+    def text(self) -> str:
+        """The whole text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
 
@@ -164,6 +184,9 @@ class ChatCompletionRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
+    prediction: Prediction | None = Field(
+        default=None, description="what the answer will repeat: drafts copy from it; it changes no token"
+    )
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

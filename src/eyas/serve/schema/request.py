@@ -249,7 +249,6 @@ class IgnoredFields(CacheMarks):
     timings_per_token: Annotated[Any, _MEASURED] = None
     return_progress: Annotated[Any, _MEASURED] = None
     usage: Annotated[Any, _MEASURED] = None
-    prediction: Annotated[Any, Ignored("a drafter guesses ahead already")] = None
     verbosity: Annotated[Any, Ignored("models here have no such setting")] = None
     max_tool_calls: Annotated[Any, Ignored("there are no built-in tools")] = None
     include_reasoning: Annotated[Any, _THINKING] = None

@@ -80,10 +80,18 @@ class ChoiceUsage(ResponseModel):
     total_tokens: int
 
 
+class CompletionTokensDetails(ResponseModel):
+    """Tokens that were copied from the request's prediction."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int = Field(description="verified in vain; none of them is part of the answer")
+
+
 class Usage(ChoiceUsage):
     """Tokens read and generated for a request."""
 
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
     eyas: SpeculationUsage
 
 

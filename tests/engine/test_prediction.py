@@ -1,0 +1,46 @@
+"""Predicted answers: copied where they come true, counted, and without influence on any token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eyas.drafters.base import Drafter
+from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.weightless.suffix import SuffixDrafter
+from eyas.engine import Engine, Speculation
+from eyas.tree import parse_tree
+from eyas.types import Request, SamplingParams
+
+from .. import tiny
+
+CPU = torch.device("cpu")
+
+
+def drafter(name: str) -> Drafter:
+    if name == "suffix":
+        return SuffixDrafter(CPU)
+    return HybridDrafter(tiny.drafter("eagle3"), SuffixDrafter(CPU), CPU)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["suffix", "eagle3+suffix"])
+def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, temperature: float) -> None:
+    target = tiny.target("llama")
+    asked = Request((5, 6, 7, 8), SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True))
+    (plain,) = Engine(target, None).generate([asked])
+    answer = tuple(plain.token_ids)
+    changed = (*answer[:15], 3, *answer[16:])
+    noise = tuple((7 * at + 3) % 50 for at in range(40))
+    engine = Engine(target, None, Speculation(drafter(name), parse_tree("dynamic:16,4,16")), batch_size=4)
+    done = engine.generate([replace(asked, prediction=tokens) for tokens in ((), answer, changed, noise)])
+    assert [one.token_ids for one in done] == [plain.token_ids] * 4
+    none, true, edited, wrong = (one.stats for one in done)
+    assert (none.predicted_accepted, none.predicted_rejected) == (0, 0)
+    assert true.predicted_accepted > 30
+    assert edited.predicted_accepted > 20
+    assert edited.predicted_rejected > 0
+    assert wrong.predicted_accepted < 10
+    assert true.target_passes < none.target_passes
