@@ -298,6 +298,9 @@ def test_t2d_decides_what_d2t_means_where_it_could_be_ids_or_offsets(tmp_path: P
         checkpoint, found = read(re.directory(tmp_path, re.llama_config(), {**tensors, "d2t": first, "t2d": covered}))
         same(found, {"d2t": ids - first, "t2d": covered})
         assert checkpoint.report.notes == notes
+    path = re.directory(tmp_path, re.llama_config(), {**tensors, "d2t": first})
+    with pytest.raises(CheckpointError, match="could hold offsets or target ids, and there is no t2d"):
+        read(path)
 
 
 @pytest.mark.parametrize("layers", [None, 32, 40])

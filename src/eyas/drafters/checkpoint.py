@@ -247,7 +247,7 @@ def _covered(ids: Tensor, full: int) -> Tensor:
 def read_map(d2t: Tensor, config: DrafterConfig, where: str, t2d: Tensor | None = None) -> tuple[Tensor, list[str]]:
     """The target ids [Vd] in `d2t`, and notes on how it was read. Raises CheckpointError for a damaged map.
 
-    `t2d` [V], if the file has it, decides between offsets and ids where `d2t` could be either.
+    `t2d` [V] decides between offsets and ids where `d2t` could be either; without it such a map is refused.
     """
     full, draft = config.vocab_size, config.draft_vocab_size
     if d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
@@ -259,8 +259,13 @@ def read_map(d2t: Tensor, config: DrafterConfig, where: str, t2d: Tensor | None 
         raise CheckpointError(f"{where}: d2t has numbers beyond the vocabulary of {full}")
     shifted = written + torch.arange(draft)
     offsets, absolute = names_tokens(shifted, full), names_tokens(written, full)
-    if offsets and absolute and t2d is not None and torch.equal(t2d.to(torch.bool), _covered(written, full)):
-        offsets = torch.equal(_covered(shifted, full), _covered(written, full))
+    if offsets and absolute and not torch.equal(shifted, written):
+        if t2d is None:
+            raise CheckpointError(
+                f"{where}: d2t could hold offsets or target ids, and there is no t2d to tell which: add a tensor t2d "
+                f"with {full} booleans, true for every token that has a draft token"
+            )
+        offsets = not torch.equal(t2d.to(torch.bool), _covered(written, full))
     if offsets:
         return shifted, []
     if absolute:
