@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
-from eyas.errors import ConfigError
+from eyas.errors import VALUE_ERROR, ConfigError
 
 
 class StrictModel(BaseModel):
@@ -39,7 +39,7 @@ _REASONS = {"extra_forbidden": "there is no such key", "missing": "it is missing
 def _problem(error: ErrorDetails, cls: type[BaseModel]) -> str:
     """One line of the message: about one key, or about several that conflict."""
     key = ".".join(map(str, error["loc"]))
-    reason = _REASONS.get(error["type"], error["msg"].removeprefix("Value error, "))
+    reason = _REASONS.get(error["type"], error["msg"].removeprefix(VALUE_ERROR))
     if error["type"] == "extra_forbidden":
         reason += _nearest(cls, error["loc"])
     return f"{key}: {reason}" if key else reason

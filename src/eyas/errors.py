@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+VALUE_ERROR = "Value error, "
+"""What pydantic writes before the message of a ValueError."""
+
 
 class EyasError(Exception):
     """Base of everything eyas raises on purpose."""

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from eyas.errors import CheckpointError, UsageError
 
-GGUF_SUFFIX = ".gguf"
-
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FLOAT32, _TEXT, _ARRAY = 6, 8, 9
 _PLAIN = {

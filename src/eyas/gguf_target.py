@@ -15,7 +15,7 @@ from eyas.errors import MissingModelError, ModelError, UsageError
 from eyas.files import FileLock, write_text, writing_folder
 from eyas.runtime import LOADING
 
-_SUFFIX = ".gguf"
+GGUF_SUFFIX = ".gguf"
 WEIGHTS = "gguf.path"
 """The file in such a folder that names its GGUF file."""
 DRAFTERS = frozenset({"eagle3", "dflash"})
@@ -37,20 +37,27 @@ def target_folder(name: str) -> str:
 
 
 def named_file(name: str) -> Path | None:
-    """The GGUF file that `name` refers to: a path, the one in a folder, or REPOSITORY:FILE.gguf on the Hub; else None.
+    """The GGUF file that `name` refers to: a path (see `gguf_in`), or REPOSITORY:FILE.gguf on the Hub; else None.
 
     Raises ModelError for a file that can't be fetched from the Hub, UsageError for a folder with several.
     """
     in_repository = _IN_REPOSITORY.fullmatch(name)
     if in_repository is not None and not Path(name).exists():
         return _downloaded(**in_repository.groupdict())
-    path = Path(name).expanduser()
+    return gguf_in(Path(name).expanduser())
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file at `path`, or the one in a folder without config.json; None if there is none.
+
+    Raises UsageError for a folder with several.
+    """
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(each for each in path.iterdir() if each.suffix.lower() == _SUFFIX)
+        files = sorted(each for each in path.iterdir() if each.suffix.lower() == GGUF_SUFFIX)
         if len(files) > 1:
-            raise UsageError(f"{name} holds {len(files)} GGUF files: name one, such as {files[0]}")
+            raise UsageError(f"{path} holds {len(files)} GGUF files: name one, such as {files[0]}")
         path = files[0] if files else path
-    return path if path.is_file() and path.suffix.lower() == _SUFFIX else None
+    return path if path.is_file() and path.suffix.lower() == GGUF_SUFFIX else None
 
 
 def weights_file(folder: str | Path) -> Path | None:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from eyas.errors import QueueFullError, RequestError, UsageError
+from eyas.errors import VALUE_ERROR, QueueFullError, RequestError, UsageError
 from eyas.serve.engine_thread import EngineStoppedError
 from eyas.serve.schema.request import why_not_served
 
@@ -188,7 +188,7 @@ def _path(location: Sequence[str | int], body: Any, absent: bool) -> str:
 
 
 def _problem(error: Mapping[str, Any]) -> str:
-    text = str(error["msg"]).removeprefix("Value error, ")
+    text = str(error["msg"]).removeprefix(VALUE_ERROR)
     return text[:1].lower() + text[1:]
 
 

@@ -113,6 +113,7 @@ def test_what_aliases_mean(arguments: tuple[Any, ...], expected: list[Any]) -> N
         (("M", "--tp=2"), "No such option: --tp; a model runs on one device here"),
         (("M", "--trust-remote-code"), "no code of a checkpoint is run"),
         (("M", "--swirl"), "No such option: --swirl"),
+        (("M", "--dtype", "int5"), "Invalid value for '--dtype': 'int5' is not one of"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
 )

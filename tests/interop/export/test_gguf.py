@@ -308,10 +308,15 @@ def test_only_byte_level_tokenizers_are_written() -> None:
         tokenizer_keys(object(), 10)
 
 
+def test_a_name_in_capitals(tmp_path: Path) -> None:
+    write(tmp_path / "A.GGUF", KEYS, contents()[1])
+    assert open_checkpoint(tmp_path).config == open_checkpoint(tmp_path / "A.GGUF").config
+
+
 def test_several_files_in_a_folder(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         write(tmp_path / name, KEYS, contents()[1])
-    with pytest.raises(EyasError, match="several GGUF files"):
+    with pytest.raises(UsageError, match=r"2 GGUF files: name one, such as .*a\.gguf"):
         open_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path / "a.gguf").config == open_checkpoint(tmp_path / "b.gguf").config
 

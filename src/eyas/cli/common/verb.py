@@ -31,7 +31,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from eyas.assets import SMOLLM2
 from eyas.cli.common.aliases import EPILOG, REFUSED, Aliases, option_name
-from eyas.errors import EyasError, StoppedError, UsageError
+from eyas.errors import VALUE_ERROR, EyasError, StoppedError, UsageError
+from eyas.gguf_target import GGUF_SUFFIX
 from eyas.runtime import LOADING
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
@@ -116,6 +117,8 @@ class VerbCommand(TyperCommand):
                 vars(error).update(message=f"No such option: {name}; {REFUSED[name]}", possibilities=None)
             elif "unexpected extra argument" in str(error) and any(each.name == "prompt" for each in self.params):
                 vars(error).update(message=f"{error}; give the text to answer with --prompt, in quotes")
+            elif (message := str(getattr(error, "message", ""))).startswith(VALUE_ERROR):  # some releases of the parser
+                vars(error).update(message=message.removeprefix(VALUE_ERROR))
             raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -171,7 +174,7 @@ class DefaultGroup(TyperGroup):
 
 
 def _is_model(argument: str, verbs: Sequence[str]) -> bool:
-    named = "/" in argument or argument == SMOLLM2 or argument.endswith(".gguf")
+    named = "/" in argument or argument == SMOLLM2 or argument.lower().endswith(GGUF_SUFFIX)
     return named or (argument not in verbs and Path(argument).is_dir())
 
 

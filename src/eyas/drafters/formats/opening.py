@@ -23,7 +23,7 @@ from eyas.drafters.formats.gguf_layout import open_gguf
 from eyas.drafters.formats.medusa import native_medusa
 from eyas.drafters.formats.speculators import MODEL_TYPE_KEY, TRAINING_ONLY, translate
 from eyas.errors import CheckpointError
-from eyas.gguf import GGUF_SUFFIX
+from eyas.gguf_target import gguf_in
 
 _MASK_EMBEDDING = "mask_embedding.pt"
 """A pickle that some readers of block drafters substitute for the mask token's embedding."""
@@ -32,7 +32,8 @@ _MASK_EMBEDDING = "mask_embedding.pt"
 def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     """Read the configuration, in native keys, and the headers of a drafter directory or GGUF file.
 
-    `weights` names a weight file other than the default; it may be a pickle. Raises CheckpointError and ConfigError.
+    `weights` names a weight file other than the default; it may be a pickle. Raises CheckpointError, ConfigError, and
+    UsageError for a directory with several GGUF files.
     """
     file = gguf_in(path)
     if file is not None:
@@ -59,18 +60,3 @@ def open_raw(path: Path, weights: str | None = None) -> RawCheckpoint:
     if MODEL_TYPE_KEY not in config:
         return native_medusa(raw)
     return replace(raw, format="speculators", training_only=TRAINING_ONLY, **vars(translate(config, where)))
-
-
-def gguf_in(path: Path) -> Path | None:
-    """The GGUF file at `path`, or the one in a directory without config.json; None if there is none.
-
-    Raises CheckpointError if the directory holds several.
-    """
-    if path.suffix == GGUF_SUFFIX and path.is_file():
-        return path
-    if path.is_dir() and not (path / CONFIG).exists():
-        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
-        if len(files) > 1:
-            raise CheckpointError(f"{path} holds several GGUF files: name one of {', '.join(map(str, files))}")
-        return files[0] if files else None
-    return None

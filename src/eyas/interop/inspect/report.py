@@ -16,7 +16,7 @@ from eyas.assets import named_target
 from eyas.drafters.checkpoint import PROVENANCE, Checkpoint, check_tensors, complete_vocabulary, interpret
 from eyas.drafters.config import DrafterConfig, FusedTapsConfig, TransformerConfig
 from eyas.drafters.files import CONFIG, Headers, RawCheckpoint, TensorInfo, read_headers, read_json
-from eyas.drafters.formats.opening import gguf_in, open_raw
+from eyas.drafters.formats.opening import open_raw
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import EMBEDDING, SHAREABLE, VOCABULARY_MAP, is_head, native_name
 from eyas.drafters.in_target.mtp import find_modules
@@ -25,7 +25,7 @@ from eyas.drafters.network import shapes_of
 from eyas.drafters.registry import UNKNOWN, kind_name
 from eyas.errors import CheckpointError, ConfigError, ModelError, UnsupportedModelError
 from eyas.gguf import PLAIN_TYPES, Gguf
-from eyas.gguf_target import weights_file
+from eyas.gguf_target import gguf_in, weights_file
 from eyas.hub import find_model
 from eyas.targets.adapters import base_of, check_peft, find_adapter
 from eyas.targets.architecture import attention_plan, context_limit, model_class, refuse_unsupported

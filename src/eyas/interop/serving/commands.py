@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eyas.drafters.kind import DFLASH, DSPARK, EAGLE3, PEAGLE
+from eyas.gguf_target import GGUF_SUFFIX
 from eyas.interop.export.drafter import DrafterToExport, TreePlan, tree_plan
 
 GGUF_FILE = "drafter.gguf"
@@ -32,7 +33,7 @@ def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
     """The shell command that serves an exported drafter, or converts it for OpenVINO; `path`: where it was exported."""
     target = TARGET if drafter.target is None else drafter.target.name
     if consumer == "gguf":  # the target must be a GGUF file too
-        target, path = target if target.endswith(".gguf") else f"{TARGET}.gguf", path / GGUF_FILE
+        target, path = target if target.lower().endswith(GGUF_SUFFIX) else f"{TARGET}{GGUF_SUFFIX}", path / GGUF_FILE
     assert drafter.kind.family is not None  # no consumer can represent others
     served = ServedDrafter(drafter.kind.family.method, str(path), tree_plan(drafter))
     line = shlex.join(invocation(consumer, target, served))

@@ -19,13 +19,13 @@ import torch
 from eyas.drafters.checkpoint import Checkpoint, open_checkpoint
 from eyas.drafters.files import CONFIG, read_json
 from eyas.drafters.formats.gguf_layout import GGUF_LAYOUTS
-from eyas.drafters.formats.opening import gguf_in
 from eyas.drafters.formats.taps import IDS
 from eyas.drafters.formats.tensor_names import FIRST_LAYER, MIDLAYER, SHAREABLE, VOCABULARY_MAP, is_computed
 from eyas.drafters.kind import DSPARK, EAGLE, EAGLE3, EAGLE3_MLA, PEAGLE, Family
 from eyas.drafters.loading import check_fit, check_method
 from eyas.errors import CheckpointError, ExportError, ModelError, UsageError
-from eyas.gguf import GGUF_SUFFIX, Gguf, SkippedArray
+from eyas.gguf import Gguf, SkippedArray
+from eyas.gguf_target import GGUF_SUFFIX, gguf_in
 from eyas.interop.export.consumers import CONSUMERS
 from eyas.interop.export.drafter import DrafterToExport, ServedTarget, tree_plan
 from eyas.interop.export.export import export, load_to_export, prepare_for, read_back, refusal_text
@@ -327,7 +327,7 @@ def read_gguf_target(name: str) -> GgufTarget:
     Raises ModelError if there is no such file or sizes are missing in it, CheckpointError if it is damaged.
     """
     path = Path(name)
-    if path.suffix != GGUF_SUFFIX or not path.is_file():
+    if gguf_in(path) != path:
         raise ModelError(
             f"llama.cpp reads a target from a {GGUF_SUFFIX} file, which {name} is not: make one with its "
             "convert_hf_to_gguf.py (--outfile TARGET.gguf MODEL) and give that as --model"
