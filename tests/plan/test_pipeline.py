@@ -9,6 +9,7 @@ from eyas.plan.devices import Machine
 from eyas.plan.pipeline import (
     LEAST_CHATS,
     LOADING,
+    MEASURED,
     MEASURED_SHARE,
     Measuring,
     Outlook,
@@ -36,12 +37,22 @@ def test_data_decides_the_long_steps_and_repeats_the_measured_ones() -> None:
 
 
 def test_a_budget_gets_as_many_chats_as_fit() -> None:
-    chats = chats_within(600, seconds(1000), 1000)
+    chats = chats_within(600, seconds)
     assert chats > LEAST_CHATS
     found = seconds(chats)
     spent = sum(found[name] for name in ("data prepare", "data regenerate", "data capture", "train", "bench report"))
     assert spent == pytest.approx(600 * 60 * (1 - MEASURED_SHARE), rel=0.1)
-    assert chats_within(1, seconds(1000), 1000) == LEAST_CHATS
+    assert chats_within(1, seconds) == LEAST_CHATS
+
+
+def test_training_of_a_fixed_number_of_steps_takes_no_chats_from_the_budget() -> None:
+    def fixed(chats: int) -> dict[str, float]:
+        return seconds(chats) | {"train": 3600.0}
+
+    chats = chats_within(600, fixed)
+    assert sum(took for name, took in fixed(chats).items() if name not in MEASURED) == pytest.approx(
+        600 * 60 * (1 - MEASURED_SHARE), rel=0.01
+    )
 
 
 def test_what_steps_took_corrects_what_is_left() -> None:
@@ -51,6 +62,7 @@ def test_what_steps_took_corrects_what_is_left() -> None:
     assert outlook.left(["data capture", "bench methods"]) == 2000.0
     budget = Outlook(outlook.seconds, 10.0, outlook.took)
     assert budget.left(["bench methods"]) == pytest.approx(600 * MEASURED_SHARE / 2)
+    assert Outlook(outlook.seconds, 1.0, outlook.took).left(["bench methods"]) == 60  # what the step is given
 
 
 def test_a_draft_vocabulary_holds_what_occurs() -> None:

@@ -28,7 +28,7 @@ class Workload(NamedTuple):
     """Tokens per sample."""
     answer_share: float = 0.5
     """Share of the tokens that are answer tokens."""
-    epochs: int = 1
+    epochs: float = 1
     unroll: int = 7
     """Steps of the training-time test."""
     draft_vocab: int = 32000

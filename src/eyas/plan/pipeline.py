@@ -7,7 +7,7 @@ that are left (`Outlook`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
@@ -69,12 +69,12 @@ def seconds_of_steps(
     }
 
 
-BY_DATA = ("data regenerate", "data capture", "train")
-"""Steps whose time is proportional to the number of chats."""
 MEASURED = ("bench checkpoints", "bench methods")
-"""Steps that take whatever share of a budget is left for them."""
+"""Steps that take whatever share of a budget is left for them, and at least a minute."""
 LEAST_CHATS = 64
 """Fewer chats teach a drafter nothing, whatever the budget."""
+_MANY = 1000
+"""Chats from whose time, and that of `LEAST_CHATS`, the time of each is estimated: recipes may fix that of training."""
 MEASURED_SHARE = 0.3
 """The share of a budget that goes to measuring."""
 
@@ -84,11 +84,11 @@ def distinct_tokens(answers: int, vocab: int) -> int:
     return max(1, min(32_000, vocab, round(DISTINCT * sqrt(answers))))
 
 
-def chats_within(minutes: float, seconds: Mapping[str, float], samples: int) -> int:
-    """The number of chats, at least `LEAST_CHATS`, whose steps fit a budget; `seconds` are for `samples` chats."""
-    each = sum(seconds[name] - LOADING for name in BY_DATA) / samples
-    fixed = LOADING * (len(BY_DATA) + 2)
-    return max(LEAST_CHATS, int((60 * minutes * (1 - MEASURED_SHARE) - fixed) / each))
+def chats_within(minutes: float, seconds: Callable[[int], Mapping[str, float]]) -> int:
+    """The number of chats, at least `LEAST_CHATS`, whose steps fit a budget; `seconds` are those of so many chats."""
+    few, many = (sum(took for name, took in seconds(n).items() if name not in MEASURED) for n in (LEAST_CHATS, _MANY))
+    each = (many - few) / (_MANY - LEAST_CHATS)
+    return LEAST_CHATS + max(0, int((60 * minutes * (1 - MEASURED_SHARE) - few) / each))
 
 
 @dataclass
@@ -114,4 +114,4 @@ class Outlook:
         expected = self.factor * self.seconds.get(name, 0.0)
         if self.minutes is None or name not in MEASURED:
             return expected
-        return min(expected, 60 * self.minutes * MEASURED_SHARE / len(MEASURED))
+        return min(expected, 60 * max(1.0, self.minutes * MEASURED_SHARE / len(MEASURED)))

@@ -122,7 +122,7 @@ def pipeline(
     planned = list(steps(target.model, sources, options, output, checked.capture))
     for step in planned:
         record.check(step)
-    _announce(planned, outlook, options, minutes)
+    _announce(planned, outlook, options, minutes, "steps" if checked.recipe.loop.epochs is None else "epochs")
     if dry_run:
         return 0
     output.mkdir(parents=True, exist_ok=True)
@@ -167,30 +167,36 @@ def _sized(
         return options, Outlook(checked.seconds(options, _counted(counted)), minutes)
     length = min(ASSUMED_LENGTH, options.max_length or ASSUMED_LENGTH)
     if options.samples is None and minutes is not None:
-        some = checked.seconds(options, Chats(1000, length))
-        options = replace(options, samples=chats_within(minutes, some, 1000))
+        samples = chats_within(minutes, lambda number: checked.seconds(options, Chats(number, length)))
+        options = replace(options, samples=samples)
     known = {} if options.samples is None else checked.seconds(options, Chats(options.samples, length))
     return options, Outlook(known, minutes)
 
 
-def _announce(planned: list[Step], outlook: Outlook, options: StepOptions, minutes: float | None) -> None:
-    """Show the steps, and about how long each takes."""
+def _announce(
+    planned: list[Step], outlook: Outlook, options: StepOptions, minutes: float | None, duration_of_training: str
+) -> None:
+    """Show the steps, and about how long each takes; `duration_of_training` is the recipe's key for it."""
     from rich.table import Table
 
     table = Table("step", "command", title="What will be done")
-    table.add_column("about", justify="right")
-    for number, step in enumerate(planned, start=1):
-        about = duration(outlook.left([step.name])) if outlook.seconds else ""
-        done = step.result.exists()
-        table.add_row(str(number), shlex.join(["eyas", *step.words]), "done" if done else about)
+    finished = [step.result.exists() for step in planned]
+    if outlook.seconds or any(finished):
+        table.add_column("about", justify="right")
+    for number, (step, done) in enumerate(zip(planned, finished, strict=True), start=1):
+        about = "done" if done else duration(outlook.left([step.name])) if outlook.seconds else ""
+        table.add_row(str(number), shlex.join(["eyas", *step.words]), *([about] if len(table.columns) > 2 else []))
     show_table(screen(), table)
-    left = outlook.left([step.name for step in planned if not step.result.exists()])
+    left = outlook.left([step.name for step, done in zip(planned, finished, strict=True) if not done])
     if not outlook.seconds:
         note("how long it takes is estimated once the chats are counted (--samples N: at once)")
         return
     note(f"about {duration(left)} in all, a rough estimate for this machine; it is corrected as steps finish")
     if minutes is not None and left > 60 * minutes:
-        note(f"warning: that is more than --minutes {minutes:g}: give fewer --samples, or fewer epochs (--set)")
+        note(
+            f"warning: that is more than --minutes {minutes:g}: give fewer --samples, or "
+            f"--set drafter.loop.{duration_of_training}=N"
+        )
     elif minutes is not None and options.samples is not None:
         note(f"{options.samples:,} chats, for --minutes {minutes:g}; measuring takes what is left of them")
 
@@ -230,10 +236,16 @@ class Checked:
         from eyas.plan.costs import Workload
         from eyas.plan.pipeline import LOADING, Measuring, Validating, distinct_tokens, seconds_of_steps
 
-        loop, validation = self.recipe.loop, self.recipe.validation
-        epochs = max(1, round(loop.epochs or 5))
-        drafted = distinct_tokens(chats.number * chats.length // 2, self.size.vocab)
-        work = Workload(chats.number, chats.length, epochs=epochs, unroll=self.recipe.loss.unroll, draft_vocab=drafted)
+        validation, drafted = self.recipe.validation, self.recipe.shape.draft_vocab_size
+        half = chats.length // 2
+        answer = half if options.max_new_tokens is None else min(half, options.max_new_tokens)
+        length = chats.length - half + answer
+        if drafted == "auto":
+            drafted = distinct_tokens(chats.number * answer, self.size.vocab)
+        work = Workload(
+            chats.number, length, answer / length, epochs=self._epochs(chats.number * length),
+            unroll=self.recipe.loss.unroll, draft_vocab=drafted or self.size.vocab,
+        )  # fmt: skip
         measuring = Measuring(options.prompts, options.measured_tokens, options.repeats)
         validating = Validating(validation.prompts if validation.decode else 0, validation.max_tokens)
         found = seconds_of_steps(self.size, work, len(self.taps), self.machine, measuring, validating)
@@ -241,6 +253,15 @@ class Checked:
             made_up = found["data regenerate"] - LOADING
             found["data synthesize"] = LOADING + made_up * options.synthesize / chats.number
         return found
+
+    def _epochs(self, tokens: int) -> float:
+        """How often training passes over chats of so many tokens."""
+        from eyas.train.drafter.settings import LEAST_BATCHES
+
+        loop, batch = self.recipe.loop, self.recipe.batch_tokens
+        if loop.steps is None:
+            return loop.epochs or 0.0
+        return loop.steps * loop.accumulate / (LEAST_BATCHES if batch == "auto" else tokens / batch)
 
 
 def check(model: str, sources: list[str], options: StepOptions, folder: Path) -> Checked:
