@@ -76,7 +76,7 @@ def publication(folder: Path, repo: str, claims: Claims) -> Publication:
     files: dict[str, Path | bytes] = {"config.json": folder / "config.json"}
     files |= {each.name: each for pattern in ("*.safetensors*", "LICENSE*") for each in sorted(folder.glob(pattern))}
     certificate = None if claims.certificate is None else _certificate(claims.certificate, folder)
-    bench = None if claims.bench is None else _read(claims.bench, ("lines", "machine", "settings"))
+    bench = None if claims.bench is None else _bench(claims.bench, folder)
     for name, evidence in ((CERTIFICATE, claims.certificate), (MEASURED, claims.bench)):
         files |= {} if evidence is None else {name: evidence}
     own = folder / CARD
@@ -123,6 +123,22 @@ def _certificate(path: Path, folder: Path) -> dict[str, Any]:
     return found
 
 
+def _bench(path: Path, folder: Path) -> dict[str, Any]:
+    """The measurement; UsageError if it left rows out, or isn't of this drafter alone.
+
+    The card shows all of its lines, so that none is picked for its figures.
+    """
+    found = _read(path, ("lines", "machine", "settings", "errors"))
+    if found["errors"]:
+        raise UsageError(f"{path} says that rows failed: run eyas bench again")
+    drafters = found["settings"].get("drafters", [])
+    if {Path(each).resolve() for each in drafters} != {folder.resolve()}:
+        raise UsageError(
+            f"{path} is about {' and '.join(drafters) or 'no drafter'}, not {folder}: run eyas bench for this drafter"
+        )
+    return found
+
+
 def _card(
     report: DrafterReport,
     repo: str,
@@ -148,7 +164,7 @@ def _card(
         "---", data.to_yaml(), "---", "", f"# {repo.partition('/')[2]}", "",
         f"A speculative-decoding drafter of kind {report.kind} for {name}: {report.parameters:,} parameters. Decoded "
         "with eyas, the output is the target's own, token for token.", "",
-        "    pip install eyas", f"    eyas serve {name} --draft-model {repo}", "",
+        f"    eyas serve {name} --draft-model {repo}", "",
     ]  # fmt: skip
     lines += [] if certificate is None else _losslessness(certificate)
     lines += [] if bench is None else _accept_lengths(bench)
@@ -172,9 +188,11 @@ def _losslessness(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _accept_lengths(bench: Mapping[str, Any]) -> list[str]:
+    sampling = bench["settings"]["sampling"]
     rows = [
         (
-            line["task"], line["method"], "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
+            line["task"], f"{line.get('temperature', sampling['temperature']):g}", line["method"],
+            "" if line["accept_length"] is None else f"{line['accept_length']:.2f}",
             f"{line['tokens_per_second']:.1f}", "" if line["speedup"] is None else f"{line['speedup']:.2f}x",
         )
         for line in bench["lines"]
@@ -184,7 +202,7 @@ def _accept_lengths(bench: Mapping[str, Any]) -> list[str]:
     on = machine.get("gpu") or machine.get("cpu") or "an unnamed machine"
     return [
         "## Accept length (tau) and speed", "", f"Measured by `eyas bench` on {on} ({MEASURED}).", "",
-        *_table(("task", "tree", "tau", "tokens/s", "speedup"), rows), "",
+        *_table(("task", "T", "tree", "tau", "tokens/s", "speedup"), rows), "",
     ]  # fmt: skip
 
 

@@ -119,7 +119,8 @@ def evidence(tmp_path: Path, pair: Pair) -> tuple[Path, Path]:
     }  # fmt: skip
     line = {"task": "gsm8k", "method": "chain:4", "tokens_per_second": 81.25, "speedup": 1.618, "accept_length": 2.718}
     plain = line | {"method": "none", "speedup": None, "accept_length": 1.0}
-    bench = {"machine": {"cpu": "A Processor"}, "settings": {}, "lines": [plain, line]}
+    settings = {"drafters": [str(pair.drafter)], "sampling": {"temperature": 0.7}}
+    bench = {"machine": {"cpu": "A Processor"}, "settings": settings, "lines": [plain, line], "errors": []}
     for name, content in (("certificate", certificate), ("bench", bench)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     return tmp_path / "certificate.json", tmp_path / "bench.json"
@@ -149,7 +150,7 @@ def test_a_drafter_its_card_and_its_evidence_are_one_commit(
     assert "license: apache-2.0\n" in card
     assert f"eyas serve owner/target --draft-model {REPO}" in card
     assert "| 0.7 | chain:4 | 1 | 8 | 512 | equal |" in card
-    assert "| gsm8k | chain:4 | 2.72 | 81.2 | 1.62x |" in card
+    assert "| gsm8k | 0.7 | chain:4 | 2.72 | 81.2 | 1.62x |" in card
     assert "A Processor" in card
     assert "| none |" not in card
 
@@ -201,6 +202,24 @@ def test_a_certificate_that_does_not_hold_is_refused(
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"drafters": ["another"]}}, "is about another, not"),
+        ({"settings": {}}, "is about no drafter, not"),
+        ({"errors": ["row 3"]}, "says that rows failed"),
+    ],
+)
+def test_figures_of_something_else_are_refused(
+    changes: dict[str, Any], message: str, run: Run, pair: Pair, evidence: tuple[Path, Path]
+) -> None:
+    _, bench = evidence
+    bench.write_text(json.dumps(json.loads(bench.read_text()) | changes))
+    done = run("push", pair.drafter, REPO, "--bench", bench, "--dry-run")
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
 def test_a_drafter_that_will_not_load_is_refused(run: Run, pair: Pair, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((pair.drafter / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
@@ -230,5 +249,11 @@ def test_real_evidence_is_read(run: Run, pair: Pair, tmp_path: Path) -> None:
     assert measured.exit_code == 0, measured.stderr
     proof = ("--certificate", tmp_path / "certificate.json", "--bench", tmp_path / "bench.json")
     card = run("push", pair.drafter, REPO, *proof, "--dry-run").stdout
+    methods = ("--method", "drafter", "--tree", "chain:2", "--temperature", "0,1", "--repeats", 1, "--warmup", 0)
+    drafter = ("--draft-model", f"drafter={pair.drafter}", "--prompt-file", prompts, "--max-new-tokens", 6)
+    compared = run("bench", "methods", pair.model, *drafter, *methods, "-o", tmp_path / "methods.json")
+    assert compared.exit_code == 0, compared.stderr
+    both = run("push", pair.drafter, REPO, "--bench", tmp_path / "methods.json", "--dry-run").stdout
+    assert "| prompts | 1 | drafter" in both
     assert "| 0 | chain:2 | 1 | 1 | 6 | equal |" in card
-    assert "| prompts | chain:2 | " in card
+    assert "| prompts | 0 | chain:2 | " in card

@@ -141,7 +141,7 @@ def methods(
     results = _measure(opener, opened, tasks, sampled, plan, transformers)
     errors = list(dict.fromkeys(error for task in tasks for error in task.errors))
     settings = settings_of(loading, session.target, measuring, params)
-    settings |= {"temperatures": heats, "preset": preset, "coupled": options.coupled}
+    settings |= {"drafters": [*drafters.values()], "temperatures": heats, "preset": preset, "coupled": options.coupled}
     samples = _samples(session.tokenizer, tasks, {task.name: results[heats[0], task.name] for task in tasks})
     comparison = MethodComparison(opened, skipped, results, settings, describe_machine(), errors, samples)
     write_report(comparison.as_dict(), json, output_)
