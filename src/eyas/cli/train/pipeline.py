@@ -191,7 +191,8 @@ def _announce(
     if not outlook.seconds:
         note("how long it takes is estimated once the chats are counted (--samples N: at once)")
         return
-    note(f"about {duration(left)} in all, a rough estimate for this machine; it is corrected as steps finish")
+    whole = "left" if any(finished) else "in all"
+    note(f"about {duration(left)} {whole}, a rough estimate for this machine; it is corrected as steps finish")
     if minutes is not None and left > 60 * minutes:
         note(
             f"warning: that is more than --minutes {minutes:g}: give fewer --samples, or "
