@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -10,7 +11,10 @@ from safetensors import safe_open
 import eyas
 from eyas.assets import PROMPTS, SMOLLM2, SMOLLM2_DRAFTER
 from eyas.engine import Engine, Speculation
+from eyas.engine.controller.experience import Experience
+from eyas.engine.controller.trees import DEPTH, WIDTHS
 from eyas.targets import load_tokenizer
+from eyas.targets.fingerprint import fingerprint
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat
 from eyas.tree import parse_tree
@@ -43,6 +47,22 @@ def test_the_drafter_is_small_and_in_bfloat16() -> None:
 def test_text_is_split_as_the_file_says() -> None:
     """`smollm`: digits one by one, before spaces are split from what follows them."""
     assert load_tokenizer(SMOLLM2).tokenize("x =\n    30") == ["x", "Ġ=", "ĊĠĠĠĠ", "3", "0"]
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_what_controllers_learned_of_it_is_found(
+    looks_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("EYAS_KEEP", "1")
+    made = engine()
+    assert made.speculation is not None
+    drafter = made.speculation.drafter
+    assert drafter.module is not None
+    form = ([width for width in WIDTHS if width <= drafter.max_fanout], DEPTH, looks_up)
+    found = Experience.of(fingerprint(made.target.model), drafter.module, form)
+    assert found is not None
+    assert found.read()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -31,7 +31,7 @@ from eyas.hub import find_drafter, find_target
 from eyas.runtime import use_huge_pages
 from eyas.targets import Target
 from eyas.targets.adapters import base_of
-from eyas.targets.fingerprint import fingerprint, weights_hash
+from eyas.targets.fingerprint import fingerprint, keep_fingerprint, weights_hash
 from eyas.targets.graphs import Record
 from eyas.targets.linears import PrepackedLinear, prepack_linears
 from eyas.targets.native.library import kernels
@@ -135,6 +135,7 @@ def _decoding(
     chosen = _window(network.config, read_window(window), trained)
     layout = drafter_layout(target, quantize)
     if layout is not None:
+        keep_fingerprint(network)
         with kept_panels(lambda: f"{layout.__name__} {weights_hash(network)}"):
             prepack_linears(network, layout)
         use_huge_pages()

@@ -21,9 +21,9 @@ def fingerprint(model: nn.Module) -> str:
     """A hash of every weight's name, shape and first 1024 values, as 16 hexadecimal digits.
 
     Values are read as bfloat16, so a bfloat16 checkpoint has the same fingerprint when loaded as float32. Prepacked
-    linears make no difference. For a model with a merged adapter, it is the one that `keep_fingerprints` kept.
+    linears make no difference. For a model that was changed after loading, it is the one that was kept before.
     """
-    kept: tuple[str, str] | None = getattr(model, _KEPT, None)
+    kept: tuple[str, ...] | None = getattr(model, _KEPT, None)
     return _digest(_samples(model)) if kept is None else kept[0]
 
 
@@ -59,6 +59,11 @@ def keep_fingerprints(model: nn.Module, layers: nn.ModuleList, change: bytes | N
     if change is not None:
         found = tuple(hashlib.sha256(one.encode() + change).hexdigest()[:16] for one in found)
     setattr(model, _KEPT, found)
+
+
+def keep_fingerprint(drafter: nn.Module) -> None:
+    """Fix the fingerprint of a drafter's network as its files have it: its matrices are about to be quantized."""
+    setattr(drafter, _KEPT, (fingerprint(drafter),))
 
 
 def embedding_head_fingerprint(model: nn.Module, layers: nn.ModuleList) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from eyas.engine.controller.experience import Experience
 from eyas.engine.controller.gain import GainModel
+from eyas.targets.fingerprint import keep_fingerprint
 
 from ... import tiny
 from .simulation import mixed
@@ -58,6 +61,29 @@ def test_other_pairs_and_shapes_begin_anew() -> None:
     other, fresh = GainModel((1, 2), 3), GainModel((1, 2), 3)
     other.resume(experience())
     np.testing.assert_array_equal(other.forecast([0], [0]).accepted, fresh.forecast([0], [0]).accepted)
+
+
+def test_two_quantizations_of_one_model_are_two_drafters() -> None:
+    """Their norms are the same; only their matrices differ. What eyas quantizes itself is still the same drafter."""
+
+    def path(change: Callable[[nn.Module], object]) -> Path:
+        network = tiny.drafter("eagle3").network
+        change(network)
+        found = Experience.of("a target", network, FORM)
+        assert found is not None
+        return found.path
+
+    def rounded(network: nn.Module) -> None:
+        for weight in network.parameters():
+            if weight.dim() == 2:
+                weight.data = (weight.data * 8).round() / 8
+
+    def quantized(network: nn.Module) -> None:
+        keep_fingerprint(network)
+        rounded(network)
+
+    assert len({path(rounded), path(keep_fingerprint)}) == 2
+    assert path(quantized) == path(keep_fingerprint) == path(lambda _: None)
 
 
 def test_damage_is_as_if_nothing_were_known() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from eyas.files import write_bytes
 from eyas.kept import keeps
 from eyas.machine import cache_directory
+from eyas.targets.fingerprint import fingerprint
 from eyas.tree.acceptance import Array
 
 _LOG = logging.getLogger("eyas")
@@ -34,16 +35,13 @@ class Experience:
     def of(cls, target: str, network: nn.Module, form: Sequence[object]) -> Experience | None:
         """The experience for a target's fingerprint, a drafter and a controller's `form`; None if nothing is kept.
 
-        Drafters are told apart by their vectors, such as the weights of norms, which don't depend on how matrices are
-        stored.
+        It is shared by all formats in which eyas itself can quantize a drafter (`keep_fingerprint`), but not by files
+        that hold a drafter in different precision.
         """
         if not keeps():
             return None
-        found = sha256(repr((target, type(network).__name__, tuple(form))).encode())
-        for key, weight in sorted(network.named_parameters()):
-            if weight.dim() == 1:
-                found.update(key.encode() + weight.detach().float().cpu().numpy().tobytes())
-        return cls(found.hexdigest()[:16])
+        pair = (target, fingerprint(network), type(network).__name__, tuple(form))
+        return cls(sha256(repr(pair).encode()).hexdigest()[:16])
 
     @property
     def path(self) -> Path:
