@@ -29,6 +29,8 @@ def test_a_target(run: Run, pair: Pair) -> None:
     text = run("inspect", pair.model).stdout
     for words in ("LlamaForCausalLM", f"{report['parameters']:,}", "default taps", "full_attention: all positions"):
         assert words in text
+    words_only = " ".join(text.split())
+    assert all(words_only.count(place) == 1 for place in report["stop_ids"].values()), text
 
 
 def test_a_drafter_and_its_target(run: Run, pair: Pair) -> None:

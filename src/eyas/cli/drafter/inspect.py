@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Callable
 from dataclasses import replace
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,7 +84,7 @@ def _print(report: dict[str, Any], verbose: bool) -> None:
     table = Table(show_header=False, box=None)
     for name, value in report.items():
         if name not in ("problems", "warnings") and value not in (None, [], {}, "") and (verbose or name != "used"):
-            table.add_row(name.replace("_", " "), _windows(value) if name == "attention" else show(value))
+            table.add_row(name.replace("_", " "), _OWN.get(name, show)(value))
     console = output()
     show_table(console, table)
     for kind in ("problems", "warnings"):
@@ -103,6 +104,18 @@ def _brief(value: Any) -> str:
 
 def _windows(attention: dict[str, int | None]) -> str:
     return "\n".join(f"{kind}: {window or 'all'} positions" for kind, window in attention.items())
+
+
+def _origins(stops: dict[int, str]) -> str:
+    """The stop ids, those from one place together."""
+    found: dict[str, list[str]] = {}
+    for token, place in stops.items():
+        found.setdefault(place, []).append(str(token))
+    return "\n".join(f"{', '.join(tokens)}: {place}" for place, tokens in found.items())
+
+
+_OWN: dict[str, Callable[[Any], str]] = {"attention": _windows, "stop_ids": _origins}
+"""Entries of a report that are shown in their own way."""
 
 
 def _plain(value: Any) -> str:
