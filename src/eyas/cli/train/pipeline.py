@@ -291,6 +291,7 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     with canvas(1, 1, 1.0, 1.0):  # the last step draws
         pass
     from eyas.cli.common.build import quiet
+    from eyas.data.store.layout import capture_options
     from eyas.plan.costs import model_size
     from eyas.plan.devices import this_machine
     from eyas.targets.loading import read_config
@@ -309,9 +310,8 @@ def check(model: str, sources: list[str], options: StepOptions, folder: Path) ->
     taps = check_run(recipe)
     config = read_config(model)
     layers = config.get_text_config().num_hidden_layers
-    capture = [] if recipe.shape.taps is None else ["--taps", ",".join(str(k) for k in taps if k <= layers)]
-    if layers + 1 in taps:
-        capture = [*([] if len(taps) == 1 else capture), "--final", "all"]
+    asked = taps if recipe.shape.taps is not None else [k for k in taps if k > layers]  # others are stored by default
+    capture = capture_options(asked, layers)
     return Checked(recipe, taps, model_size(config), this_machine(), capture)
 
 

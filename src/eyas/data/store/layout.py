@@ -13,6 +13,7 @@ factor of 2^-14 of the largest have a relative error of at most 2^-4, smaller on
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -45,6 +46,12 @@ class EncodedStates(NamedTuple):
     def part(self, at: slice) -> EncodedStates:
         """The states at these positions, as views."""
         return EncodedStates(self.values[at], None if self.exponents is None else self.exponents[at])
+
+
+def capture_options(taps: Sequence[int], layers: int) -> list[str]:
+    """The options of `eyas data capture` that store these boundaries of a target with so many layers."""
+    inner = [str(k) for k in taps if k <= layers]
+    return [*(["--taps", ",".join(inner)] if inner else []), *(["--final", "all"] if layers + 1 in taps else [])]
 
 
 def encode_states(states: Tensor, encoding: StateEncoding) -> EncodedStates:
