@@ -116,6 +116,11 @@ def test_it_is_recognised_loaded_and_drafts(saved: Path) -> None:
         load_drafter(saved, tiny.target(), method="eagle3")
 
 
+def test_it_needs_no_tensor_besides_its_matrices(saved: Path) -> None:
+    target = tiny.target()
+    assert load_drafter(saved, target, quantize="int4").network.dtype == target.dtype
+
+
 def test_unregistered_it_is_refused(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(KINDS, "sum")
     with pytest.raises(CheckpointError, match=r"unknown architecture SumDrafter|no drafter that eyas loads"):

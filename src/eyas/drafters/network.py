@@ -31,6 +31,7 @@ from eyas.errors import CheckpointError, UnsupportedModelError
 from eyas.runtime import to_device
 from eyas.targets.attention import RaggedLayout, columns_seen, grouped_attention
 from eyas.targets.graphs import Compute
+from eyas.targets.linears import PrepackedLinear
 from eyas.targets.native.decoder import DecoderForm, Heads, LayerParts, NativeDecoder
 from eyas.targets.native.forms import activation_of
 from eyas.targets.native.linears import NativeLinear, PackedLinear, matrix_of
@@ -111,8 +112,9 @@ class DraftNetwork(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the network computes in."""
-        tensors = chain(self.parameters(), self.buffers())
-        return next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        tensors = (each.dtype for each in chain(self.parameters(), self.buffers()) if each.is_floating_point())
+        packed = (part.dtype for part in self.modules() if isinstance(part, PrepackedLinear))  # may be all there is
+        return next(chain(tensors, packed))
 
     def fill(self, tensors: Mapping[str, Tensor], target: EmbeddingAndHead | None = None) -> DraftNetwork:
         """Fill a blank network with exactly these tensors, without copies, and borrow shared parts from `target`.

@@ -108,6 +108,11 @@ class PrepackedLinear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
         self._prepacked = self._pack(linear.weight.detach())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weight before it was packed, and of inputs and outputs."""
+        return self._dtype
+
     def _pack(self, weight: Tensor) -> Tensor:
         """Convert a row-major weight [out, in] to this layout."""
         prepacked: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
