@@ -35,6 +35,9 @@ def generate(
     raw: Annotated[
         bool, Option("--raw", help="Use --prompt, or every `prompt` of the file, as it is: no chat template.")
     ] = False,
+    suffix: Annotated[
+        str | None, Option(help="What follows --prompt after a gap: the answer fills it, without the chat template.")
+    ] = None,
     batch_size: BatchSize = 1,
     json: Json = False,
 ) -> int:
@@ -45,11 +48,14 @@ def generate(
         eyas generate FILE.gguf --prompt-file prompts.jsonl --method ngram --json
     """
     from eyas.text.dialogue import Dialogue
+    from eyas.text.fill import encode_fill, fill_format
     from eyas.text.prompts import PromptRow, read_prompts
     from eyas.text.template import NO_TOKENIZER
     from eyas.types import Request
 
     _check_source(prompt, prompt_file)
+    if suffix is not None and prompt is None:
+        raise UsageError("--suffix follows a --prompt: give one, not --prompt-file")
     params = sampling_params(sampling)
     one = None if prompt_file else Dialogue(PromptRow("0", "--prompt", prompt=prompt, raw=raw))
     rows = read_prompts(prompt_file, raw=raw) if prompt_file else []
@@ -60,6 +66,9 @@ def generate(
     engine.check(Request((0,), params))  # an error in every row is an error in the options
     if engine.tokenizer is None and not json:
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
+    if suffix and prompt is not None:
+        filled = encode_fill(engine.tokenizer, fill_format(engine.tokenizer), prompt, suffix)
+        one = Dialogue(PromptRow("0", "--prompt", token_ids=filled))
     if one is not None:
         return _answer_one(engine, one, params, json)
     return _answer_all(engine, [Dialogue(row) for row in rows], params, json)

@@ -59,7 +59,7 @@ class LlamaRequest(RequestModel, extra="allow"):
 
     def completion(self, served: str) -> CompletionRequest:
         """The same request with OpenAI's names. Raises ValidationError for fields that no completion has."""
-        fields = self.model_dump(exclude_unset=True, exclude=_NATIVE | names_ignored(type(self)) | {"model"})
+        fields = self.model_dump(exclude_unset=True, exclude={*_NATIVE, *names_ignored(type(self)), "model"})
         chosen = dict(_DEFAULTS)
         if self.samplers is not None and "infill" in self.samplers:
             chosen, fields = dict(_GREEDY), {name: value for name, value in fields.items() if name not in _OFF}
