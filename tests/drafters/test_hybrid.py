@@ -181,6 +181,15 @@ def test_a_sure_copy_lets_the_network_rest_and_its_pairs_wait() -> None:
     assert drafter.pairs.unread(0) == 0
 
 
+@pytest.mark.parametrize(("drafting", "rests"), [(1e-6, False), (1.0, True)])
+def test_the_network_rests_where_its_time_is_worth_more_than_its_guesses(drafting: float, rests: bool) -> None:
+    drafter = hybrid()
+    sampler = slots(drafter, [5, 6, 7, 8, 9] * 2)
+    spec = parse_tree("dynamic:3,3,12")
+    drafter._usual, drafter._drafting, drafter._verifying = 1.5, drafting, 0.5
+    assert drafter.draft(range(1), spec, sampler.coupling(range(1), True)).looked_up == rests
+
+
 def test_a_row_without_a_copy_needs_the_network_and_found_only_never_does() -> None:
     drafter = hybrid()
     sampler = slots(drafter, [5, 6, 7])

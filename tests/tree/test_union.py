@@ -18,7 +18,7 @@ from eyas.tree.acceptance import GROUPS
 from eyas.tree.draft_tree import Proposal, Source
 from eyas.tree.proposal import found_tree, grow
 from eyas.tree.shared import PlannedTree, SharedTree
-from eyas.tree.union import expected_lengths, path_values, unite
+from eyas.tree.union import expected_levels, path_values, unite
 from eyas.tree.values import BINS, ValueTable
 
 from .test_proposal import CPU, paths, proposals, proposed
@@ -251,6 +251,11 @@ def test_values_multiply_along_paths_and_never_rise() -> None:
 
 
 def test_found_tokens_are_expected_by_what_found_ones_were_worth() -> None:
-    found = found_tree([Proposal.chain([5, 6, 7], [-0.1] * 3), Proposal()], False)
+    branching = Proposal([5, 6, 7, 8], [-1, 0, 1, -1], [-0.1] * 4)
+    found, values = found_tree([branching, Proposal()], False), table(0.9, 0.5, 0.9)
     groups = torch.zeros(2, dtype=torch.int64)
-    assert expected_lengths(found, table(0.9, 0.5, 0.9), groups) == pytest.approx([0.5 + 0.25 + 0.125, 0.0], rel=1e-3)
+    first, empty = expected_levels(found, values, groups)
+    assert first == pytest.approx([min(1.0, 0.5 + float(values.values[2, 1].max())), 0.25, 0.125], rel=1e-3)
+    assert empty == []
+    squared, _ = expected_levels(found, values, groups, (2.0, 1.0))
+    assert squared[1:] == pytest.approx([0.25**2, 0.125**2], rel=1e-3)

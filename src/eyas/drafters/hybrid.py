@@ -1,9 +1,9 @@
 """Two drafters in one: guesses of a model, a network or a small LM, and lookups such as copied passages, in one tree.
 
-Both hold the same pairs. A lookup costs almost nothing, so it comes first. If it promises every row clearly more
-accepted tokens than a round with the network usually yields, the network computes nothing and its pairs are deferred.
-Otherwise both trees are united (`eyas.tree.union`). Nodes are kept by the measured acceptance of similar nodes: by the
-engine's statistics or, for specs without them, by the drafter's own.
+Both hold the same pairs. A lookup costs almost nothing, so it comes first. If what it found will bring more tokens in
+the network's time than the network would add to it, the network computes nothing and its pairs are deferred. Otherwise
+both trees are united (`eyas.tree.union`). Nodes are kept by the measured acceptance of similar nodes: by the engine's
+statistics or, for specs without them, by the drafter's own.
 
 Shapes: R rows (a contiguous range of slots), Q pairs, A taps, Ht target hidden.
 """
@@ -26,15 +26,12 @@ from eyas.errors import InvariantError
 from eyas.tree import DraftTree, TreeSpec
 from eyas.tree.acceptance import LearntValues
 from eyas.tree.proposal import found_tree, on_device, predicted_rows
-from eyas.tree.union import expected_lengths, unite
+from eyas.tree.union import expected_levels, unite
 from eyas.tree.values import ValueTable
 from eyas.verify import Coupling
 
 _FADE = 0.95
-"""The factor by which a round's weight in the usual number of accepted tokens decays with each later round."""
-_SURE = 2.0
-"""How many times the usual number of accepted tokens a copy must promise before the network rests. Promises of copies
-that were rarely seen are too high, and a wrong rest costs more than the draft that it saves."""
+"""The factor by which a round's weight in running means decays with each later round."""
 
 
 class SavedHybridPairs(NamedTuple):
@@ -133,6 +130,10 @@ class HybridDrafter(Drafter):
         self._usual: float | None = None
         """The usual number of accepted tokens per row when the network drafts; None = it never did."""
         self._last: _Drafted | None = None
+        self._drafting: float | None = None
+        self._verifying: float | None = None
+        """Running means of the seconds of the network's drafts, and of the rest of a round."""
+        self._drafted_at = 0.0
 
     def fresh(self) -> Self:
         return type(self)(self.network.fresh(), self.lookup.fresh(), self._device)
@@ -140,6 +141,7 @@ class HybridDrafter(Drafter):
     def observe(self, rows: range, next_tokens: Tensor, taps: Tensor, counts: Sequence[int]) -> None:
         last, self._last = self._last, None
         if last is not None and any(counts) and len(last.tree.tokens) == len(rows):  # else the round was aborted
+            self._verifying = _mean(self._verifying, time.perf_counter() - self._drafted_at)
             self._learn(last, next_tokens, counts)
         self.lookup.observe(rows, next_tokens, taps, counts)
         rested = last is not None and last.rested
@@ -167,7 +169,7 @@ class HybridDrafter(Drafter):
         copies = found_tree(found, spec.max_fanout == 1) if some else DraftTree.empty(len(rows), torch.device("cpu"))
         values = self._values.table if spec.values is None else spec.values
         groups = torch.tensor(spec.groups or (0,) * len(rows))
-        rests = spec.found_only or self._suffice(copies, wanted, values, groups)
+        rests = spec.found_only or (some and self._suffice(copies, wanted, spec, values, groups))
         device = self._device
         if rests:
             tree = unite(spec, None, copies, values, groups) if some else replace(copies, looked_up=True)
@@ -176,31 +178,41 @@ class HybridDrafter(Drafter):
             searched = time.perf_counter()
             tree = self.network.draft(rows, spec, coupling, drafting)
             drafted = time.perf_counter()
+            self._drafting = _mean(self._drafting, drafted - searched)
             if some:
                 tree = unite(spec, tree, on_device(copies, device), values, groups.to(device, non_blocking=True))
             if spec.looks_up:
                 tree = replace(tree, lookup_seconds=searched - began + time.perf_counter() - drafted)
         tree = replace(tree, predicted=predicted_rows(found))
+        self._drafted_at = time.perf_counter()
         self._last = _Drafted(tree, spec.values is None and self._values.wants(tree), rests)
         return tree
 
-    def _suffice(self, copies: DraftTree, wanted: Sequence[bool], values: ValueTable, groups: Tensor) -> bool:
-        """Whether the found trees promise each `wanted` row much more than a round with the network usually yields.
+    def _suffice(
+        self, copies: DraftTree, wanted: Sequence[bool], spec: TreeSpec, values: ValueTable, groups: Tensor
+    ) -> bool:
+        """Whether the `wanted` rows' copies alone bring more tokens a second than together with the network's guesses.
 
-        The network computes its levels for all rows together, so it drafts for all rows if one needs it.
+        With c[k] and n[k], how likely copies and guesses are right down to level k, a round brings 1 + sum(c) tokens
+        without guesses, and at most sum(n * (1 - c)) more with them. The network computes its levels for all rows
+        together, so it drafts for all rows if it is worth its time.
         """
-        if self._usual is None or copies.max_depth < _SURE * self._usual or not copies.size:  # a token a level at most
+        if self._usual is None or self._drafting is None or not self._verifying:
             return False
-        promised = expected_lengths(copies, values, groups)
-        return all(row >= _SURE * max(self._usual, 1.0) for row, want in zip(promised, wanted, strict=True) if want)
+        goes_on = self._usual / (1.0 + self._usual)  # n[k] = goes_on ** k, whose sum is the usual number
+        alone = added = 0.0
+        for levels, want in zip(expected_levels(copies, values, groups, spec.copy_exponents), wanted, strict=True):
+            if want:
+                alone += 1.0 + sum(levels)
+                added += self._usual - sum(goes_on**k * right for k, right in enumerate(levels, 1))
+        return self._drafting / self._verifying * alone >= added
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Learn from the outcome of a round: the first `counts[r]` of next_tokens [R, Q] were committed in row r."""
         if not drafted.rested:
             for count in counts:
                 if count:
-                    usual = count - 1.0 if self._usual is None else self._usual
-                    self._usual = usual + (1.0 - _FADE) * (count - 1.0 - usual)
+                    self._usual = _mean(self._usual, count - 1.0)
         if not drafted.learns:
             return
         paths = [
@@ -208,6 +220,11 @@ class HybridDrafter(Drafter):
             for children, tokens, count in zip(_children(drafted.tree), next_tokens.tolist(), counts, strict=True)
         ]
         self._values.learn(drafted.tree, paths, np.zeros(len(paths), dtype=np.int64))
+
+
+def _mean(mean: float | None, value: float) -> float:
+    """A running mean, after one more value; None = there was none yet."""
+    return value if mean is None else mean + (1.0 - _FADE) * (value - mean)
 
 
 def _children(tree: DraftTree) -> list[dict[tuple[int, int], int]]:

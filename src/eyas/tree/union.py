@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -63,13 +62,23 @@ def path_values(tree: DraftTree, values: ValueTable | None, groups: Tensor) -> T
     return torch.tensor(_Rows.of_tree(tree).worth(values, groups), dtype=torch.float64).view(tree.tokens.shape)
 
 
-def expected_lengths(found: DraftTree, values: ValueTable | None, groups: Tensor) -> list[float]:
-    """[B] how many tokens of each row's `found` tree, which is on the host, will be accepted by their `values`."""
+def expected_levels(
+    found: DraftTree, values: ValueTable | None, groups: Tensor, exponents: Sequence[float] | None = None
+) -> list[list[float]]:
+    """[B][levels] how likely each row's `found` tree, which is on the host, is right down to each level."""
     rows = _Rows.of(None, found)
-    return [
-        sum(math.exp(value) for value in compress(worth, valid))
-        for worth, valid in zip(rows.worth(values, groups), rows.valid, strict=True)
-    ]
+    made = []
+    for parents, valid, worth in zip(
+        rows.parents, rows.valid, rows.worth(values, groups, None, exponents), strict=True
+    ):
+        levels, depth = list[float](), list[int]()
+        for parent, usable, value in zip(parents, valid, worth, strict=True):
+            depth.append(depth[parent] + 1 if parent >= 0 else 0)
+            if depth[-1] == len(levels):
+                levels.append(0.0)
+            levels[depth[-1]] += math.exp(value) * usable
+        made.append([min(level, 1.0) for level in levels])
+    return made
 
 
 def _path_values(
