@@ -56,9 +56,9 @@ class OracleDrafter(Drafter, SlotPairs):
     def slots(self) -> int:
         return len(self._lengths)
 
-    def begin(self, slot: int, prompt: Sequence[int], owner: str) -> None:
+    def begin(self, slot: int, prompt: Sequence[int], owner: str, prediction: Sequence[int] = ()) -> None:
         if self._network is not None:
-            self._network.pairs.begin(slot, prompt, owner)
+            self._network.pairs.begin(slot, prompt, owner, prediction)
 
     def finish(self, slot: int) -> None:
         if self._network is not None:

@@ -62,8 +62,8 @@ def test_help_begins_with_what_most_people_need() -> None:
     found = sections("generate")
     assert list(found) == ["Arguments", "Common", "Sampling", "Speculation", "Target", "Output", "Expert", "Examples"]
     assert found["Common"] == [
-        "--prompt", "--prompt-file", "--raw", "--max-new-tokens", "--temperature", "--seed", "--draft-model",
-        "--method", "--tree", "--num-speculative-tokens", "--batch-size",
+        "--prompt", "--prompt-file", "--raw", "--suffix", "--max-new-tokens", "--temperature", "--seed",
+        "--draft-model", "--method", "--tree", "--num-speculative-tokens", "--batch-size",
     ]  # fmt: skip
     assert "--top-p" in found["Sampling"]
     assert "--draft-quantize" in found["Speculation"]

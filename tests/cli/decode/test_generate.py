@@ -13,10 +13,12 @@ from click.testing import Result
 from transformers import AutoModelForCausalLM
 
 from eyas.text.chats import Message
+from eyas.text.fill import encode_fill, fill_format
 from eyas.text.template import encode_chat, encode_text
 
 from ... import tiny
 from ...pairs import Pair, save_target, tokenizer, write_rows
+from ...text.test_fill import knowing
 from ...tiny import continuation
 
 Run = Callable[..., Result]
@@ -84,6 +86,22 @@ def test_raw_skips_the_chat_template(decode: Run, pair: Pair) -> None:
     assert raw["token_ids"] == expected(pair, encode_text(tokenizer(), "How many?"))
     (chat,) = objects(decode("--prompt", "How many?", "--json"))
     assert raw["token_ids"] != chat["token_ids"]
+
+
+def test_a_gap_is_filled_by_a_model_that_has_marks_for_it(run: Run, decode: Run, tmp_path: Path) -> None:
+    refused = decode("--prompt", "def add", "--suffix", "return a")
+    assert refused.exit_code == 2
+    assert "no tokens that mark" in refused.stderr
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    made, model = knowing(*marks), tmp_path / "filler"
+    tiny.build_model("llama", vocab_size=len(made)).save_pretrained(model)
+    made.save_pretrained(model)
+    (filled,) = objects(
+        run("generate", str(model), "--prompt", "P", "--suffix", "S", "--json", "--max-new-tokens", "4")
+    )
+    prompt = encode_fill(made, fill_format(made), "P", "S")
+    assert filled["token_ids"] == continuation(AutoModelForCausalLM.from_pretrained(model).eval(), prompt, 4)
+    assert run("generate", str(model), "--prompt-file", "x.jsonl", "--suffix", "S").exit_code == 2
 
 
 def test_a_prompt_is_the_same_in_a_file_and_on_the_command_line(decode: Run, pair: Pair, tmp_path: Path) -> None:
