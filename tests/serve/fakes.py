@@ -9,10 +9,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from torch import nn
+
 from eyas.errors import QueueFullError, RequestError
 from eyas.types import Chunk, Completion, EngineState, PromptLogprobs, Request, Stats, TokenLogprobs
 
 from ..pairs import tokenizer
+
+_MODEL = nn.Linear(1000, 1000)
+"""What is shown as the size of a fake engine's model."""
 
 
 def ids(text: str) -> list[int]:
@@ -42,7 +47,14 @@ class FakeEngine:
         pause: float = 0.0,
     ) -> None:
         self.tokenizer = chars or tokenizer()
-        self.target = SimpleNamespace(max_length=context, vocab_size=len(self.tokenizer), device="cpu")
+        self.target = SimpleNamespace(
+            max_length=context,
+            vocab_size=len(self.tokenizer),
+            device="cpu",
+            config=SimpleNamespace(model_type="llama"),
+            model=_MODEL,
+            precision={"dtype": "float32", "weights": "float32"},
+        )
         self.controller = self.outcome = None
         self.text = ids(text) if isinstance(text, str) else list(text)
         self.stride, self.most, self.pause = stride, most, pause

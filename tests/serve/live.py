@@ -14,6 +14,7 @@ from eyas.serve.context import ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer
+from eyas.serve.playground.page import Gauges
 from eyas.serve.run import Server, bind
 
 
@@ -21,12 +22,17 @@ class Live:
     """A server with its address, engine and threads."""
 
     def __init__(
-        self, engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
+        self,
+        engine: Any,
+        observer: Observer | None = None,
+        metrics: Metrics | None = None,
+        gauges: Gauges | None = None,
+        **settings: Any,
     ) -> None:
         self.settings = ServeSettings(**{"model_names": ("tiny",), **settings})
         self.engine = engine
         self.thread = EngineThread(lambda: engine, observer=observer, backlog=self.settings.backlog_chunks)
-        app = create_app(self.thread, self.settings, observer, metrics=metrics)
+        app = create_app(self.thread, self.settings, observer, gauges, metrics)
         self.server = Server(app, self.thread, self.settings)
         listener = bind("127.0.0.1", 0)
         self.host, self.port = listener.getsockname()[:2]
@@ -63,10 +69,14 @@ class Live:
 
 @contextmanager
 def live(
-    engine: Any, observer: Observer | None = None, metrics: Metrics | None = None, **settings: Any
+    engine: Any,
+    observer: Observer | None = None,
+    metrics: Metrics | None = None,
+    gauges: Gauges | None = None,
+    **settings: Any,
 ) -> Iterator[Live]:
     """A running server."""
-    made = Live(engine, observer, metrics, **settings)
+    made = Live(engine, observer, metrics, gauges, **settings)
     made.start()
     try:
         yield made

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import eyas
 from eyas.errors import EyasError
-from eyas.serve.api import chat, llama, messages, responses, service
+from eyas.serve.api import chat, llama, messages, ollama, responses, service
 from eyas.serve.context import ServerContext, ServeSettings
 from eyas.serve.engine_thread import EngineThread
 from eyas.serve.errors import ApiError, as_api_error, error_code, handle
@@ -33,10 +33,10 @@ from eyas.serve.observe.metrics import Metrics
 from eyas.serve.observe.observer import Observer, Observers
 from eyas.serve.playground.page import PAGE_PATHS, Gauges, playground
 
-_ROUTERS = (chat.router, responses.router, messages.router, llama.router, service.router)
+_ROUTERS = (chat.router, responses.router, messages.router, llama.router, ollama.router, service.router)
 ENDPOINTS = frozenset(route.path for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute))
 """Paths of the API, the only ones used as metric labels."""
-OPEN = PAGE_PATHS | {"/health", "/load", "/metrics", "/ping", "/version"}
+OPEN = PAGE_PATHS | {"/health", "/load", "/metrics", "/ping", "/version", "/api/version"}
 """Paths that need no key: for probes, scrapers and the playground's page. Everything that uses the model needs one."""
 
 _HARMLESS_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")

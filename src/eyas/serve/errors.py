@@ -1,6 +1,7 @@
 """Error responses in OpenAI's form: a status, and `{"error": {"message", "type", "param", "code"}}`.
 
-Routes under `/v1/messages` use Anthropic's form: `{"type": "error", "error": {"type", "message"}}`.
+Routes under `/v1/messages` use Anthropic's form: `{"type": "error", "error": {"type", "message"}}`, and Ollama's
+routes under `/api` the form `{"error": message}`.
 
 `as_api_error` turns any exception into an error response. Unexpected exceptions reveal no details to the client.
 """
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -44,10 +47,13 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 """Error types that have a different name in Anthropic's API than in OpenAI's."""
+OLLAMA, LM_STUDIO = "/api/", "/api/v0/"
+"""Where the paths of Ollama's API begin, and, below them, those of LM Studio's, whose errors have OpenAI's form."""
 _NO_EMBEDDINGS = "eyas generates text: embeddings and scores need another server"
 _TEXT_ONLY = "eyas generates text: it serves neither images nor sound"
 _STATELESS = "nothing is stored here: send the whole conversation to /v1/responses or /v1/chat/completions"
 _NO_BATCHES = "there are no batches: send the requests at the same time, they are decoded together"
+_ONE_MODEL = "the server has one model, from its start to its end: eyas serve MODEL"
 _NO_ROUTES = {
     "/v1/embeddings": _NO_EMBEDDINGS,
     "/v1/rerank": _NO_EMBEDDINGS,
@@ -66,8 +72,17 @@ _NO_ROUTES = {
     "/v1/batches": _NO_BATCHES,
     "/v1/messages/batches": _NO_BATCHES,
     "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target model unchanged",
+    "/api/pull": _ONE_MODEL,
+    "/api/create": _ONE_MODEL,
+    "/api/blobs": _ONE_MODEL,
+    "/api/copy": f"{_ONE_MODEL}, and --served-model-name gives it several names",
+    "/api/delete": _ONE_MODEL,
+    "/api/push": "models aren't published from here",
+    "/api/embed": _NO_EMBEDDINGS,
+    "/api/embeddings": _NO_EMBEDDINGS,
+    "/api/v0/embeddings": _NO_EMBEDDINGS,
 }
-"""Routes of OpenAI's and Anthropic's APIs that are not served, including their subpaths -> the reason."""
+"""Routes of OpenAI's, Anthropic's and Ollama's APIs that are not served, including their subpaths -> the reason."""
 _HTTP = {
     404: ("there is nothing at this address", "not_found"),
     405: ("this address doesn't take that method", "method_not_allowed"),
@@ -104,6 +119,11 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, self.body["error"]["type"])
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """The JSON body of the error response in Ollama's form."""
+        return {"error": self.message}
+
     def response(self, scope: Scope) -> JSONResponse:
         """Make the response, and store its code in the scope for `error_code`."""
         state, path = scope.setdefault("state", {}), scope["path"]
@@ -111,6 +131,8 @@ class ApiError(Exception):
         if path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/"):
             body = self.anthropic_body | {"request_id": state.get("request_id")}
             return JSONResponse(body, self.status, self.headers)
+        if path.startswith(OLLAMA) and not path.startswith(LM_STUDIO):
+            return JSONResponse(self.ollama_body, self.status, self.headers)
         return JSONResponse(self.body, self.status, self.headers)
 
     async def send(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,6 +166,16 @@ def as_api_error(error: Exception) -> ApiError:
         message, code = _HTTP.get(error.status_code, (str(error.detail), None))
         return ApiError(error.status_code, message, code=code, headers=error.headers)
     return ApiError(500, "the server failed on this request; see its log", code="internal_error")
+
+
+@contextmanager
+def translating(body: Any) -> Iterator[None]:
+    """Report what is wrong with a translation of a `body` as if the client had sent it."""
+    try:
+        yield
+    except ValidationError as error:
+        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_context=False)]
+        raise RequestValidationError(found, body=body) from error
 
 
 def _validation_error(error: RequestValidationError) -> ApiError:

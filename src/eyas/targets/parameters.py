@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from eyas.targets.fingerprint import weight_shapes
+from eyas.targets.native.linears import PackedEmbedding
 
 
 def parameter_count(model: nn.Module) -> int:
@@ -19,6 +20,17 @@ def parameter_count(model: nn.Module) -> int:
     if getattr(model, "is_quantized", False):  # by a library, whose layers have scales and several weights in a number
         return described_parameter_count(type(model), model.config)
     return sum(map(prod, weight_shapes(model).values()))
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """The memory of a loaded model's tensors, packed ones included; a tied one counts once."""
+    tensors = {}
+    for part in model.modules():
+        held = part.table if isinstance(part, PackedEmbedding) else part
+        for tensor in (*part._parameters.values(), *part._buffers.values(), *vars(held).values()):
+            if isinstance(tensor, torch.Tensor):
+                tensors[id(tensor)] = tensor.nbytes
+    return sum(tensors.values())
 
 
 def described_parameter_count(model_class: type[Any], config: Any) -> int:

@@ -159,15 +159,7 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
         message = "max_tokens is 0, which generates nothing: send echo or prompt_logprobs, or raise it"
         raise ApiError(400, message, code="invalid_value", param="max_tokens")
     tokenizer = context.engine.tokenizer
-    encode: Callable[[str | tuple[int, ...]], tuple[int, ...]] = partial(completion_prompt, tokenizer)
-    if body.suffix:
-        form = fill_format(tokenizer, context.settings.fim_tokens)
-        encode = partial(encode_fill, tokenizer, form, suffix=body.suffix)
-    prompts = []
-    for prompt in body.prompts:
-        size = (len(prompt) if isinstance(prompt, str) else 0) + len(body.suffix or "")
-        check_size(tokenizer, size, context.max_model_len)
-        prompts.append(await context.in_worker(encode, prompt, characters=size, info=info))
+    prompts = await read_prompts(body, context, info)
     generation = await start_completion(body, prompts, context, info, endpoint=COMPLETIONS_PATH)
     echoes: list[Echo] = []
     for prompt, tokens in zip(body.prompts, prompts, strict=True) if body.echo else ():
@@ -179,6 +171,21 @@ async def create_completion(body: CompletionRequest, context: Context, info: Inf
     return await respond(writer, stream=body.stream, write_seconds=context.settings.write_seconds)
 
 
+async def read_prompts(body: CompletionRequest, context: ServerContext, info: RequestInfo) -> list[tuple[int, ...]]:
+    """Tokenize the prompts, each with the gap before `suffix` if there is one."""
+    tokenizer = context.engine.tokenizer
+    encode: Callable[[str | tuple[int, ...]], tuple[int, ...]] = partial(completion_prompt, tokenizer)
+    if body.suffix:
+        form = fill_format(tokenizer, context.settings.fim_tokens)
+        encode = partial(encode_fill, tokenizer, form, suffix=body.suffix)
+    prompts = []
+    for prompt in body.prompts:
+        size = (len(prompt) if isinstance(prompt, str) else 0) + len(body.suffix or "")
+        check_size(tokenizer, size, context.max_model_len)
+        prompts.append(await context.in_worker(encode, prompt, characters=size, info=info))
+    return prompts
+
+
 async def start_completion(
     body: CompletionRequest,
     prompts: Sequence[tuple[int, ...]],
@@ -186,8 +193,9 @@ async def start_completion(
     info: RequestInfo,
     *,
     endpoint: str,
+    shorten: bool = False,
 ) -> Generation:
-    """Hand tokenized prompts to the engine; return the answers being generated."""
+    """Hand tokenized prompts to the engine; return the answers being generated. `shorten`: as in `start_chat`."""
     tokenizer = context.engine.tokenizer
     if body.echo or body.logprobs is not None or body.stop_strings or body.options.trace:
         required(tokenizer)
@@ -200,6 +208,7 @@ async def start_completion(
         prompt_logprobs=body.scored_alternatives,
         bad_words=bad_words,
         grammar=grammar,
+        shorten=shorten,
     )
     limit, seed = context.max_model_len, context.settings.seed
     request = encode_request(body, prompts, wanted, request_id=info.id, context=limit, default_seed=seed)

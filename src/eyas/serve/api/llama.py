@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
 from starlette.responses import Response
 
 import eyas
@@ -22,7 +20,7 @@ from eyas.serve.api.encode import characters_in, chat_prompt, check_size, check_
 from eyas.serve.api.generation import ChoiceStep, Generation, ScoredToken
 from eyas.serve.api.logprobs import TokenTexts, chat_logprobs
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.errors import ApiError
+from eyas.serve.errors import ApiError, translating
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.schema.chat import CompletionRequest
@@ -131,11 +129,8 @@ async def _respond(
     body: LlamaRequest, prompt: tuple[int, ...], context: ServerContext, info: RequestInfo, endpoint: str
 ) -> Response:
     context.check_model(body.model)
-    try:
+    with translating(body.model_dump()):
         completion = body.completion(context.settings.model_names[0])
-    except ValidationError as error:
-        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_context=False)]
-        raise RequestValidationError(found, body=body.model_dump()) from error
     context.log_ignored(ignored_fields(body))
     context.log_ignored(ignored_fields(completion))
     generation = await start_completion(completion, [prompt], context, info, endpoint=endpoint)

@@ -101,7 +101,7 @@ class BlocksWriter(ChatResponseWriter):
         if block["type"] == "text":
             block["text"] = self._written
         else:
-            block["input"] = _as_object(self._written)
+            block["input"] = as_object(self._written)
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
     def _delta(self, delta: Json) -> Json:
@@ -143,8 +143,8 @@ class BlocksWriter(ChatResponseWriter):
         }
 
 
-def _as_object(arguments: str) -> Json:
-    """A call's input; if the call was cut off, the part that was written, as Anthropic's client parses it."""
+def as_object(arguments: str) -> Json:
+    """A call's arguments; if the call was cut off, the part that was written, as Anthropic's client parses it."""
     try:
         parsed = from_json(arguments.encode(), partial_mode="trailing-strings")
     except ValueError:

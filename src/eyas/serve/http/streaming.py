@@ -1,4 +1,4 @@
-"""Sending generated responses: one JSON document, or server-sent events as they are generated.
+"""Sending generated responses: one JSON document, or server-sent events, or lines, as they are generated.
 
 A stream ends, and its generator with it, as soon as the client is gone or has read nothing for too long.
 """
@@ -42,12 +42,15 @@ async def respond(
     write_seconds: float,
     typed: bool = False,
     ends_itself: bool = False,
+    lines: bool = False,
 ) -> Response:
     """Make the HTTP response: a stream immediately, a JSON document once it is complete.
 
     `typed`: events are named by their `type`, as in the Responses API. `ends_itself`: the last event says that it is
-    the last, and none follows.
+    the last, and none follows. `lines`: each chunk is a line of JSON instead of an event, as at Ollama.
     """
+    if stream and lines:
+        return LineStream(generated.events(), write_seconds)
     if stream:
         return EventStream(generated.events(), write_seconds, typed, b"" if typed or ends_itself else DONE)
     return Response(await encoded(await generated.full()), media_type="application/json")
@@ -122,11 +125,14 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async for value in self._events:
-                name = b"event: " + value["type"].encode() + b"\n" if self._typed else b""
-                await self._send(send, name + _event(value))
+                await self._send(send, self._written(value))
         except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
             await self._send(send, _event(as_api_error(error).body))
         await self._send(send, self._end, more=False)
+
+    def _written(self, value: dict[str, Any]) -> bytes:
+        name = b"event: " + value["type"].encode() + b"\n" if self._typed else b""
+        return name + _event(value)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send one event, waiting while the client's buffers are full; cancels this task if that takes too long."""
@@ -135,6 +141,18 @@ class EventStream(Response):
         watchdog = asyncio.get_running_loop().call_later(self._write_seconds, task.cancel)
         await send({"type": "http.response.body", "body": data, "more_body": more})
         watchdog.cancel()
+
+
+class LineStream(EventStream):
+    """Sends what a generator yields as lines of JSON; the generator's last line says that it is the last."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, events: AsyncGenerator[dict[str, Any], None], write_seconds: float) -> None:
+        super().__init__(events, write_seconds, end=b"")
+
+    def _written(self, value: dict[str, Any]) -> bytes:
+        return _json(value).encode() + b"\n"
 
 
 def _event(value: dict[str, Any]) -> bytes:

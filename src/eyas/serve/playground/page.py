@@ -153,6 +153,7 @@ def playground(
     """
     router = APIRouter(include_in_schema=False)
 
+    @router.head("/")  # Ollama's clients ask whether a server is there
     @router.get("/")
     async def show_page() -> HTMLResponse:
         nonce = secrets.token_urlsafe(16)

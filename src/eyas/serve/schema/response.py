@@ -151,9 +151,16 @@ def error_responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[i
 
 
 def generation_responses(
-    full: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody
+    full: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody, lines: bool = False
 ) -> dict[int | str, dict[str, Any]]:
-    """Document the responses of a route that generates: a full response, a stream of chunks, or an error."""
+    """Document the responses of a route that generates: a full response, a stream of chunks, or an error.
+
+    `lines`: a chunk is a line of JSON instead of an event.
+    """
+    if lines:
+        line = {"type": "object", "description": f"a {chunk.__name__}; the last line has done: true"}
+        success: dict[str, Any] = {"model": full, "content": {"application/x-ndjson": {"itemSchema": line}}}
+        return {200: success, **error_responses(*WITH_BODY, 429, 504, body=error)}
     data = {"type": "string", "description": f"the JSON of a {chunk.__name__}; the last event has `[DONE]`"}
     event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
     success = {"model": full, "content": {"text/event-stream": {"itemSchema": event}}}
