@@ -26,7 +26,6 @@ from eyas.serve.context import Context, Info, RequestInfo, ServerContext
 from eyas.serve.errors import ApiError, as_api_error, translating
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import encoded, respond
-from eyas.serve.schema.chat import ChatCompletionChunk, ChatCompletionResponse
 from eyas.serve.schema.ollama import (
     LMStudioModels,
     OllamaChatLine,
@@ -167,9 +166,8 @@ async def lm_studio_models(context: Context, info: Info) -> Json:
     return {"data": [{"id": name} | fields for name in context.settings.model_names]}
 
 
-router.post("/api/v0/chat/completions", responses=generation_responses(ChatCompletionResponse, ChatCompletionChunk))(
-    create_chat_completion
-)
+# described in the schema as /v1/chat/completions
+router.post("/api/v0/chat/completions", include_in_schema=False)(create_chat_completion)
 
 
 class _Facts(NamedTuple):
