@@ -69,6 +69,7 @@ _NO_ROUTES = {
     "/v1/threads": _STATELESS,
     "/v1/files": _STATELESS,
     "/v1/vector_stores": _STATELESS,
+    "/slots": "sequences have no slots of their own; /load and /metrics say how busy the server is",
     "/v1/batches": _NO_BATCHES,
     "/v1/messages/batches": _NO_BATCHES,
     "/v1/fine_tuning": "eyas trains drafters (eyas train), and serves the target model unchanged",

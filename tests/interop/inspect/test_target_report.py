@@ -80,7 +80,7 @@ def test_stop_ids_are_told_with_their_origin(tmp_path: Path) -> None:
     }
     assert report.as_dict()["stop_ids"] == report.stop_ids
     result = CliRunner().invoke(app, ["inspect", str(tmp_path)])
-    assert "4 generation_config.json" in result.stdout
+    assert "4, 9: generation_config.json" in result.stdout
 
 
 def test_a_tokenizer_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:

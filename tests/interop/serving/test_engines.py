@@ -24,6 +24,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "root_path": ("/a", "--root-path /a", "--fastapi-root-path /a", REFUSED),
     "ssl_certfile": ("c.pem", "--ssl-certfile c.pem", REFUSED, "--ssl-cert-file c.pem"),
     "ssl_keyfile": ("k.pem", "--ssl-keyfile k.pem", REFUSED, "--ssl-key-file k.pem"),
+    "fim_tokens": ("<A>{prefix}<B>{suffix}", REFUSED, REFUSED, REFUSED),
     "seed": (3, "--seed 3", "--random-seed 3", "--seed 3"),
     "chat_template": (
         "t.jinja",

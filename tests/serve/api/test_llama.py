@@ -182,7 +182,7 @@ def test_the_server_describes_itself_and_tokenizes() -> None:
 
     props, slots, tokens, text = run(talk())
     assert props.json()["default_generation_settings"]["n_ctx"] == 4096
-    assert slots.status_code == 501
-    assert "aren't shown" in slots.json()["error"]["message"]
+    assert slots.status_code == 404
+    assert "no slots of their own" in slots.json()["error"]["message"]
     assert tokens.json()["tokens"] == knowing(*QWEN)("def add", add_special_tokens=False)["input_ids"]
     assert text.json()["content"] == text.json()["prompt"]

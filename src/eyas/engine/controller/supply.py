@@ -35,7 +35,8 @@ class Supply:
     """The average number of candidates that a row is offered, by group, beam width, depth and value.
 
     Where nothing was drafted yet, below the end of all drafts above all, every node is assumed to have the children
-    that roots have: how sure a drafter is depends on its depth far less than on the text.
+    that roots have: how sure a drafter is depends on its depth far less than on the text. They are assumed to be at
+    least as likely as usual, so that an unsure text isn't given up before deeper drafts were seen.
     """
 
     def __init__(self, widths: Sequence[int], depth: int, doubt: float = 1.0) -> None:
@@ -72,7 +73,8 @@ class Supply:
         """What a draft offers beyond narrower ones [W, D, K], and its best [D, K], if all nodes are like the roots."""
         seen, weight = self._best_sums[group, 0], float(self._best_weights[group, 0].max())
         first = (float(seen @ np.exp(BIN_CENTRES)) + _PRIOR_CHILDREN[0]) / (weight + 1.0)
-        return _alike(self.widths, self._depth, min(max(1, round(first * _GRADES)), _GRADES - 1))
+        grade = min(round(max(first, _PRIOR_CHILDREN[0]) * _GRADES), _GRADES - 1)
+        return _alike(self.widths, self._depth, grade)
 
     def learn(self, offered: BeamCandidates, groups: Indices, drafting: npt.NDArray[np.bool_] | None = None) -> None:
         """Count a draft's candidates; `groups` [R]. Rows that aren't `drafting` [R] are left out."""
@@ -128,7 +130,7 @@ class Supply:
 
 def _averages(sums: Array, weights: Array, assumed: Array, doubt: float) -> Array:
     """Averages, of which what is `assumed` is a part that vanishes as drafts become known."""
-    part = doubt / (1.0 + weights)
+    part = doubt * np.maximum(1.0 - (1.0 - _SUPPLY_FADE) * weights, 0.0)  # fades like a draft that came first
     out: Array = (sums + part * assumed) / np.maximum(weights + part, 1e-9)
     return out
 

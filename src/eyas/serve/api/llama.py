@@ -1,4 +1,4 @@
-"""llama-server's own routes, which editors call: `/completion`, `/infill`, `/props`, `/slots`, `/apply-template`.
+"""llama-server's own routes, which editors call: `/completion`, `/infill`, `/props`, `/apply-template`.
 
 Everything is decoded as for `/v1/completions`; here are other names, and what only these routes have: ends by
 indentation and by time, and timings.
@@ -20,7 +20,7 @@ from eyas.serve.api.encode import characters_in, chat_prompt, check_size, check_
 from eyas.serve.api.generation import ChoiceStep, Generation, ScoredToken
 from eyas.serve.api.logprobs import TokenTexts, chat_logprobs
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.errors import ApiError, translating
+from eyas.serve.errors import translating
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import respond
 from eyas.serve.schema.chat import CompletionRequest
@@ -93,13 +93,6 @@ async def props(context: Context) -> Json:
         "eos_token": str(getattr(tokenizer, "eos_token", None) or ""),
         "build_info": f"eyas {eyas.__version__}",
     }
-
-
-@router.get("/slots", status_code=501, responses=error_responses(*READING, 501, 503))
-async def slots(context: Context) -> Response:
-    """Refuse: what others are writing is nobody's business."""
-    context.engine  # noqa: B018  # raises
-    raise ApiError(501, "slots aren't shown: /load and /metrics say how busy the server is", code="not_supported")
 
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=error_responses(*WITH_BODY))

@@ -23,7 +23,6 @@ _DESCRIPTIONS = {
     415: "the body is not JSON, or its encoding is not gzip",
     429: "too many requests are waiting: try again after Retry-After seconds",
     500: "the server failed",
-    501: "another server has this, but not eyas",
     503: "the model is being loaded, or the server is going down",
     504: "the request took longer than this server allows",
 }
