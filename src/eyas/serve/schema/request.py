@@ -165,6 +165,22 @@ class RequestModel(BaseModel):
         """Drop nulls: clients send them for everything that they leave open, fields of other APIs included."""
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Say in `/openapi.json` that null is as good as absent, for every field that may be absent."""
+        made = handler(schema)
+        whole = handler.resolve_ref_schema(made)
+        for name, field in whole.get("properties", {}).items():
+            if name not in whole.get("required", ()) and {"type": "null"} not in field.get("anyOf", [{"type": "null"}]):
+                field["anyOf"].append({"type": "null"})
+            elif name not in whole.get("required", ()) and "anyOf" not in field and field.get("type") != "null":
+                about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+                if field:  # an empty schema is anything
+                    whole["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
+                else:
+                    field.update(about)
+        return made
+
 
 def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the paths of a body's fields that were sent but are ignored, without indices, each with the reason."""

@@ -210,6 +210,8 @@ class ResponsesRequest(SamplingFields):
             raise ValueError('top_logprobs needs include: ["message.output_text.logprobs"]')
         if self.options.trace:
             raise ValueError("eyas.trace is only served by chat and text completions")
+        if not isinstance(self.input, str) and all(item.type == "reasoning" for item in self.input):
+            raise ValueError("input has nothing to answer, only reasoning: send a message too")
         return self
 
     @property
