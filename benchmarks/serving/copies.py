@@ -1,7 +1,7 @@
 """Answers that copy, such as edits of a file: suffix decoding against plain decoding and llama.cpp's n-gram kinds.
 
     python -m benchmarks.serving.copies FILE.gguf --prompts EVAL/edits.jsonl EVAL/humaneval.jsonl
-        [--llama LLAMA_SERVER] [--shapes chain:8 chain:16] [--count 4] [--tokens 256] [--output FILE.json]
+        [--llama LLAMA_SERVER] [--kinds none ngram-simple] [--shapes chain:8 chain:16] [--count 4] [--tokens 256] [--output FILE.json]
 
 All sides read the same file and greedily answer the same chats, in turns, prompt by prompt; each server sees a prompt
 once. eyas's plain side is its own server without a drafter. Figures are each server's own count of decoded tokens per
@@ -71,6 +71,7 @@ def main(
     *,
     prompts: Annotated[Sequence[Path], "files of prompts; each is a set"],
     llama: Annotated[Path | None, "llama.cpp's server"] = None,
+    kinds: Annotated[Sequence[str], "llama.cpp's kinds of speculation"] = LLAMA_KINDS,
     shapes: Annotated[Sequence[str], "fixed trees beside auto"] = ("chain:8", "chain:16"),
     count: Annotated[int, "prompts of each set"] = 4,
     tokens: int = 256,
@@ -81,8 +82,7 @@ def main(
     servers = {"plain": eyas_server("plain", common, ready_seconds=900)}
     for tree in ("auto", *shapes):
         servers[tree] = eyas_server(tree, [*common, "--method", "suffix", "--tree", tree], ready_seconds=900)
-    for kind in LLAMA_KINDS if llama else ():
-        assert llama is not None
+    for kind in () if llama is None else kinds:
         servers[f"llama.cpp {kind}"] = llama_server(llama, file, kind)
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
