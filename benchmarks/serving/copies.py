@@ -1,7 +1,8 @@
 """Answers that copy, such as edits of a file: suffix decoding against plain decoding and llama.cpp's n-gram kinds.
 
     python -m benchmarks.serving.copies FILE.gguf --prompts EVAL/edits.jsonl EVAL/humaneval.jsonl
-        [--llama LLAMA_SERVER] [--kinds none ngram-simple] [--shapes chain:8 chain:16] [--count 4] [--tokens 256] [--output FILE.json]
+        [--llama LLAMA_SERVER] [--kinds none ngram-simple] [--shapes chain:8 chain:16] [--count 4] [--tokens 256]
+        [--output FILE.json]
 
 All sides read the same file and greedily answer the same chats, in turns, prompt by prompt; each server sees a prompt
 once. eyas's plain side is its own server without a drafter. Figures are each server's own count of decoded tokens per
