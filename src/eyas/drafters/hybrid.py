@@ -195,17 +195,19 @@ class HybridDrafter(Drafter):
 
         With c[k] and n[k], how likely copies and guesses are right down to level k, a round brings 1 + sum(c) tokens
         without guesses, and at most sum(n * (1 - c)) more with them. The network computes its levels for all rows
-        together, so it drafts for all rows if it is worth its time.
+        together, so it drafts for all rows if it is worth its time. It isn't left out for copies that promise less than
+        it usually brings, or less than a token: it might then never be asked again.
         """
         if self._usual is None or self._drafting is None or not self._verifying:
             return False
         goes_on = self._usual / (1.0 + self._usual)  # n[k] = goes_on ** k, whose sum is the usual number
-        alone = added = 0.0
+        alone = added = usual = 0.0
         for levels, want in zip(expected_levels(copies, values, groups, spec.copy_exponents), wanted, strict=True):
             if want:
                 alone += 1.0 + sum(levels)
+                usual += 1.0 + max(1.0, self._usual)
                 added += self._usual - sum(goes_on**k * right for k, right in enumerate(levels, 1))
-        return self._drafting / self._verifying * alone >= added
+        return alone >= usual and self._drafting / self._verifying * alone >= added
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Learn from the outcome of a round: the first `counts[r]` of next_tokens [R, Q] were committed in row r."""
