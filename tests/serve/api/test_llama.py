@@ -10,11 +10,13 @@ import pytest
 
 from eyas.serve.api.llama import LineLimits, selected
 
+from ...data.templates import templated
 from ...text.test_fill import QWEN, knowing
 from ..conftest import client_of, post, run
 from ..fakes import FakeEngine
 
 TEXT = "return a + b\n"
+HELLO = [{"role": "user", "content": "How many?"}]
 
 
 def engine(text: str = TEXT, **settings: Any) -> FakeEngine:
@@ -168,6 +170,17 @@ def test_completions_fill_the_gap_before_a_suffix() -> None:
         assert prompt_of(plain) == "P"
     refused = ask(engine(), "/v1/completions", model="tiny", prompt="P", suffix="S", echo=True)
     assert "echo repeats" in refused.json()["error"]["message"]
+
+
+def test_a_chat_is_written_as_the_template_writes_it_tools_included() -> None:
+    chars = templated("qwen2")
+    fake = FakeEngine([chars.eos_token_id], chars=chars, context=4096)
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+    bare = ask(fake, "/apply-template", messages=HELLO).json()["prompt"]
+    assert bare == chars.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    assert "look_up" in ask(fake, "/apply-template", messages=HELLO, tools=tools).json()["prompt"]
+    assert ask(fake, "/apply-template", messages=HELLO, model="other").status_code == 404
+    assert not fake.requests, "nothing is generated"
 
 
 def test_the_server_describes_itself_and_tokenizes() -> None:

@@ -15,8 +15,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import eyas
-from eyas.serve.api.chat import start_completion
-from eyas.serve.api.encode import characters_in, chat_prompt, check_size, check_token_ids
+from eyas.serve.api.chat import read_chat, start_completion
+from eyas.serve.api.encode import characters_in, check_size, check_token_ids
 from eyas.serve.api.generation import ChoiceStep, Generation, ScoredToken
 from eyas.serve.api.logprobs import TokenTexts, chat_logprobs
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
@@ -35,6 +35,7 @@ from eyas.serve.schema.llama import (
 )
 from eyas.serve.schema.request import ignored_fields
 from eyas.serve.schema.response import READING, WITH_BODY, error_responses, generation_responses
+from eyas.serve.tools.calling import tool_calling
 from eyas.text.fill import ExtraFile, encode_fill, fill_format
 from eyas.text.template import encode_text, required
 from eyas.types import Stats
@@ -49,18 +50,20 @@ Json = dict[str, Any]
 @router.post(COMPLETION, responses=generation_responses(LlamaCompletion, LlamaChunk))
 async def complete(body: LlamaCompletionRequest, context: Context, info: Info) -> Response:
     """Continue a prompt, as llama-server does."""
+    completion = _completion(body, context)
     tokenizer, given = context.engine.tokenizer, body.prompt
     size = characters_in(given)
     check_size(tokenizer, size, context.max_model_len)
     parts = [given] if isinstance(given, str) else list(given)
     check_token_ids([part for part in parts if isinstance(part, int)], context.engine.target.vocab_size, "prompt")
     prompt = await context.in_worker(_mixed, tokenizer, parts, characters=size, info=info)
-    return await _respond(body, prompt, context, info, COMPLETION)
+    return await _respond(body, completion, prompt, context, info, COMPLETION)
 
 
 @router.post(INFILL, responses=generation_responses(LlamaCompletion, LlamaChunk))
 async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
     """Fill the gap at an editor's cursor."""
+    completion = _completion(body, context)
     tokenizer = required(context.engine.tokenizer)
     form = fill_format(tokenizer, context.settings.fim_tokens)
     size = characters_in(body.input_prefix, body.input_suffix, body.prompt, [file.text for file in body.input_extra])
@@ -75,7 +78,7 @@ async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
     prompt = await context.in_worker(
         fill, tokenizer, form, body.input_prefix, body.input_suffix, characters=size, info=info
     )
-    return await _respond(body, prompt, context, info, INFILL)
+    return await _respond(body, completion, prompt, context, info, INFILL)
 
 
 @router.get("/props", responses=error_responses(*READING, 503))
@@ -98,11 +101,11 @@ async def props(context: Context) -> Json:
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=error_responses(*WITH_BODY))
 async def apply_template(body: ApplyTemplateRequest, context: Context, info: Info) -> Json:
     """Write a chat as the model's template does, up to where the answer begins."""
+    context.check_model(body.model or None)
+    context.log_ignored(ignored_fields(body))
     tokenizer = required(context.engine.tokenizer)
-    size = sum(message.characters for message in body.messages)
-    check_size(tokenizer, size, context.max_model_len)
-    ids = await context.in_worker(chat_prompt, tokenizer, body.messages, (), characters=size, info=info)
-    return {"prompt": await context.in_worker(tokenizer.decode, ids, characters=size, info=info)}
+    ids = await read_chat(body, context, info, tool_calling(body, tokenizer))
+    return {"prompt": await context.in_worker(tokenizer.decode, ids, characters=4 * len(ids), info=info)}
 
 
 def _mixed(tokenizer: Any, parts: Sequence[str | int]) -> tuple[int, ...]:
@@ -118,14 +121,24 @@ def _mixed(tokenizer: Any, parts: Sequence[str | int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-async def _respond(
-    body: LlamaRequest, prompt: tuple[int, ...], context: ServerContext, info: RequestInfo, endpoint: str
-) -> Response:
+def _completion(body: LlamaRequest, context: ServerContext) -> CompletionRequest:
+    """The same request with OpenAI's names; what is ignored is logged. Raises ApiError for another model."""
     context.check_model(body.model)
     with translating(body.model_dump()):
         completion = body.completion(context.settings.model_names[0])
     context.log_ignored(ignored_fields(body))
     context.log_ignored(ignored_fields(completion))
+    return completion
+
+
+async def _respond(
+    body: LlamaRequest,
+    completion: CompletionRequest,
+    prompt: tuple[int, ...],
+    context: ServerContext,
+    info: RequestInfo,
+    endpoint: str,
+) -> Response:
     generation = await start_completion(completion, [prompt], context, info, endpoint=endpoint)
     writer = LlamaWriter(body, completion, generation)
     return await respond(
@@ -166,7 +179,9 @@ class LlamaWriter:
     """Writes a generation in llama-server's form."""
 
     def __init__(self, body: LlamaRequest, completion: CompletionRequest, generation: Generation) -> None:
-        self._body, self._completion, self._generation = body, completion, generation
+        self._body = body
+        self._completion = completion
+        self._generation = generation
         self._limits = LineLimits(body.n_indent, body.t_max_predict_ms)
         self._prompt_tokens = len(generation.request.sequences[0].prompt)
         self._scored: list[ScoredToken] = []

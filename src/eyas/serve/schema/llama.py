@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from eyas.serve.schema.chat import CompletionRequest, TokenPrompt
-from eyas.serve.schema.messages import RequestMessage
+from eyas.serve.schema.chat import ChatCompletionRequest, CompletionRequest, TokenPrompt
 from eyas.serve.schema.request import UNLIMITED, Ignored, Name, RequestModel, names_ignored
 from eyas.serve.schema.response import ResponseModel
 
 MOST_EXTRA_FILES = 256
+"""Several times what editors send: llama.vim keeps 16 chunks."""
 _DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama-server's samplers where a request says nothing."""
 _OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -87,10 +87,10 @@ class InfillRequest(LlamaRequest):
     prompt: str = Field(default="", description="how the missing text begins")
 
 
-class ApplyTemplateRequest(RequestModel, extra="allow"):
-    """`POST /apply-template`: a chat; other fields are those of a chat completion, and change nothing."""
+class ApplyTemplateRequest(ChatCompletionRequest):
+    """`POST /apply-template`: a chat to answer, of which only the prompt is made."""
 
-    messages: Annotated[list[RequestMessage], Field(min_length=1)]
+    model: Name = Field(default="", description="may be left out")
 
 
 class ApplyTemplateResponse(ResponseModel):
