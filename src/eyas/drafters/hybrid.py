@@ -200,14 +200,17 @@ class HybridDrafter(Drafter):
         """
         if self._usual is None or self._drafting is None or not self._verifying:
             return False
+        least = max(1.0, self._usual)
+        if copies.max_depth < least:  # a token a level at most
+            return False
         goes_on = self._usual / (1.0 + self._usual)  # n[k] = goes_on ** k, whose sum is the usual number
-        alone = added = usual = 0.0
+        alone = added = needed = 0.0
         for levels, want in zip(expected_levels(copies, values, groups, spec.copy_exponents), wanted, strict=True):
             if want:
                 alone += 1.0 + sum(levels)
-                usual += 1.0 + max(1.0, self._usual)
+                needed += 1.0 + least
                 added += self._usual - sum(goes_on**k * right for k, right in enumerate(levels, 1))
-        return alone >= usual and self._drafting / self._verifying * alone >= added
+        return alone >= needed and self._drafting / self._verifying * alone >= added
 
     def _learn(self, drafted: _Drafted, next_tokens: Tensor, counts: Sequence[int]) -> None:
         """Learn from the outcome of a round: the first `counts[r]` of next_tokens [R, Q] were committed in row r."""

@@ -65,30 +65,30 @@ def fill_format(tokenizer: Any, template: str | None = None) -> FillFormat:
     Raises RequestError if the tokenizer has no marks for it, and UsageError for a template without both places or with
     a mark that isn't a token.
     """
-    return _format_of(required(tokenizer), template)
-
-
-@lru_cache(maxsize=8)
-def _format_of(tokenizer: Any, template: str | None) -> FillFormat:
-    vocabulary = tokenizer.get_vocab()
-    if template is not None:
-        found = _read(template, vocabulary)
-        if found is None:
-            raise UsageError(
-                f"the fill-in-the-middle format {template!r} must have {{prefix}} and {{suffix}}, and before each a "
-                "token of this model, as in <fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"
-            )
+    found = _format_of(required(tokenizer), template)
+    if found is not None:
         return found
-    named = [getattr(tokenizer, f"{role}_token", None) for role in (_PREFIX, _SUFFIX, "middle")]
-    own = ["{}{{prefix}}{}{{suffix}}{}".format(*named)] if all(isinstance(text, str) for text in named) else []
-    for format_ in (*own, *FORMATS):
-        found = _read(format_, vocabulary)
-        if found is not None:
-            return found
+    if template is not None:
+        raise UsageError(
+            f"the fill-in-the-middle format {template!r} must have {{prefix}} and {{suffix}}, and before each a token "
+            "of this model, as in <fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>"
+        )
     raise RequestError(
         "this model has no tokens that mark what stands before and after a gap, so it can't fill one in: send the text "
         "before it as the prompt"
     )
+
+
+@lru_cache(maxsize=8)
+def _format_of(tokenizer: Any, template: str | None) -> FillFormat | None:
+    """The template's format, else the first of the known ones whose marks are tokens; None if there is none."""
+    vocabulary = tokenizer.get_vocab()
+    if template is not None:
+        return _read(template, vocabulary)
+    named = [getattr(tokenizer, f"{role}_token", None) for role in (_PREFIX, _SUFFIX, "middle")]
+    own = ["{}{{prefix}}{}{{suffix}}{}".format(*named)] if all(isinstance(text, str) for text in named) else []
+    read = (_read(each, vocabulary) for each in (*own, *FORMATS))
+    return next((found for found in read if found is not None), None)
 
 
 def _read(template: str, vocabulary: dict[str, int]) -> FillFormat | None:
@@ -121,7 +121,7 @@ def encode_fill(
 
     `extra` files come first; `named`: also where there are none, project and file get names, as in llama.cpp.
     `begun` is how the missing text begins. `most`: of prefix and suffix only so many tokens next to the gap are kept.
-    What texts say is text, even where it looks like a mark. Raises RequestError if nothing is before the gap and after.
+    What texts say is text, even where it looks like a mark.
     """
     # p = prefix, s = suffix: [bos] [project mark, name] ([file mark, name, text])* [file mark, name]
     # then <pre> p <suf> s <mid>, or with the suffix first <suf> s <pre> p <mid>

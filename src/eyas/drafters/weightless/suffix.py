@@ -84,7 +84,9 @@ class SuffixHistory(History):
 
     def __init__(self, limits: SuffixLimits, prompt: Sequence[int] = (), owner: str = "") -> None:
         super().__init__(prompt, owner)
-        self._index, self._prompt, self._limits = SuffixIndex(limits), len(prompt), limits
+        self._limits = limits
+        self._index = SuffixIndex(limits)
+        self._prompt = len(prompt)
         self.prediction: SuffixIndex | None = None
         """What the answer is expected to repeat, after the prompt's end: so its beginning is a long match."""
 

@@ -28,7 +28,8 @@ _ROWS = 16
 _PRIOR_CHILDREN = (0.75, 0.08, 0.04, 0.02, 0.015, 0.01, 0.008, 0.006, 0.005, 0.004, 0.003, 0.002)
 """The values assumed for every node's children before any draft was seen."""
 _GRADES = 32
-"""Priors differ by the value of a node's best child, rounded to one of this many: each takes a millisecond to make."""
+"""The value of a node's best child is rounded to a multiple of 1 / this: what follows from it takes 5 ms to compute,
+once for each."""
 
 
 class Supply:
@@ -41,7 +42,9 @@ class Supply:
 
     def __init__(self, widths: Sequence[int], depth: int, doubt: float = 1.0) -> None:
         """`doubt`: the number of drafts that the assumption counts for while none is known."""
-        self.widths, self._depth, self._doubt = tuple(widths), depth, doubt
+        self.widths = tuple(widths)
+        self._depth = depth
+        self._doubt = doubt
         self._grid: Indices = np.array(widths)
         self._turn = 0
         # what a beam offers beyond the next narrower one, so that narrow drafts correct the forecast of wide ones too

@@ -66,6 +66,15 @@ async def read_bad_words(
     return await context.in_worker(bad_word_ids, context.engine.tokenizer, words, characters=size, info=info)
 
 
+async def read_prediction(body: ChatCompletionRequest, context: ServerContext, info: RequestInfo) -> tuple[int, ...]:
+    """Tokenize what the answer is expected to be. Raises ApiError 400 if it is far too long."""
+    if body.prediction is None:
+        return ()
+    tokenizer, text = context.engine.tokenizer, body.prediction.text
+    check_size(tokenizer, len(text), context.max_model_len)
+    return await context.in_worker(prediction_ids, tokenizer, text, characters=len(text), info=info)
+
+
 async def start_chat(
     body: ChatCompletionRequest, context: ServerContext, info: RequestInfo, *, endpoint: str, shorten: bool = False
 ) -> tuple[Generation, Calling | None]:
@@ -81,9 +90,7 @@ async def start_chat(
     await context.check_grammar(grammar, info.client)
     prompt = await read_chat(body, context, info, tools)
     bad_words = await read_bad_words(body, context, info)
-    predicted = "" if body.prediction is None else body.prediction.text
-    check_size(tokenizer, len(predicted), context.max_model_len)
-    prediction = await context.in_worker(prediction_ids, tokenizer, predicted, characters=len(predicted), info=info)
+    prediction = await read_prediction(body, context, info)
     wanted = Wanted(
         max_tokens=_limit(body.max_completion_tokens or body.max_tokens),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -23,7 +23,7 @@ from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.messages import as_object
 from eyas.serve.api.response import ChatResponseWriter, Json
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
-from eyas.serve.errors import ApiError, as_api_error, translating
+from eyas.serve.errors import ApiError, translating
 from eyas.serve.http.request import JsonRoute
 from eyas.serve.http.streaming import encoded, respond
 from eyas.serve.schema.ollama import (
@@ -92,7 +92,9 @@ async def show(body: ShowRequest, context: Context, info: Info) -> Json:
     _served(context, body.model or body.name or "")
     context.log_ignored(ignored_fields(body))
     facts = await _facts(context, info)
-    limit, tokenizer, form = context.max_model_len, context.engine.tokenizer, _fill(context)
+    limit = context.max_model_len
+    tokenizer = context.engine.tokenizer
+    form = _fill(context)
     template = str(getattr(tokenizer, "chat_template", None) or "")
     about = {"general.architecture": facts.family, "general.parameter_count": facts.parameters}
     return {
@@ -306,7 +308,9 @@ class LinesWriter(ChatResponseWriter):
         """`said` writes a piece of text, and calls."""
         super().__init__(request, generation, info.id, tools)
         self.streams = body.stream
-        self._model, self._received, self._said = body.model, info.received, said
+        self._model = body.model
+        self._received = info.received
+        self._said = said
         self._call: Json | None = None  # the call that is being written
         self._arguments = ""
 
@@ -322,13 +326,11 @@ class LinesWriter(ChatResponseWriter):
         return self._line(text, calls) | self._ending()
 
     async def events(self) -> AsyncGenerator[Json, None]:
-        """Yield the lines of a stream as they are generated; a failure is a line, too."""
+        """Yield the lines of a stream as they are generated."""
         try:
             async for text, calls in self._pieces():
                 yield self._line(text, calls)
             yield self._line("", []) | self._ending()
-        except Exception as error:  # noqa: BLE001  # the status is sent already
-            yield as_api_error(error).ollama_body
         finally:
             self.generation.close()
 

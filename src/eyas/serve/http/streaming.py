@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from eyas.serve.errors import as_api_error
+from eyas.serve.errors import ApiError, as_api_error
 from eyas.serve.http.request import disconnected
 
 DONE = b"data: [DONE]\n\n"
@@ -127,12 +127,15 @@ class EventStream(Response):
             async for value in self._events:
                 await self._send(send, self._written(value))
         except Exception as error:  # noqa: BLE001  # the status is sent already: errors are events now
-            await self._send(send, _event(as_api_error(error).body))
+            await self._send(send, self._failure(as_api_error(error)))
         await self._send(send, self._end, more=False)
 
     def _written(self, value: dict[str, Any]) -> bytes:
         name = b"event: " + value["type"].encode() + b"\n" if self._typed else b""
         return name + _event(value)
+
+    def _failure(self, error: ApiError) -> bytes:
+        return _event(error.body)
 
     async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
         """Send one event, waiting while the client's buffers are full; cancels this task if that takes too long."""
@@ -153,6 +156,9 @@ class LineStream(EventStream):
 
     def _written(self, value: dict[str, Any]) -> bytes:
         return _json(value).encode() + b"\n"
+
+    def _failure(self, error: ApiError) -> bytes:
+        return self._written(error.ollama_body)
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -21,6 +21,7 @@ from pydantic import (
     StringConstraints,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 _TEXT_ONLY = "eyas serves text"
 _STATELESS = "responses aren't stored: send the earlier items as input"
@@ -168,17 +169,15 @@ class RequestModel(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Say in `/openapi.json` that null is as good as absent, for every field that may be absent."""
-        made = handler(schema)
+        made, null = handler(schema), {"type": "null"}
         whole = handler.resolve_ref_schema(made)
-        for name, field in whole.get("properties", {}).items():
-            if name not in whole.get("required", ()) and {"type": "null"} not in field.get("anyOf", [{"type": "null"}]):
-                field["anyOf"].append({"type": "null"})
-            elif name not in whole.get("required", ()) and "anyOf" not in field and field.get("type") != "null":
-                about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
-                if field:  # an empty schema is anything
-                    whole["properties"][name] = {"anyOf": [field, {"type": "null"}], **about}
-                else:
-                    field.update(about)
+        for name in whole.get("properties", {}).keys() - whole.get("required", ()):
+            field = whole["properties"][name]
+            about = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+            choices = field.get("anyOf", [field] if field else [])  # an empty schema is anything
+            if choices and null not in choices:
+                field = {"anyOf": [*choices, null]}
+            whole["properties"][name] = field | about
         return made
 
 
@@ -193,7 +192,7 @@ def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     for name in sorted(value.model_fields_set & fields.keys()):  # others aren't the model's own
         inside, field = getattr(value, name), fields[name]
         here = f"{path}.{name}".removeprefix(".")
-        why = next((mark.why for mark in field.metadata if isinstance(mark, Ignored)), None)
+        why = _why_ignored(field)
         if why is None:
             yield from ignored_fields(inside, here)
         elif inside is not None:
@@ -202,8 +201,12 @@ def ignored_fields(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def names_ignored(model: type[RequestModel]) -> frozenset[str]:
     """The names of a model's fields that are accepted and ignored."""
-    fields = model.model_fields.items()
-    return frozenset(name for name, field in fields if any(isinstance(mark, Ignored) for mark in field.metadata))
+    return frozenset(name for name, field in model.model_fields.items() if _why_ignored(field) is not None)
+
+
+def _why_ignored(field: FieldInfo) -> str | None:
+    """Why a field is ignored; None if it isn't."""
+    return next((mark.why for mark in field.metadata if isinstance(mark, Ignored)), None)
 
 
 _PREFIXES = Ignored("shared prefixes are found automatically")

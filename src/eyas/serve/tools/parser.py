@@ -444,7 +444,9 @@ class ElementScanner:
         if self._opening.startswith(self._held):
             if self._opening == self._held:
                 closed = regex.escape(CDATA[1]) + _GAP + self._ends.pattern
-                self._ends, self._text, self._held, self._opening = regex.compile(closed), True, "", ""
+                self._ends = regex.compile(closed)
+                self._text = True
+                self._held = self._opening = ""
             return out
         self._opening = ""
         while self._held:
