@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from eyas.drafters.weightless.suffix import SuffixIndex, SuffixLimits
@@ -93,6 +93,9 @@ settings = st.builds(
 )
 
 
+@example(
+    [[0, 0, 0, 2, 0, 0]], [], SuffixLimits(1.0, 0.5, LEAST, 2), 2
+)  # a path's next token is less likely than another
 @given(texts, st.lists(st.integers(0, 2), max_size=8), settings, st.integers(1, 4))
 def test_trees_are_the_most_probable_paths(
     within: list[list[int]], context: list[int], limits: SuffixLimits, depth: int

@@ -90,6 +90,7 @@ def test_a_slot_knows_its_tokens_whatever_happened(tokens: list[int], depth: int
 @example(
     SuffixLimits(2.0, 2.0, 0.01, 2), [[9, 1, 4, 9, 1, 5, 9, 2, 6, 9, 2, 7]], [9], 12, 64, 0.0, 24
 )  # many are equal
+@example(SuffixLimits(2.0, 0.5, 0.1, 1), [[1, 3, 1, 0, 3, 1]], None, 4, 64, 0.0, 0)  # one path overtakes another
 def test_a_kernel_drafts_what_numpy_drafts(
     limits: SuffixLimits, texts: list[list[int]], context: list[int] | None, depth: int, fanout: int, floor: float,
     dropped: int,
