@@ -64,6 +64,9 @@ class GrammarSpec:
     choices as a JSON array of strings; empty for `json_object`."""
     whitespace: str | None = None
     """A regular expression for the whitespace between JSON tokens; None = one whitespace character."""
+    preface: str = ""
+    """A Lark grammar of the whole answer, if something such as a thought may come before the text that this grammar
+    constrains; there that text is the rule `@answer`."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from starlette.requests import Request
 
 import eyas
@@ -27,6 +27,7 @@ from eyas.serve.engine_thread import EngineThread, ServedEngine
 from eyas.serve.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import Observer
 from eyas.serve.tools.grammar_trials import GrammarTrials
+from eyas.text.reasoning import AUTO, ReasoningMarks, check_parser, reasoning_marks
 from eyas.types import GrammarSpec
 
 T = TypeVar("T")
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 
 
 class ServeSettings(StrictModel):
-    """Names, keys and limits, set by the operator. Only `seed`, `parse_special_tokens` and `fim_tokens` can change a
-    token."""
+    """Names, keys and limits, set by the operator. Only `seed`, `parse_special_tokens`, `fim_tokens` and
+    `reasoning_parser` can change a token."""
 
     model_names: tuple[str, ...] = Field(min_length=1)
     """The names that requests may use for the model."""
@@ -58,6 +59,9 @@ class ServeSettings(StrictModel):
     """Whether special tokens spelled out in messages are control tokens; otherwise they are text."""
     max_connections: int | None = Field(default=None, ge=1)
     """Maximum open connections; None = what file descriptors allow, at most 4096."""
+    reasoning_parser: str = AUTO
+    """Whose marks separate thoughts from answers (`eyas.text.reasoning.PARSERS`); `auto` = those that the model shows,
+    `none` = thoughts stay in the text."""
     fim_tokens: str | None = None
     """The format in which gaps are filled (`eyas.text.fill`); None = the one that the model's tokens show."""
     header_seconds: float = Field(default=10.0, gt=0)
@@ -91,6 +95,11 @@ class ServeSettings(StrictModel):
     """Seed for requests without one; None = a random one for each."""
     per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
     """`summary`: responses with one choice include vLLM's `metrics.speculative_decoding`."""
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return check_parser(name)
 
 
 @dataclass(eq=False)
@@ -225,6 +234,11 @@ class ServerContext:
         """Maximum tokens of a prompt and its answer; None = unlimited."""
         limits = [n for n in (self.engine.target.max_length, self.settings.max_model_len) if n is not None]
         return min(limits, default=None)
+
+    @property
+    def reasoning(self) -> ReasoningMarks | None:
+        """The marks around thoughts in answers to chats; None if thoughts aren't told from the text."""
+        return reasoning_marks(self.engine.tokenizer, self.settings.reasoning_parser)
 
     @property
     def fingerprint(self) -> str:

@@ -97,9 +97,16 @@ def grammar_source(spec: GrammarSpec) -> str:
     if spec.whitespace is not None and spec.kind not in JSON_KINDS:
         raise RequestError(f"a whitespace pattern is for JSON only, not for a grammar of kind {spec.kind}")
     try:
-        return _SOURCES[spec.kind](spec)
+        source = _SOURCES[spec.kind](spec)
     except ValueError as error:  # json.JSONDecodeError among them
         raise RequestError(f"the {spec.kind} grammar can't be read: {error}") from error
+    return _with_preface(spec.preface, source) if spec.preface else source
+
+
+def _with_preface(preface: str, source: str) -> str:
+    """The grammar `preface`, with a grammar in llguidance's own syntax, Lark or JSON, as its rule `@answer`."""
+    (answer,) = json.loads(source)["grammars"] if source.startswith("{") else [{"lark_grammar": source}]
+    return json.dumps({"grammars": [{"lark_grammar": preface}, {**answer, "name": "answer"}]})
 
 
 def _compile(tokenizer: Any, spec: GrammarSpec) -> Grammar:

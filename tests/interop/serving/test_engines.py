@@ -25,6 +25,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "ssl_certfile": ("c.pem", "--ssl-certfile c.pem", REFUSED, "--ssl-cert-file c.pem"),
     "ssl_keyfile": ("k.pem", "--ssl-keyfile k.pem", REFUSED, "--ssl-key-file k.pem"),
     "fim_tokens": ("<A>{prefix}<B>{suffix}", REFUSED, REFUSED, REFUSED),
+    "reasoning_parser": ("mistral", "--reasoning-parser mistral", "--reasoning-parser mistral", REFUSED),
     "seed": (3, "--seed 3", "--random-seed 3", "--seed 3"),
     "chat_template": (
         "t.jinja",

@@ -258,5 +258,5 @@ def test_a_prediction_is_what_the_engine_may_copy(engine: FakeEngine, ask: Ask) 
         assert answer.status_code == 200, answer.text
         assert list(engine.requests[-1].prediction) == ids("def add")
         details = answer.json()["usage"]["completion_tokens_details"]
-        assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+        assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     assert ask(CHAT, messages=HELLO, prediction={"type": "image", "content": "a"}).status_code == 400

@@ -93,6 +93,13 @@ class ServerOptions:
     parse_special_tokens: Annotated[
         bool, Option("--parse-special-tokens", help="Read special tokens in messages as control tokens, not as text.")
     ] = False
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            help="Whose marks separate thoughts from answers, such as qwen3 or mistral; auto = those that the model "
+            "shows, none = thoughts stay in the text."
+        ),
+    ] = "auto"
     fim_tokens: Annotated[
         str | None,
         Option(
@@ -269,7 +276,7 @@ def _check_context(model: str, max_model_len: int | None) -> None:
 
 _AS_GIVEN = (
     "host max_body_bytes request_seconds drain_seconds parse_special_tokens max_connections idle_seconds ssl_certfile "
-    "ssl_keyfile seed fim_tokens per_request_spec_decode_metrics".split()
+    "ssl_keyfile seed fim_tokens reasoning_parser per_request_spec_decode_metrics".split()
 )
 """Options that become settings of the server unchanged."""
 

@@ -97,6 +97,7 @@ _EVERYWHERE: dict[str, Translator] = {"host": _one("--host"), "port": _port, "lo
 VLLM: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _many("--api-key"),
     "chat_template": _one("--chat-template"),
+    "reasoning_parser": _one("--reasoning-parser"),
     "root_path": _one("--root-path"),
     "seed": _one("--seed"),
     "ssl_certfile": _one("--ssl-certfile"),
@@ -116,6 +117,7 @@ VLLM: dict[str, Translator] = _EVERYWHERE | {
 SGLANG: dict[str, Translator] = _EVERYWHERE | {
     "api_key": _single("--api-key"),
     "chat_template": _one("--chat-template"),
+    "reasoning_parser": _one("--reasoning-parser"),
     "root_path": _one("--fastapi-root-path"),
     "seed": _one("--random-seed"),
     "served_model_name": _single("--served-model-name"),

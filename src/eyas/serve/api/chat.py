@@ -37,9 +37,10 @@ from eyas.serve.schema.chat import (
 from eyas.serve.schema.messages import tool_schemas
 from eyas.serve.schema.request import UNLIMITED, GenerationRequest, ignored_fields
 from eyas.serve.schema.response import generation_responses
-from eyas.serve.tools.calling import Calling, one_grammar, tool_calling
+from eyas.serve.tools.calling import Calling, after_thought, one_grammar, tool_calling
 from eyas.serve.tools.structured import requested_grammar
 from eyas.text.fill import encode_fill, fill_format
+from eyas.text.reasoning import ThoughtSplitter, begins_inside
 from eyas.text.template import required
 
 router = APIRouter(route_class=JsonRoute)
@@ -87,8 +88,11 @@ async def start_chat(
     size_of(body, context)
     tools = tool_calling(body, tokenizer)
     grammar = one_grammar(tools, requested_grammar(body))
-    await context.check_grammar(grammar, info.client)
     prompt = await read_chat(body, context, info, tools)
+    marks = context.reasoning if body.separates_thoughts else None
+    inside = marks is not None and begins_inside(marks, tokenizer, prompt, body.begun_answer)
+    grammar = after_thought(grammar, tools, marks, inside=inside, tokenizer=tokenizer)
+    await context.check_grammar(grammar, info.client)
     bad_words = await read_bad_words(body, context, info)
     prediction = await read_prediction(body, context, info)
     wanted = Wanted(
@@ -104,10 +108,19 @@ async def start_chat(
     limit, seed = context.max_model_len, context.settings.seed
     request = encode_request(body, [prompt], wanted, request_id=info.id, context=limit, default_seed=seed)
     kept = tools.special_tokens if tools else frozenset()
+    if marks is not None:
+        kept |= marks.special_tokens(tokenizer)
+
+    def new_output() -> ChoiceOutput:
+        if marks is None:
+            return ChoiceOutput(tokenizer, body, kept)
+        splitter = ThoughtSplitter(marks, inside=inside, interrupts=tools.opening if tools else ())
+        return ChoiceOutput(tokenizer, body, kept, splitter=splitter)
+
     generation = await Generation.start(
         context,
         request,
-        lambda: ChoiceOutput(tokenizer, body, kept),
+        new_output,
         endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user or body.safety_identifier),
@@ -145,7 +158,7 @@ async def read_chat(
             variables,
             parse_special_tokens=context.settings.parse_special_tokens,
             add_generation_prompt=body.add_generation_prompt is not False and not body.messages[-1].continues,
-            continue_final_message=bool(body.continue_final_message) or body.messages[-1].continues,
+            continue_final_message=body.continues,
         ),
         characters=size_of(body, context),
         info=info,

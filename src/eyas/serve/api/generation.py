@@ -9,6 +9,7 @@ Speculation makes chunks of other sizes than plain decoding; the text does not d
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -23,6 +24,7 @@ from eyas.serve.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
 from eyas.serve.schema.request import SamplingFields
 from eyas.text.detokenizer import Detokenizer, special_token_ids
+from eyas.text.reasoning import Piece, ThoughtSplitter
 from eyas.types import Chunk, PromptLogprobs, Stats, TokenLogprobs
 
 
@@ -41,23 +43,39 @@ class ScoredToken:
 class OutputDelta:
     """What a chunk adds to the output."""
 
-    text: str = ""
+    pieces: list[Piece] = field(default_factory=list)
+    """Text, in order; without a `ThoughtSplitter` it is all part of the answer."""
     token_ids: list[int] = field(default_factory=list)
     scored: list[ScoredToken] = field(default_factory=list)
     """Tokens whose text has begun to be emitted."""
 
+    @property
+    def text(self) -> str:
+        """The text of the answer."""
+        return "".join(piece.text for piece in self.pieces if not piece.thought)
+
 
 class ChoiceOutput:
-    """Detokenizes one sequence and cuts it at stop strings; `finish_reason` is None until the output is complete."""
+    """Detokenizes one sequence, cuts it at stop strings, and splits it into thought and answer.
+
+    `finish_reason` is None until the output is complete.
+    """
 
     def __init__(
-        self, tokenizer: Any, body: SamplingFields, kept: frozenset[int] = frozenset(), score_all: bool = False
+        self,
+        tokenizer: Any,
+        body: SamplingFields,
+        kept: frozenset[int] = frozenset(),
+        score_all: bool = False,
+        splitter: ThoughtSplitter | None = None,
     ) -> None:
         """`body` says what ends the text and what belongs to it.
 
         `kept`: special tokens that are part of the text, such as the markers of tool calls.
 
         `score_all`: also report log-probabilities of tokens without text, such as the end token.
+
+        `splitter`: what finds thoughts in the text; None if there are none to be found.
         """
         special = special_token_ids(tokenizer)
         shown = special if body.skip_special_tokens is False else kept
@@ -71,6 +89,13 @@ class ChoiceOutput:
         self._detokenized = 0  # characters
         self._emitted = 0  # characters
         self._scored: list[ScoredToken] = []
+        self._splitter = splitter
+        self._uncounted: deque[int] = deque()
+        """Where the text of tokens begins that aren't known yet to belong to the thought or to the answer."""
+        self.reasoning_tokens = 0
+        """How many of the tokens belong to a thought, its marks included."""
+        self.thought_end = 0
+        """Where the last thought ends in the output so far, in characters; 0 if there is none."""
         self.token_ids: list[int] = []
         """The tokens of the output, including the one that ended it."""
         self.prompt_logprobs: tuple[PromptLogprobs, ...] | None = None
@@ -97,6 +122,8 @@ class ChoiceOutput:
                 if self.finish_reason is None:
                     self._emit(self._stops.finish(), delta)
                     self.finish_reason = completion.finish_reason
+        if self.finish_reason is not None:
+            self._finish_splitting(delta)
         if self.finish_reason is not None and self._score_all:
             delta.scored += self._scored
             self._scored = []
@@ -106,12 +133,15 @@ class ChoiceOutput:
         tokens = chunk.token_ids
         stopped = chunk.completion is not None and chunk.completion.finish_reason == "stop"
         shown = len(tokens) - (stopped and bool(tokens) and tokens[-1] in self._hidden_stops)
-        if not self._token_by_token and chunk.logprobs is None:
+        counting = self._splitter is not None and not self._splitter.settled
+        if not (self._token_by_token or counting) and chunk.logprobs is None:
             delta.token_ids += tokens
             self._add_text(self._detokenizer.push(*tokens[:shown]), delta)
             return
         for i, token in enumerate(tokens):
             delta.token_ids.append(token)
+            if counting:
+                self._uncounted.append(self._detokenized)
             if chunk.logprobs is not None:
                 self._scored.append(ScoredToken(self._detokenized, chunk.logprobs[i]))
             if i < shown:
@@ -131,10 +161,32 @@ class ChoiceOutput:
             self.finish_reason, self.stop_string = "stop", cut.stop
 
     def _emit(self, text: str, delta: OutputDelta) -> None:
-        delta.text += text
         self._emitted += len(text)
+        if self._splitter is not None:
+            self._add_pieces(self._splitter.feed(text), delta)
+        elif text:
+            delta.pieces.append(Piece(text, False, self._emitted))
         while self._scored and self._scored[0].offset < self._emitted:
             delta.scored.append(self._scored.pop(0))
+
+    def _add_pieces(self, pieces: Sequence[Piece], delta: OutputDelta) -> None:
+        delta.pieces += pieces
+        for piece in pieces:
+            if piece.thought:
+                self.thought_end = piece.stop
+            while self._uncounted and self._uncounted[0] < piece.stop:
+                self._uncounted.popleft()
+                self.reasoning_tokens += piece.thought
+
+    def _finish_splitting(self, delta: OutputDelta) -> None:
+        """Split what was held back. Tokens without text, such as the end token, belong to what they end."""
+        if self._splitter is None:
+            return
+        self._add_pieces(self._splitter.finish(), delta)
+        if self._splitter.thinking:
+            self.reasoning_tokens += len(self._uncounted)
+        self._uncounted.clear()
+        self._splitter = None
 
 
 class CutText(NamedTuple):
@@ -325,6 +377,7 @@ class Generation:
             "total_tokens": self.request.prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
             "completion_tokens_details": {
+                "reasoning_tokens": sum(output.reasoning_tokens for output in self.outputs),
                 "accepted_prediction_tokens": stats.predicted_accepted,
                 "rejected_prediction_tokens": stats.predicted_rejected,
             },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
 from jiter import from_json
@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from eyas.serve.api.chat import read_chat, size_of, start_chat
 from eyas.serve.api.generation import Generation
-from eyas.serve.api.response import ChatResponseWriter, Json
+from eyas.serve.api.response import ChatResponseWriter, Json, Part, ThoughtPiece
 from eyas.serve.context import Context, Info
 from eyas.serve.errors import ANTHROPIC, ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
@@ -27,12 +27,12 @@ from eyas.serve.schema.anthropic import (
 from eyas.serve.schema.request import ignored_fields
 from eyas.serve.schema.response import WITH_BODY, error_responses, generation_responses
 from eyas.serve.tools.calling import Calling, tool_calling
-from eyas.serve.tools.parser import CallPiece, TextPiece
+from eyas.serve.tools.parser import CallPiece
 from eyas.text.template import required
 
 
 class BlocksWriter(ChatResponseWriter):
-    """Writes text and tool calls as blocks, one after the other."""
+    """Writes thoughts, text and tool calls as blocks, one after the other."""
 
     def __init__(self, body: MessagesRequest, generation: Generation, response_id: str, tools: Calling | None) -> None:
         super().__init__(body.as_chat(), generation, response_id, tools)
@@ -68,16 +68,25 @@ class BlocksWriter(ChatResponseWriter):
     async def _generate(self) -> AsyncGenerator[Json, None]:
         """Yield the events of the blocks."""
         async for part in self.shown_parts():
-            for event in self._text(part) if isinstance(part, TextPiece) else self._call(part):
+            for event in self._part(part):
                 yield event
         for event in self._close():
             yield event
 
-    def _text(self, piece: TextPiece) -> Iterator[Json]:
-        if not (self._open and self._blocks[-1]["type"] == "text"):
-            yield from self._begin({"type": "text", "text": ""})
-        self._written += piece.text
-        yield self._delta({"type": "text_delta", "text": piece.text})
+    def _part(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallPiece):
+            yield from self._call(part)
+        elif isinstance(part, ThoughtPiece):
+            yield from self._text("thinking", part.text, signature="")
+        else:
+            yield from self._text("text", part.text)
+
+    def _text(self, kind: Literal["text", "thinking"], text: str, **more: str) -> Iterator[Json]:
+        """Add to the open block of this kind, or to a new one with `more` fields."""
+        if not (self._open and self._blocks[-1]["type"] == kind):
+            yield from self._begin({"type": kind, kind: "", **more})
+        self._written += text
+        yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def _call(self, piece: CallPiece) -> Iterator[Json]:
         """Begin a call, or add to the input of the open one."""
@@ -98,10 +107,12 @@ class BlocksWriter(ChatResponseWriter):
         if not self._open:
             return
         block, self._open = self._blocks[-1], False
-        if block["type"] == "text":
-            block["text"] = self._written
-        else:
+        if block["type"] == "tool_use":
             block["input"] = as_object(self._written)
+        else:
+            block[block["type"]] = self._written
+        if block["type"] == "thinking":  # clients wait for a signature; nothing is signed here
+            yield self._delta({"type": "signature_delta", "signature": ""})
         yield {"type": "content_block_stop", "index": len(self._blocks) - 1}
 
     def _delta(self, delta: Json) -> Json:

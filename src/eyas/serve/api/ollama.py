@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from eyas.serve.api.chat import create_chat_completion, read_prompts, start_chat
 from eyas.serve.api.generation import Generation
 from eyas.serve.api.logprobs import chat_logprobs
 from eyas.serve.api.messages import as_object
-from eyas.serve.api.response import ChatResponseWriter, Json
+from eyas.serve.api.response import ChatResponseWriter, Json, ThoughtPiece
 from eyas.serve.context import Context, Info, RequestInfo, ServerContext
 from eyas.serve.errors import ApiError, translating
 from eyas.serve.http.request import JsonRoute
@@ -58,7 +58,21 @@ _NEVER = timedelta(days=36500)
 """After how long a model that stays is said to expire; Ollama's own client shows it as forever."""
 _NAMES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _READING = error_responses(*READING, 503, body=OllamaErrorBody)
-Said = Callable[[str, list[Json]], Json]
+
+
+class Said(NamedTuple):
+    """What a line adds to the answer."""
+
+    text: str = ""
+    thought: str = ""
+    calls: tuple[Json, ...] = ()
+
+    def then(self, more: Said) -> Said:
+        """This, and what comes after it."""
+        return Said(self.text + more.text, self.thought + more.thought, self.calls + more.calls)
+
+
+Form = Callable[[Said], Json]
 
 
 @router.get("/api/version", response_model=OllamaVersion, responses=error_responses(500, body=OllamaErrorBody))
@@ -113,8 +127,8 @@ async def chat(body: OllamaChatRequest, context: Context, info: Info) -> Respons
     """Answer a chat, all at once or line by line."""
     served = _accept(body, context)
     if not body.messages:
-        return await _idle(body, _said_in_chat)
-    return await _answer(body, served, context, info, CHAT, _said_in_chat)
+        return await _idle(body, _in_chat)
+    return await _answer(body, served, context, info, CHAT, _in_chat)
 
 
 @router.post(
@@ -124,17 +138,17 @@ async def generate(body: OllamaGenerateRequest, context: Context, info: Info) ->
     """Answer a prompt, continue it, or fill the gap before `suffix`."""
     served = _accept(body, context)
     if not (body.prompt or body.suffix):
-        return await _idle(body, _said_in_text)
+        return await _idle(body, _in_text)
     # a model without a chat template continues any prompt, as one without a template does at Ollama
     plain = body.raw or body.suffix or not (body.system or has_chat_template(context.engine.tokenizer))
     if not plain:
-        return await _answer(body, served, context, info, GENERATE, _said_in_text)
+        return await _answer(body, served, context, info, GENERATE, _in_text)
     with translating(body.options.model_dump()):
         request = body.as_completion(served)
     context.log_ignored(ignored_fields(request))
     prompts = await read_prompts(request, context, info)
     generation = await start_completion(request, prompts, context, info, endpoint=GENERATE, shorten=True)
-    return await _respond(LinesWriter(body, request, generation, info, None, _said_in_text))
+    return await _respond(LinesWriter(body, request, generation, info, None, _in_text))
 
 
 async def _answer(
@@ -143,14 +157,14 @@ async def _answer(
     context: ServerContext,
     info: RequestInfo,
     endpoint: str,
-    said: Said,
+    form: Form,
 ) -> Response:
     """Answer a chat."""
     with translating(body.options.model_dump()):
         request = body.as_chat(served)
     context.log_ignored(ignored_fields(request))
     generation, tools = await start_chat(request, context, info, endpoint=endpoint, shorten=True)
-    return await _respond(LinesWriter(body, request, generation, info, tools, said))
+    return await _respond(LinesWriter(body, request, generation, info, tools, form))
 
 
 @router.get("/api/v0/models", response_model=LMStudioModels, responses=error_responses(*READING, 503))
@@ -272,19 +286,20 @@ def _accept(body: OllamaRequest, context: ServerContext) -> str:
     return served
 
 
-def _said_in_chat(text: str, calls: list[Json]) -> Json:
-    message = {"role": "assistant", "content": text}
-    return {"message": message | {"tool_calls": calls} if calls else message}
+def _in_chat(said: Said) -> Json:
+    message: Json = {"role": "assistant", "content": said.text}
+    message |= {"thinking": said.thought} if said.thought else {}
+    return {"message": message | {"tool_calls": list(said.calls)} if said.calls else message}
 
 
-def _said_in_text(text: str, _: list[Json]) -> Json:
-    return {"response": text}
+def _in_text(said: Said) -> Json:
+    return {"response": said.text} | ({"thinking": said.thought} if said.thought else {})
 
 
-async def _idle(body: OllamaRequest, said: Said) -> Response:
+async def _idle(body: OllamaRequest, form: Form) -> Response:
     """The answer to nothing, with which clients have a model loaded or unloaded: here it stays loaded."""
     reason = {"done": True, "done_reason": "unload" if body.unloads else "load"}
-    line = {"model": body.model, "created_at": _time(time.time())} | said("", []) | reason
+    line = {"model": body.model, "created_at": _time(time.time())} | form(Said()) | reason
     return Response(await encoded(line), media_type="application/json")
 
 
@@ -294,7 +309,7 @@ async def _respond(writer: LinesWriter) -> Response:
 
 
 class LinesWriter(ChatResponseWriter):
-    """Writes text and complete calls as lines."""
+    """Writes thoughts, text and complete calls as lines."""
 
     def __init__(
         self,
@@ -303,61 +318,62 @@ class LinesWriter(ChatResponseWriter):
         generation: Generation,
         info: RequestInfo,
         tools: Calling | None,
-        said: Said,
+        form: Form,
     ) -> None:
-        """`said` writes a piece of text, and calls."""
+        """`form`: where a line of this route has what it adds."""
         super().__init__(request, generation, info.id, tools)
         self.streams = body.stream
         self._model = body.model
         self._received = info.received
-        self._said = said
+        self._form = form
         self._call: Json | None = None  # the call that is being written
         self._arguments = ""
 
     async def full(self) -> Json:
         """Generate everything and return the answer."""
-        text, calls = "", list[Json]()
+        whole = Said()
         try:
-            async for piece, call in self._pieces():
-                text += piece
-                calls += call
+            async for said in self._pieces():
+                whole = whole.then(said)
         finally:
             self.generation.close()
-        return self._line(text, calls) | self._ending()
+        return self._line(whole) | self._ending()
 
     async def events(self) -> AsyncGenerator[Json, None]:
         """Yield the lines of a stream as they are generated."""
         try:
-            async for text, calls in self._pieces():
-                yield self._line(text, calls)
-            yield self._line("", []) | self._ending()
+            async for said in self._pieces():
+                yield self._line(said)
+            yield self._line(Said()) | self._ending()
         finally:
             self.generation.close()
 
-    async def _pieces(self) -> AsyncGenerator[tuple[str, list[Json]], None]:
-        """Yield pieces of text, and calls once they are complete."""
+    async def _pieces(self) -> AsyncGenerator[Said, None]:
+        """Yield pieces of thoughts and text, and calls once they are complete."""
         async for part in self.shown_parts():
             if isinstance(part, CallPiece) and part.name is None:
                 self._arguments += part.arguments
                 continue
-            for call in self._complete():
-                yield "", [call]
+            for said in self._complete():
+                yield said
             if isinstance(part, TextPiece):
-                yield part.text, []
+                yield Said(text=part.text)
+            elif isinstance(part, ThoughtPiece):
+                yield Said(thought=part.text)
             else:
                 self._call, self._arguments = {"id": part.id, "index": part.index, "name": part.name}, part.arguments
-        for call in self._complete():
-            yield "", [call]
+        for said in self._complete():
+            yield said
 
-    def _complete(self) -> list[Json]:
-        """The call that has been written, if there is one."""
+    def _complete(self) -> Iterator[Said]:
+        """Yield the call that has been written, if there is one."""
         call, self._call = self._call, None
-        if call is None:
-            return []
-        return [{"id": call.pop("id"), "function": call | {"arguments": as_object(self._arguments)}}]
+        if call is not None:
+            function = call | {"arguments": as_object(self._arguments)}
+            yield Said(calls=({"id": function.pop("id"), "function": function},))
 
-    def _line(self, text: str, calls: list[Json]) -> Json:
-        line = {"model": self._model, "created_at": _time(time.time()), **self._said(text, calls), "done": False}
+    def _line(self, said: Said) -> Json:
+        line = {"model": self._model, "created_at": _time(time.time()), **self._form(said), "done": False}
         if self.generation.with_logprobs:
             scored, self.unwritten = self.unwritten, []
             line["logprobs"] = chat_logprobs(self.token_texts, scored)["content"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
-from eyas.serve.api.generation import Generation, ScoredToken, speculation_of
+from eyas.serve.api.generation import Generation, OutputDelta, ScoredToken, speculation_of
 from eyas.serve.api.logprobs import (
     Echo,
     TokenTexts,
@@ -74,7 +76,16 @@ def _piece(tokenizer: Any, before: int, token: int) -> str:
 Json = dict[str, Any]
 _MOST_SCORED = 64
 """Maximum positions whose log-probabilities are written on the event loop; more go to a worker thread."""
-Part = TextPiece | CallPiece
+
+
+@dataclass(frozen=True)
+class ThoughtPiece:
+    """Text of what the model thinks before it answers."""
+
+    text: str
+
+
+Part = TextPiece | CallPiece | ThoughtPiece
 
 
 class ResponseWriter(ABC):
@@ -123,9 +134,9 @@ class ResponseWriter(ABC):
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
         """The fields of a complete choice."""
 
-    def parse(self, choice_index: int, text: str, last: bool) -> list[Part]:  # noqa: ARG002  # for chats with tools
-        """Split new text of a choice into text and tool calls; `last` if no more text comes."""
-        return [TextPiece(text)] if text else []
+    def parse(self, choice_index: int, delta: OutputDelta, last: bool) -> list[Part]:  # noqa: ARG002  # for chats
+        """Split new text of a choice into thoughts, text and tool calls; `last` if no more text comes."""
+        return [TextPiece(delta.text)] if delta.text else []
 
     async def full(self) -> Json:
         """Generate everything and return the full response."""
@@ -136,7 +147,7 @@ class ResponseWriter(ABC):
         try:
             async for step in self.generation:
                 index = step.choice_index
-                parts[index] += self.parse(index, step.delta.text, step.last)
+                parts[index] += self.parse(index, step.delta, step.last)
                 scored[index] += step.delta.scored
                 ids[index] += step.chunk.token_ids
                 if self._traces is not None and step.counts:
@@ -191,7 +202,7 @@ class ResponseWriter(ABC):
                     seed = {}
             async for step in self.generation:
                 index = step.choice_index
-                chunks = self.chunk_fields(index, self.parse(index, step.delta.text, step.last), step.delta.scored)
+                chunks = self.chunk_fields(index, self.parse(index, step.delta, step.last), step.delta.scored)
                 if self._traces is not None and step.counts:
                     chunks = chunks or [self.empty_fields()]
                     chunks[-1]["eyas"] = self._traces[index].fields(step.chunk)
@@ -248,6 +259,7 @@ class ChatResponseWriter(ResponseWriter):
     ) -> None:
         super().__init__(body, generation, response_id)
         self._tools = tools
+        self._shows_thoughts = body.shows_thoughts
         self.unwritten: list[ScoredToken] = []
         """Tokens read by `shown_parts` whose log-probabilities are not written yet."""
         style, schemas = (tools.style, tools.schemas) if tools is not None else (None, [])
@@ -256,9 +268,20 @@ class ChatResponseWriter(ResponseWriter):
     def first_fields(self, choice_index: int) -> Json | None:  # noqa: ARG002  # all begin alike
         return self._fields({"role": "assistant", "content": ""})
 
-    def parse(self, choice_index: int, text: str, last: bool) -> list[Part]:
+    def parse(self, choice_index: int, delta: OutputDelta, last: bool) -> list[Part]:
+        parts: list[Part] = []
+        for thought, pieces in groupby(delta.pieces, lambda piece: piece.thought):
+            text = "".join(piece.text for piece in pieces)
+            if not thought:
+                parts += self._parse_answer(choice_index, text)
+            elif text and self._shows_thoughts:
+                parts.append(ThoughtPiece(text))
+        return parts + self._parse_answer(choice_index, "", last=True) if last else parts
+
+    def _parse_answer(self, choice_index: int, text: str, last: bool = False) -> list[Part]:
+        """Split new text of an answer into text and tool calls."""
         if self._tools is None or not self._parsers:
-            return super().parse(choice_index, text, last)
+            return [TextPiece(text)] if text else []
         parser = self._parsers[choice_index]
         parts = parser.feed(text) + (parser.finish() if last else [])
         if not self._tools.parallel and parser.calls > 1:
@@ -266,11 +289,11 @@ class ChatResponseWriter(ResponseWriter):
         return [part for part in parts if self._shows(part, self._tools)]
 
     async def shown_parts(self) -> AsyncGenerator[Part, None]:
-        """Yield the parts of the only choice; whitespace is held back until text follows, and dropped before calls."""
+        """Yield the parts of the only choice; whitespace is held back until text follows, and dropped before others."""
         space, in_text, shown = "", False, False
         async for step in self.generation:
             self.unwritten += step.delta.scored
-            for part in self.parse(0, step.delta.text, step.last):
+            for part in self.parse(0, step.delta, step.last):
                 in_text = isinstance(part, TextPiece) and (in_text or bool(part.text.strip()))
                 if isinstance(part, TextPiece) and not in_text:
                     space += part.text
@@ -281,7 +304,7 @@ class ChatResponseWriter(ResponseWriter):
             yield TextPiece(space)
 
     @staticmethod
-    def _shows(part: Part, tools: Calling) -> bool:
+    def _shows(part: TextPiece | CallPiece, tools: Calling) -> bool:
         return not tools.forced if isinstance(part, TextPiece) else tools.parallel or part.index == 0
 
     def chunk_fields(
@@ -305,17 +328,20 @@ class ChatResponseWriter(ResponseWriter):
         return self._fields({}) | {"finish_reason": self._finish_reason(choice_index)}
 
     def full_fields(self, choice_index: int, parts: Sequence[Part], scored: Sequence[ScoredToken]) -> Json:
-        content, calls = "", list[Json]()
+        content, thought, calls = "", "", list[Json]()
         for part in parts:
             if isinstance(part, TextPiece):
                 content += part.text
+            elif isinstance(part, ThoughtPiece):
+                thought += part.text
             elif part.name is not None:
                 function = {"name": part.name, "arguments": part.arguments}
                 calls.append({"id": part.id, "type": "function", "function": function})
             else:
                 calls[part.index]["function"]["arguments"] += part.arguments
         message: Json = {"role": "assistant", "content": None if calls and not content.strip() else content}
-        message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
+        message |= {"refusal": None} | (_reasoning(thought) if thought else {})
+        message |= {"tool_calls": calls} if calls else {}
         return {
             "message": message,
             "logprobs": self._logprobs(scored),
@@ -403,7 +429,14 @@ class CompletionResponseWriter(ResponseWriter):
 
 
 def _delta(part: Part) -> Json:
+    if isinstance(part, ThoughtPiece):
+        return _reasoning(part.text)
     return {"content": part.text} if isinstance(part, TextPiece) else {"tool_calls": [part.delta()]}
+
+
+def _reasoning(text: str) -> Json:
+    """A thought under both its names: llama-server's, SGLang's and DeepSeek's, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _text(parts: Sequence[Part]) -> str:

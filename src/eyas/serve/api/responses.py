@@ -11,7 +11,7 @@ from starlette.responses import Response
 from eyas.serve.api.chat import start_chat
 from eyas.serve.api.generation import Generation
 from eyas.serve.api.logprobs import chat_logprobs
-from eyas.serve.api.response import ChatResponseWriter, Json
+from eyas.serve.api.response import ChatResponseWriter, Json, Part, ThoughtPiece
 from eyas.serve.context import Context, Info
 from eyas.serve.errors import ApiError, as_api_error
 from eyas.serve.http.request import JsonRoute
@@ -24,7 +24,7 @@ from eyas.serve.tools.parser import CallPiece
 
 
 class OutputItemsWriter(ChatResponseWriter):
-    """Writes text and tool calls as items."""
+    """Writes thoughts, text and tool calls as items."""
 
     def __init__(self, body: ResponsesRequest, generation: Generation, response_id: str, tools: Calling | None) -> None:
         super().__init__(body.as_chat(), generation, response_id, tools)
@@ -56,7 +56,7 @@ class OutputItemsWriter(ChatResponseWriter):
             for kind in ("response.created", "response.in_progress"):
                 yield self._event(kind, response=self._response("in_progress"))
             async for part in self.shown_parts():
-                for event in self._call(part) if isinstance(part, CallPiece) else self._text(part.text):
+                for event in self._part(part):
                     yield event
             reason = self.generation.outputs[0].finish_reason
             status = "incomplete" if reason == "length" else "completed"
@@ -67,6 +67,24 @@ class OutputItemsWriter(ChatResponseWriter):
             yield self._event(f"response.{status}", response=response)
         finally:
             self.generation.close()
+
+    def _part(self, part: Part) -> Iterator[Json]:
+        if isinstance(part, CallPiece):
+            yield from self._call(part)
+        elif isinstance(part, ThoughtPiece):
+            yield from self._thought(part.text)
+        else:
+            yield from self._text(part.text)
+
+    def _thought(self, text: str) -> Iterator[Json]:
+        """Add to the open reasoning, or to a new one."""
+        if not (self._open and self._items[-1]["type"] == "reasoning"):
+            part: Json = {"type": "reasoning_text", "text": ""}
+            yield from self._begin({"id": self._id("rs"), "type": "reasoning", "summary": []}, content=[])
+            yield self._item_event("response.content_part.added", content_index=0, part=dict(part))
+            self._items[-1]["content"].append(part)
+        self._items[-1]["content"][0]["text"] += text
+        yield self._item_event("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _text(self, text: str) -> Iterator[Json]:
         """Add text to the open message, or to a new one."""
@@ -112,7 +130,11 @@ class OutputItemsWriter(ChatResponseWriter):
         if not self._open:
             return
         item, self._open = self._items[-1], False
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            part = item["content"][0]
+            yield self._item_event("response.reasoning_text.done", content_index=0, text=part["text"])
+            yield self._item_event("response.content_part.done", content_index=0, part=part)
+        elif item["type"] == "message":
             part = item["content"][0]
             part["logprobs"] += self._take_logprobs()
             text = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -125,7 +147,9 @@ class OutputItemsWriter(ChatResponseWriter):
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _take_logprobs(self) -> list[Json]:
-        scored, self.unwritten = self.unwritten, []
+        first = self.generation.outputs[0].thought_end
+        scored = [token for token in self.unwritten if token.offset >= first]
+        self.unwritten = []
         entries: list[Json] = chat_logprobs(self.token_texts, scored)["content"] if scored else []
         return entries
 
@@ -179,7 +203,7 @@ class OutputItemsWriter(ChatResponseWriter):
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage["completion_tokens_details"]["reasoning_tokens"]},
             "total_tokens": usage["total_tokens"],
             "eyas": usage["eyas"],
         }

@@ -50,7 +50,7 @@ _BLOCKS = {
 _TEXT_ONLY = dict.fromkeys(("image", "document", "search_result", "container_upload"), "eyas serves text")
 _SENT_BACK = Ignored("it came with an earlier answer, and the model doesn't see it")
 ELSEWHERE = Ignored("it concerns Anthropic's own service")
-DROPPED = Ignored("earlier thinking is not shown to the model")
+DROPPED = Ignored("thinking that is encrypted elsewhere can't be shown to the model")
 
 
 _SEND = f"send {', '.join(_BLOCKS)}"
@@ -66,10 +66,10 @@ class AnthropicText(CacheMarks):
 
 
 class ThinkingBlock(RequestModel):
-    """The thinking of an earlier answer."""
+    """The thinking of an earlier answer, which the chat template shows to the model or not."""
 
     type: Literal["thinking"]
-    thinking: Annotated[str, DROPPED]
+    thinking: str
     signature: str | None = None
 
 
@@ -135,10 +135,12 @@ class AnthropicMessage(RequestModel):
 
     def as_messages(self) -> Iterator[RequestMessage]:
         """Yield this message as messages of the chat API: tool results become messages of their own."""
-        text, calls = "", list[RequestToolCall]()
+        text, thought, calls = "", "", list[RequestToolCall]()
         for block in [AnthropicText(type="text", text=self.content)] if isinstance(self.content, str) else self.content:
             if isinstance(block, AnthropicText):
                 text += block.text
+            elif isinstance(block, ThinkingBlock):
+                thought += block.thinking
             elif isinstance(block, ToolUseBlock):
                 arguments = json.dumps(block.input, ensure_ascii=False)
                 function = RequestFunctionCall(name=block.name, arguments=arguments)
@@ -150,7 +152,12 @@ class AnthropicMessage(RequestModel):
                 yield RequestMessage(role="tool", content=joined_text(block.content), tool_call_id=block.tool_use_id)
         results = isinstance(self.content, list) and any(isinstance(each, ToolResultBlock) for each in self.content)
         if text or not results:
-            yield RequestMessage(role=self.role, content=None if calls and not text else text, tool_calls=calls or None)
+            yield RequestMessage(
+                role=self.role,
+                content=None if calls and not text else text,
+                reasoning_content=thought or None,
+                tool_calls=calls or None,
+            )
 
 
 def joined_text(content: str | list[AnthropicText] | None) -> str:
@@ -211,8 +218,10 @@ class Thinking(RequestModel):
     """Whether the model should think, if its chat template has a setting for it (`enable_thinking`)."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Annotated[Any, Ignored("thinking is part of the text, and is counted with it")] = None
-    display: Annotated[Any, Ignored("thinking is part of the text")] = None
+    budget_tokens: Annotated[Any, Ignored("thoughts are only limited by max_tokens")] = None
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None, description="omitted: leave thoughts out of the answer; they are never summarized"
+    )
 
 
 class OutputFormat(RequestModel):
@@ -231,10 +240,10 @@ class OutputConfig(RequestModel):
 
 
 class ThinkingEdit(RequestModel):
-    """Which earlier thinking to remove; here, all of it always is."""
+    """Which earlier thinking to remove; here, the chat template decides."""
 
     type: Literal["clear_thinking_20251015"]
-    keep: Annotated[Any, DROPPED] = None
+    keep: Annotated[Any, Ignored("the chat template decides which earlier thinking it shows")] = None
 
 
 class ContextEdits(RequestModel):
@@ -298,6 +307,7 @@ class AnthropicConversation(IgnoredFields):
             response_format=None if schema is None else JsonSchemaFormat(type="json_schema", json_schema=schema),
             reasoning_effort=output.effort,
             enable_thinking=None if self.thinking is None else self.thinking.type != "disabled",
+            include_reasoning=None if self.thinking is None else self.thinking.display != "omitted",
             chat_template_kwargs=self.chat_template_kwargs,
             **further,
         )
@@ -343,6 +353,14 @@ class AnswerText(ResponseModel):
     citations: None = None
 
 
+class AnswerThinking(ResponseModel):
+    """What the model thought before it answered; nothing is signed here."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str
+
+
 class AnswerToolUse(ResponseModel):
     """A call of the answer; if it was cut off, `input` is the part that was written."""
 
@@ -372,7 +390,7 @@ class MessageResponse(ResponseModel):
     type: Literal["message"] = "message"
     role: Literal["assistant"] = "assistant"
     model: str
-    content: list[AnswerText | AnswerToolUse]
+    content: list[AnswerThinking | AnswerText | AnswerToolUse]
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessagesUsage

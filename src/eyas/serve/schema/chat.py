@@ -198,6 +198,11 @@ class ChatCompletionRequest(GenerationRequest):
     reasoning_effort: Name | None = Field(default=None, description="for the chat template, if it reads it")
     enable_thinking: bool | None = Field(default=None, description="for the chat template, if it reads it")
     reasoning: Annotated[Any, Ignored("send reasoning_effort or chat_template_kwargs")] = None
+    include_reasoning: bool | None = Field(default=None, description="false: leave thoughts out of the answer")
+    separate_reasoning: bool | None = Field(default=None, description="false: thoughts are part of the text")
+    reasoning_format: Literal["auto", "deepseek", "parsed", "none", "raw", "hidden"] | None = Field(
+        default=None, description="none and raw: thoughts are part of the text; hidden: they are left out"
+    )
     modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
     safety_identifier: Name | None = Field(default=None, description="used like user")
 
@@ -214,6 +219,25 @@ class ChatCompletionRequest(GenerationRequest):
         if self.continue_final_message and self.add_generation_prompt is not False:
             raise ValueError("continue_final_message needs add_generation_prompt: false")
         return self
+
+    @property
+    def continues(self) -> bool:
+        """Whether the answer continues the last message."""
+        return bool(self.continue_final_message) or self.messages[-1].continues
+
+    @property
+    def begun_answer(self) -> str:
+        """What the answer continues; empty if it begins by itself."""
+        return (self.messages[-1].as_message().content or "") if self.continues else ""
+
+    @property
+    def separates_thoughts(self) -> bool:
+        """Whether thoughts are no part of the text."""
+        return self.reasoning_format not in ("none", "raw") and self.separate_reasoning is not False
+
+    @property
+    def shows_thoughts(self) -> bool:
+        return self.reasoning_format != "hidden" and self.include_reasoning is not False
 
 
 class TopLogprob(ResponseModel):
@@ -282,6 +306,8 @@ class ChatDelta(ResponseModel):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
 
 

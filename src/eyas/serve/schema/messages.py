@@ -201,5 +201,7 @@ class ResponseMessage(ResponseModel):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = Field(default=None, description="what the model thought before it answered")
+    reasoning: str | None = Field(default=None, description="the same, by vLLM's newer name")
     refusal: None = None
     tool_calls: list[ResponseToolCall] | None = None

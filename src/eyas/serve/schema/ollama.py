@@ -328,6 +328,7 @@ class OllamaAnswerMessage(ResponseModel):
 
     role: Literal["assistant"]
     content: str
+    thinking: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -341,6 +342,7 @@ class OllamaGenerateLine(OllamaLine):
     """A piece of a text, or all of it."""
 
     response: str
+    thinking: str | None = None
 
 
 class LMStudioModel(ResponseModel):

@@ -213,7 +213,7 @@ _PREFIXES = Ignored("shared prefixes are found automatically")
 _UNSTORED = Ignored("nothing is stored")
 _SLOTS = Ignored("the scheduler assigns slots")
 _MEASURED = Ignored("usage.eyas has the counts and times")
-_THINKING = Ignored("thinking is part of the text, and the chat template decides about it")
+_THINKING = Ignored("only chat completions have this choice")
 _SWITCHED_OFF = Ignored("the sampler that it belongs to is off")
 _NAMED_HERE = Ignored("requests are named by the header X-Request-Id")
 _ROUTING = Ignored("there is one model here, and no other provider")
@@ -400,6 +400,11 @@ class GenerationRequest(SamplingFields):
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs can't be streamed: leave out stream")
         return self
+
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the answer includes thoughts, where it has them apart from the text."""
+        return True
 
     @property
     def include_usage(self) -> bool:

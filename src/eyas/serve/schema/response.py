@@ -80,8 +80,9 @@ class ChoiceUsage(ResponseModel):
 
 
 class CompletionTokensDetails(ResponseModel):
-    """Tokens that were copied from the request's prediction."""
+    """What the completion tokens were used for, and what became of the request's prediction."""
 
+    reasoning_tokens: int = Field(description="tokens of the model's thought, its marks included")
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int = Field(description="verified in vain; none of them is part of the answer")
 

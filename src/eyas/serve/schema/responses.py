@@ -44,7 +44,7 @@ from eyas.serve.schema.request import (
 )
 from eyas.serve.schema.response import EyasResponse, PromptTokensDetails, ResponseModel, SpeculationUsage
 
-_NO_SUMMARY = Ignored("there are no reasoning items: thinking is part of the text")
+_NO_SUMMARY = Ignored("reasoning items have the whole thought, and no summary")
 _FUNCTION = set(FunctionDefinition.model_fields)
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 _SENT_BACK = Ignored("it came with an earlier response, and the model doesn't see it")
@@ -109,12 +109,19 @@ class FunctionCallItem(InputItem):
     caller: Annotated[Any, _SENT_BACK] = None
 
 
+class ReasoningPart(CacheMarks):
+    """A part of an earlier thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class ReasoningItem(InputItem):
-    """The thinking of an earlier response."""
+    """The thought of an earlier response, which the chat template shows to the model or not."""
 
     type: Literal["reasoning"]
     summary: Annotated[Any, _SENT_BACK] = None
-    content: Annotated[Any, _SENT_BACK] = None
+    content: list[ReasoningPart] | None = None
     encrypted_content: Annotated[Any, _SENT_BACK] = None
 
 
@@ -192,7 +199,7 @@ class ResponsesRequest(SamplingFields):
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        default=None, description="there are no reasoning items, so none are encrypted"
+        default=None, description="reasoning items are never encrypted"
     )
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
@@ -245,21 +252,25 @@ class ResponsesRequest(SamplingFields):
         """The messages of the chat; an answer's text and the calls after it become one message, as templates expect."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [] if self.instructions is None else [RequestMessage(role="system", content=self.instructions)]
+        thought: str | None = None  # it belongs to the message or call after it
         for item in items:
             if isinstance(item, ReasoningItem):
+                thought = "".join(part.text for part in item.content or ()) or None
                 continue
             if isinstance(item, MessageItem):
-                messages.append(RequestMessage(role=item.role, content=_text(item.content)))
+                own = thought if item.role == "assistant" else None
+                messages.append(RequestMessage(role=item.role, content=_text(item.content), reasoning_content=own))
             elif isinstance(item, FunctionOutputItem):
                 messages.append(RequestMessage(role="tool", content=_text(item.output), tool_call_id=item.call_id))
             else:
                 function = RequestFunctionCall(name=item.name, arguments=item.arguments)
                 call = RequestToolCall(id=item.call_id, function=function)
                 if not messages or messages[-1].role != "assistant":
-                    messages.append(RequestMessage(role="assistant", tool_calls=[call]))
-                    continue
-                calls = [*(messages[-1].tool_calls or ()), call]
-                messages[-1] = messages[-1].model_copy(update={"tool_calls": calls})
+                    messages.append(RequestMessage(role="assistant", tool_calls=[call], reasoning_content=thought))
+                else:
+                    calls = [*(messages[-1].tool_calls or ()), call]
+                    messages[-1] = messages[-1].model_copy(update={"tool_calls": calls})
+            thought = None
         return messages
 
     def _response_format(self) -> TextFormat | JsonObjectFormat | JsonSchemaFormat | None:
@@ -304,8 +315,25 @@ class OutputCall(ResponseModel):
     arguments: str
 
 
+class OutputReasoningPart(ResponseModel):
+    """The text of a thought."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(ResponseModel):
+    """What the model thought before it answered; there is never a summary."""
+
+    id: str
+    type: Literal["reasoning"] = "reasoning"
+    status: ItemStatus
+    summary: list[Any]
+    content: list[OutputReasoningPart]
+
+
 class OutputTokensDetails(ResponseModel):
-    """What the output tokens were used for; thinking is part of the text here and isn't counted separately."""
+    """What the output tokens were used for."""
 
     reasoning_tokens: int
 
@@ -333,7 +361,7 @@ class ResponseObject(ResponseModel):
     instructions: str | None
     max_output_tokens: int | None
     model: str
-    output: list[OutputMessage | OutputCall]
+    output: list[OutputReasoning | OutputMessage | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     store: Literal[False]

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,12 +18,11 @@ from eyas.serve.tools.parser import is_text
 from eyas.serve.tools.structured import closed_schema
 from eyas.serve.tools.styles import CDATA, ID, KEY, NAME, NUMBER, TYPE, ToolStyle, detect_tool_style, shows_tools
 from eyas.text.detokenizer import special_token_ids
+from eyas.text.reasoning import ReasoningMarks, all_marks
 from eyas.types import GrammarSpec
 from eyas.verify import WHITESPACE, lark_literal, lark_marker
 
 log = logging.getLogger(__name__)
-
-_THINKING_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
 
 
 def tool_call_grammar(
@@ -74,18 +73,17 @@ def _split(begin: str) -> tuple[str, str]:
     return (begin[: found.end()], begin[found.end() :]) if found else (begin, "")
 
 
-class _CallGrammar:
-    """Makes the rules of calls in a style."""
+class _MarkedText:
+    """Makes rules for texts between marks, which may be special tokens."""
 
-    def __init__(self, style: ToolStyle, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.rules: list[str] = []
-        self._style, self._tokenizer = style, tokenizer
+        self._tokenizer = tokenizer
         added = [text for text in tokenizer.get_added_vocab() if not lark_marker(text, tokenizer).startswith('"')]
         self._special = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))) or r"(?!)")
 
-    def text(self, text: str, name: str = "", key: str = "") -> str:
-        """Lark for a text of the style: its special tokens, and the texts between them."""
-        text = text.replace(NAME, name).replace(KEY, key)
+    def text(self, text: str) -> str:
+        """Lark for a text: its special tokens, and the texts between them."""
         found, at = [], 0
         for match in self._special.finditer(text):
             found += [*self._plain(text[at : match.start()]), lark_marker(match[0], self._tokenizer)]
@@ -102,22 +100,42 @@ class _CallGrammar:
             elif part:
                 yield lark_literal(part)
 
+    def until(self, end: str) -> str:
+        """Lark for any text up to the first `end`, which is Lark itself, and that end."""
+        if end.startswith("<["):
+            return f"TEXT {end}"
+        literal, _, rest = end.partition(" <[")
+        return f"{self.rule(f'TEXT {literal}', '[lazy]')} {'<[' + rest if rest else ''}"
+
+    def rule(self, body: str, flags: str = "") -> str:
+        """Add a rule and return its name."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{flags}: {body}")
+        return name
+
+
+class _CallGrammar(_MarkedText):
+    """Makes the rules of calls in a style."""
+
+    def __init__(self, style: ToolStyle, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self._style = style
+
+    def text(self, text: str, name: str = "", key: str = "") -> str:
+        """Lark for a text of the style, with this name of a tool and this key of an argument."""
+        return super().text(text.replace(NAME, name).replace(KEY, key))
+
     def call(self, name: str, parameters: Mapping[str, Any] | None) -> str:
         """Lark for a call of one tool."""
         style, schema = self._style, _closed(parameters)
         before, between = self.text(style.before_name + NAME, name), self.text(style.before_arguments, name)
         if style.form in ("object", "named"):
-            arguments = self._rule(f"%json {_dump(schema)}")
+            arguments = self.rule(f"%json {_dump(schema)}")
         elif style.form == "elements":
             arguments = self._elements(schema)
         else:
             arguments = self._listed(schema)
         return f"{before} {between} {arguments} {self.text(style.after_arguments, name)}"
-
-    def _rule(self, body: str, flags: str = "") -> str:
-        name = f"r{len(self.rules)}"
-        self.rules.append(f"{name}{flags}: {body}")
-        return name
 
     def _elements(self, schema: Mapping[str, Any]) -> str:
         """Arguments as elements, in the schema's order."""
@@ -132,7 +150,7 @@ class _CallGrammar:
         if not found and schema.get("additionalProperties") is not False:
             middle = self.text(element.middle.replace(TYPE, element.text_type))
             end = self.text(element.end.replace(KEY, ""))
-            found.append(f"({self.text(element.begin)} /[A-Za-z0-9_.-]+/ {middle} {self._text_until(end)})*")
+            found.append(f"({self.text(element.begin)} /[A-Za-z0-9_.-]+/ {middle} {self.until(end)})*")
         return " ".join(found)
 
     def _element(self, schema: Mapping[str, Any], end: str, cdata: bool) -> str:
@@ -142,16 +160,10 @@ class _CallGrammar:
             return f"({' | '.join(lark_literal(value) for value in values)}) {end}"
         if is_text(schema) or _may_be_text(schema):
             if not cdata:
-                return self._text_until(end)
+                return self.until(end)
             opened, closed = map(self.text, CDATA)
-            return f"(/[^<]*/ | {opened} {self._text_until(closed)}) {end}"
-        return f"{self._rule(f'%json {_dump(schema)}')} {end}"
-
-    def _text_until(self, end: str) -> str:
-        if end.startswith("<["):
-            return f"TEXT {end}"
-        literal, _, rest = end.partition(" <[")
-        return f"{self._rule(f'TEXT {literal}', '[lazy]')} {'<[' + rest if rest else ''}"
+            return f"(/[^<]*/ | {opened} {self.until(closed)}) {end}"
+        return f"{self.rule(f'%json {_dump(schema)}')} {end}"
 
     def _listed(self, schema: Mapping[str, Any]) -> str:
         """Arguments `key=value` or `key:value` between commas, in the schema's order."""
@@ -159,24 +171,24 @@ class _CallGrammar:
         comma, sign = (lark_literal(", "), "=") if python else (lark_literal(","), ":")
         later = first = '""'
         for key, part, needed in reversed(list(_properties(schema))):
-            value = self._rule(f"%json {_dump(part)}") if python else self._unquoted(part)
+            value = self.rule(f"%json {_dump(part)}") if python else self._unquoted(part)
             pair = f"{lark_literal(key + sign)} {value}"
             missing = "" if needed else f" | {first}"
-            first = self._rule(f"{pair} {later}{missing}")
-            later = self._rule(f"{comma} {pair} {later}" + ("" if needed else f" | {later}"))
+            first = self.rule(f"{pair} {later}{missing}")
+            later = self.rule(f"{comma} {pair} {later}" + ("" if needed else f" | {later}"))
         return first
 
     def _unquoted(self, schema: Mapping[str, Any]) -> str:
         """A value of the form `braces`; objects and lists are constrained to the form only."""
         quote = self.text(self._style.quote)
-        text = f"{quote} {self._text_until(quote)}"
+        text = f"{quote} {self.until(quote)}"
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list) and is_text(schema):
             return f"({' | '.join(f'{quote} {lark_literal(value)} {quote}' for value in values)})"
         if is_text(schema):
             return f"({text})"
         if schema.get("type") in ("integer", "number", "boolean", "null"):
-            return self._rule(f"%json {_dump(schema)}")
+            return self.rule(f"%json {_dump(schema)}")
         if not any(rule.startswith("value: ") for rule in self.rules):
             plain = f'/-?[0-9]+(\\.[0-9]+)?/ | "true" | "false" | "null" | "None" | {text}'
             self.rules += [
@@ -235,7 +247,7 @@ def _is_forced(tool_choice: str | Mapping[str, Any] | None) -> bool:
 
 def _thinking(tokenizer: Any) -> str:
     """Lark for thinking markers, which are tokens but not text, and the text before each; empty without markers."""
-    marks = [lark_marker(name, tokenizer) for name in _THINKING_MARKS if name in tokenizer.get_added_vocab()]
+    marks = [lark_marker(name, tokenizer) for name in sorted(all_marks() & tokenizer.get_added_vocab().keys())]
     return f"(TEXT ({' | '.join(marks)}))*" if marks else ""
 
 
@@ -266,6 +278,8 @@ class Calling:
     """Whether an answer may make several calls."""
     special_tokens: frozenset[int]
     """Special tokens that calls are written with, to be kept in the text for the parser."""
+    opening: tuple[str, ...] = ()
+    """The mark before calls, if it is a token of its own: models also call tools before they have ended a thought."""
 
 
 def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
@@ -288,7 +302,10 @@ def tool_calling(body: ChatCompletionRequest, tokenizer: Any) -> Calling | None:
     if style is None:
         return Calling(None, schemas, None, False, parallel, frozenset())
     grammar = tool_call_grammar(schemas, tool_choice, style, tokenizer, parallel=parallel)
-    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, _call_tokens(style, tokenizer))
+    opening = _split(style.begin)[0].strip()
+    openings = (opening,) if opening in tokenizer.get_added_vocab() else ()
+    tokens = _call_tokens(style, tokenizer)
+    return Calling(style, schemas, grammar, _is_forced(tool_choice), parallel, tokens, openings)
 
 
 @lru_cache(maxsize=4)
@@ -299,6 +316,27 @@ def _style_of(tokenizer: Any, source: str) -> ToolStyle | None:  # noqa: ARG001 
     if style is None:
         log.warning("the chat template writes tool calls in an unknown style: they are text, and none is enforced")
     return style
+
+
+def after_thought(
+    grammar: GrammarSpec | None, tools: Calling | None, marks: ReasoningMarks | None, *, inside: bool, tokenizer: Any
+) -> GrammarSpec | None:
+    """The grammar of an answer that may begin with a thought, or that begins `inside` one: it applies after that.
+
+    A grammar for text with calls in it leaves room for thoughts anyway.
+    """
+    if grammar is None or marks is None or (tools is not None and not tools.forced):
+        return grammar
+    lark = _MarkedText(tokenizer)
+    opens, closes, heads = (
+        [lark.text(mark) for mark in each] for each in (marks.opens, marks.closes, marks.answer_opens)
+    )
+    thought = f"({' | '.join(lark.until(close) for close in closes)}) BREAKS"
+    if not inside:
+        thought = f"(({' | '.join(opens)}) {thought})?"
+    head = f"(({' | '.join(heads)}) BREAKS)?" if heads else ""
+    lines = [f"start: {thought} {head} @answer", "TEXT: /(.|\\n)*/", "BREAKS: /(\\r?\\n){0,3}/", *lark.rules, ""]
+    return replace(grammar, preface="\n".join(lines))
 
 
 def one_grammar(tools: Calling | None, requested: GrammarSpec | None) -> GrammarSpec | None:
