@@ -8,7 +8,8 @@ from io import StringIO
 
 import pytest
 
-from eyas.cli.common.answers import StreamedText, WordWrap, mark, note_cut, stats_line, wrapped
+from eyas.cli.common.answers import StreamedText, WordWrap, dim, mark, note_cut, stats_line, wrapped
+from eyas.text.reasoning import PARSERS, ThoughtSplitter
 from eyas.types import Chunk, Completion, Stats
 
 from ...pairs import tokenizer
@@ -43,6 +44,24 @@ def test_accepted_draft_tokens_are_marked_on_a_terminal(
     assert shown.count("\x1b[4m") == 2
     assert "drafted and accepted" in capsys.readouterr().err
     assert written(monkeypatch, Terminal(), speculating=False) == plain
+
+
+def test_a_thought_is_dimmed_on_a_terminal_and_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tokenizer()("<think>\nSix clips.\n</think>\n\nIn May.", add_special_tokens=False)["input_ids"]
+    for screen in (Terminal(), StringIO()):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", screen)
+            live = StreamedText(tokenizer(), speculating=False, splitter=ThoughtSplitter(PARSERS["think"]))
+            for token in said[:-1]:
+                live.add(Chunk(0, (token,), 0))
+            live.add(Chunk(0, (said[-1],), 0, Completion("", said, "", "stop", Stats())))
+        assert (live.thought, live.answer) == ("Six clips.", "In May.")
+        if not screen.isatty():
+            assert screen.getvalue() == "<think>\nSix clips.\n</think>\n\nIn May.\n"
+            continue
+        assert re.sub(r"\x1b\[\d*m", "", screen.getvalue()) == "Six clips.\n\nIn May.\n"
+        assert screen.getvalue().startswith(dim("Six"))
+        assert "\x1b" not in screen.getvalue().partition("\n\n")[2]
 
 
 def test_without_colour_the_mark_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,16 +105,16 @@ def test_lines_break_between_words(monkeypatch: pytest.MonkeyPatch, text: str, l
     shown = lines.replace("|", "\n")
     assert wrapped(text) == shown
     wrap = WordWrap()
-    pieces = [piece for char in text for piece in wrap.push(char, False)]
+    pieces = [piece for char in text for piece in wrap.push(char, str)]
     assert "".join(piece.text for piece in [*pieces, *wrap.finish()]) == shown
 
 
 def test_a_mark_covers_what_was_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     wrap = WordWrap()
-    pieces = [*wrap.push("one", False), *wrap.push(" two thr", True), *wrap.push("ee four ", False), *wrap.finish()]
+    pieces = [*wrap.push("one", str), *wrap.push(" two thr", mark), *wrap.push("ee four ", str), *wrap.finish()]
     assert "".join(piece.text for piece in pieces) == "one two\nthree four"  # a space at the edge stays behind
-    assert "".join(piece.text for piece in pieces if piece.marked) == " twothr"  # the break isn't marked
+    assert "".join(piece.text for piece in pieces if piece.style is mark) == " twothr"  # the break isn't marked
 
 
 def test_what_cut_an_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
@@ -13,8 +13,11 @@ import typer
 from eyas.cli.common.display import note
 
 if TYPE_CHECKING:
+    from eyas.text.reasoning import ThoughtSplitter
     from eyas.types import Chunk, Completion, Stats
 
+Style = Callable[[str], str]
+"""Adds a terminal's codes to a text; `str` adds none."""
 _FENCE = "```"
 _TAB = 8
 """Columns between a terminal's tab stops."""
@@ -25,17 +28,36 @@ def mark(text: str) -> str:
     return typer.style(text, underline=True, fg=None if os.environ.get("NO_COLOR") else typer.colors.GREEN)
 
 
+def dim(text: str) -> str:
+    """Mark the text of a thought."""
+    return typer.style(text, dim=True)
+
+
 class StreamedText:
     """Writes an answer to standard output as it is decoded.
 
-    On a terminal, accepted draft tokens are marked, and lines are broken between words.
+    On a terminal, accepted draft tokens are marked, thoughts are dimmed, and lines are broken between words. Elsewhere
+    the text has the thoughts' own marks.
     """
 
-    def __init__(self, tokenizer: Any, *, speculating: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        speculating: bool,
+        splitter: ThoughtSplitter | None = None,
+        kept: frozenset[int] = frozenset(),
+    ) -> None:
+        """`splitter`: what finds thoughts, in a text with the special tokens `kept`."""
         from eyas.text.detokenizer import Detokenizer
 
+        self.thought = ""
+        """What was thought so far; empty without a splitter."""
+        self.answer = ""
+        """The rest of the text so far."""
         screen = sys.stdout.isatty()
-        self._pieces = Detokenizer(tokenizer)
+        self._pieces = Detokenizer(tokenizer, kept)
+        self._splitter = splitter
         self._wrap = WordWrap() if screen else None
         self._marked = speculating and screen
         if self._marked:
@@ -44,23 +66,42 @@ class StreamedText:
     def add(self, chunk: Chunk) -> None:
         """Write the text that a decoding round added."""
         for index, token in enumerate(chunk.token_ids):
-            self._write(self._pieces.push(token), self._marked and index < chunk.accepted)
+            self._add(self._pieces.push(token), mark if self._marked and index < chunk.accepted else str)
         if chunk.completion is not None:
-            self._write(self._pieces.finish() + "\n", False)
+            self._add(self._pieces.finish(), str, last=True)
+            self._write("\n", str)
         sys.stdout.flush()
 
-    def _write(self, text: str, marked: bool) -> None:
+    def _add(self, text: str, style: Style, last: bool = False) -> None:
+        """Write text after finding out what is thought in it."""
+        if self._splitter is None:
+            self.answer += text
+            self._write(text, style)
+            return
+        if self._wrap is None:
+            self._write(text, style)
+        for piece in self._splitter.feed(text) + (self._splitter.finish() if last else []):
+            if self._wrap is not None:
+                begins = piece.text and not piece.thought and self.thought and not self.answer
+                self._write("\n\n" if begins else "", str)
+                self._write(piece.text, dim if piece.thought else style)
+            if piece.thought:
+                self.thought += piece.text
+            else:
+                self.answer += piece.text
+
+    def _write(self, text: str, style: Style) -> None:
         if not text:
             return
-        for piece in [Piece(text, marked)] if self._wrap is None else self._wrap.push(text, marked):
-            sys.stdout.write(mark(piece.text) if piece.marked else piece.text)
+        for piece in [Piece(text, style)] if self._wrap is None else self._wrap.push(text, style):
+            sys.stdout.write(piece.style(piece.text))
 
 
 class Piece(NamedTuple):
-    """Text to write, and whether it is marked."""
+    """Text to write, and its style."""
 
     text: str
-    marked: bool
+    style: Style
 
 
 class WordWrap:
@@ -76,20 +117,20 @@ class WordWrap:
         self._column = 0  # cells of the line that are written
         self._code = False  # between fences
 
-    def push(self, text: str, marked: bool) -> list[Piece]:
+    def push(self, text: str, style: Style) -> list[Piece]:
         """Add text; returns what can be written by now. A line break lets all of the line go."""
         out: list[Piece] = []
         for char in text:
             if char == "\n":
                 out += self._release()
-                out.append(Piece(char, False))
+                out.append(Piece(char, str))
                 if self._line.lstrip().startswith(_FENCE):
                     self._code = not self._code
                 self._line, self._column = "", 0
                 continue
             if self._ends_word(char):
                 out += self._release()
-            (self._word if self._word or not char.isspace() else self._space).append(Piece(char, marked))
+            (self._word if self._word or not char.isspace() else self._space).append(Piece(char, style))
             self._line += char
         return _joined(out)
 
@@ -117,7 +158,7 @@ class WordWrap:
         breaks = column + cells > width and not self._code and not before.isspace() and before != ""
         column = cells if breaks else column + cells
         self._column = column if column <= width else column % width
-        return [Piece("\n", False), *word] if breaks else space + word
+        return [Piece("\n", str), *word] if breaks else space + word
 
 
 def _cells(text: str) -> int:
@@ -127,11 +168,11 @@ def _cells(text: str) -> int:
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbors that are marked alike as one."""
+    """Neighbors of the same style as one."""
     found: list[Piece] = []
     for piece in pieces:
-        if found and found[-1].marked == piece.marked:
-            found[-1] = Piece(found[-1].text + piece.text, piece.marked)
+        if found and found[-1].style == piece.style:
+            found[-1] = Piece(found[-1].text + piece.text, piece.style)
         else:
             found.append(piece)
     return found
@@ -140,7 +181,7 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
 def wrapped(text: str) -> str:
     """The text with lines broken between words at the terminal's width."""
     wrap = WordWrap()
-    return "".join(piece.text for piece in [*wrap.push(text, False), *wrap.finish()])
+    return "".join(piece.text for piece in [*wrap.push(text, str), *wrap.finish()])
 
 
 def stats_line(stats: Stats, lossy: bool = False, seeded: bool = True) -> str:

@@ -109,18 +109,30 @@ class Talk:
             self._engine.check(request)
         except RequestError as error:
             raise RequestError(f"{error} (/reset starts over)") from error
-        shown = StreamedText(self._engine.tokenizer, speculating=self._engine.speculation is not None)
+        shown = self._screen(request.prompt)
         for chunk in self._conversation.turn(request, stop):
             shown.add(chunk)
         assert chunk.completion is not None
         done = chunk.completion
         if done.text or done.finish_reason != "cancelled":  # else nothing was answered yet
-            self._said = [*said, Message(role="assistant", content=done.text)]
+            thought = shown.thought or None  # the chat template decides whether the next turn shows it
+            self._said = [*said, Message(role="assistant", content=shown.answer, reasoning_content=thought)]
         self._answers.append(done)
         if done.finish_reason == "cancelled":
             note("(stopped)")
         note_cut([done], self._params.max_tokens)
         _note_stats([done])
+
+    def _screen(self, prompt: tuple[int, ...]) -> StreamedText:
+        """What writes the answer to a prompt."""
+        from eyas.text.reasoning import ThoughtSplitter, begins_inside, reasoning_marks
+
+        tokenizer, speculating = self._engine.tokenizer, self._engine.speculation is not None
+        marks = reasoning_marks(tokenizer)
+        if marks is None:
+            return StreamedText(tokenizer, speculating=speculating)
+        splitter = ThoughtSplitter(marks, inside=begins_inside(marks, tokenizer, prompt))
+        return StreamedText(tokenizer, speculating=speculating, splitter=splitter, kept=marks.special_tokens(tokenizer))
 
     def _opened(self, said: list[Message]) -> list[Message]:
         from eyas.text.chats import Message
