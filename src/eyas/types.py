@@ -153,6 +153,9 @@ class Stats:
     """`[i]` = rounds whose context was in bucket `i` of `CONTEXT_BUCKETS`."""
     walked_by_context: list[int] = field(default_factory=list)
     """`[i]` = draft tokens that those rounds accepted, before cutting."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """Of one sequence, by round that drafted, in order: how deep its tree was, and how many draft tokens were accepted.
+    Pooled statistics have none."""
     reused_tokens: int = 0
     """Prompt tokens that were cached already, from earlier requests with the same prefix."""
     queue_seconds: float = 0.0

@@ -116,6 +116,7 @@ class FakeEngine:
         sequence = self._sequences.pop(index)
         stats = Stats(tokens=len(sequence.taken))
         stats.record(max(0, self.stride - 1), self.stride, 9)
+        stats.steps.append((self.stride, max(0, self.stride - 1)))
         error = self.error if reason == "error" else None
         done = Completion(sequence.request.id, sequence.taken, "", reason, stats, error=error)
         return self._chunk(index, tokens, done, sequence.request)

@@ -120,6 +120,8 @@ class SequenceState:
             self.stats.prefill_tokens += len(taken)
         else:
             self.stats.record(output.accepted[row], output.offered[row], output.contexts[row])
+            if output.offered[row]:
+                self.stats.steps.append((output.offered[row], output.accepted[row]))
             self.stats.decode_seconds += seconds
             self.stats.draft_seconds += output.observe_seconds
             if output.draft is not None:

@@ -93,8 +93,8 @@ class ServeSettings(StrictModel):
     """The certificate's private key; None = it is in the certificate file."""
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed for requests without one; None = a random one for each."""
-    per_request_spec_decode_metrics: Literal["none", "summary"] = "none"
-    """`summary`: responses with one choice include vLLM's `metrics.speculative_decoding`."""
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = "none"
+    """`summary`: responses with one choice include vLLM's `metrics.speculative_decoding`; `detailed`: by round, too."""
 
     @field_validator("reasoning_parser")
     @classmethod

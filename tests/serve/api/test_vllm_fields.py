@@ -11,12 +11,13 @@ import pytest
 
 from eyas.serve.api.generation import speculation_of
 from eyas.serve.schema.chat import ChatCompletionChunk, ChatCompletionResponse, CompletionResponse
+from eyas.session import load
 from eyas.text.chats import Message
 from eyas.text.template import encode_chat, encode_text
-from eyas.types import Stats
+from eyas.types import Request, SamplingParams, Stats
 
 from ...data.templates import templated
-from ...pairs import tokenizer
+from ...pairs import Pair, tokenizer
 from ..conftest import Ask, client_of, run
 from ..conftest import post as post_to
 from ..fakes import FakeEngine, ids
@@ -240,6 +241,21 @@ def test_metrics_of_speculation_are_written_where_they_are_asked_for(path: str, 
             "num_spec_steps": 1, "num_accepted_draft_tokens": 3, "num_draft_tokens": 4, "num_spec_tokens": 4,
         }
     }  # fmt: skip
+    found = last("detailed")["metrics"]["speculative_decoding"]
+    assert found.pop("per_step_accepted") == [3]
+    assert found.pop("per_step_drafted") == [4]
+    assert found == last("summary")["metrics"]["speculative_decoding"]
+
+
+def test_every_step_is_counted_by_the_engine(pair: Pair) -> None:
+    engine = load(pair.model, pair.drafter, tree="dynamic:3,3,8")
+    *_, last = engine.stream([Request((5, 6, 7), SamplingParams(max_tokens=30))])
+    assert last.completion is not None
+    stats = last.completion.stats
+    found = speculation_of(stats, detailed=True)
+    assert len(stats.steps) == found["num_spec_steps"] > 0
+    assert sum(offered for offered, _ in stats.steps) == found["num_draft_tokens"]
+    assert sum(accepted for _, accepted in stats.steps) == found["num_accepted_draft_tokens"]
 
 
 def test_rounds_without_drafts_are_no_steps() -> None:

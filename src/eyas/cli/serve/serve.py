@@ -108,7 +108,8 @@ class ServerOptions:
         ),
     ] = None
     per_request_spec_decode_metrics: Annotated[
-        Literal["none", "summary"], Option(help="summary: add vLLM's metrics.speculative_decoding to responses.")
+        Literal["none", "summary", "detailed"],
+        Option(help="summary: add vLLM's metrics.speculative_decoding to responses; detailed: with every round."),
     ] = "none"
     request_seconds: Annotated[float | None, Option(min=0.001, help="Seconds a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="Seconds requests may keep running after SIGTERM.")] = 30.0

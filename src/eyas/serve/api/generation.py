@@ -391,14 +391,18 @@ class Generation:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def speculation_of(stats: Stats) -> dict[str, object]:
+def speculation_of(stats: Stats, detailed: bool = False) -> dict[str, object]:
     """A sequence's `metrics.speculative_decoding` as in vLLM's #48915, over the rounds that drafted.
 
-    Draft tokens are counted by a tree's depth, as in `usage.eyas`.
+    Draft tokens are counted by a tree's depth, as in `usage.eyas`. `detailed`: with the counts of each round.
     """
     rounds, most = (stats.offered_by_depth or [0])[0], len(stats.offered_by_depth)
     by_accepted = (stats.accepted_histogram + [0] * (most + 1))[: most + 1]
     by_accepted[0] -= stats.target_passes - rounds
+    every = {
+        "per_step_accepted": [accepted for _, accepted in stats.steps],
+        "per_step_drafted": [offered for offered, _ in stats.steps],
+    }
     return {
         "mean_acceptance_length": 1.0 + stats.walked / rounds if rounds else 1.0,
         "draft_acceptance_rate": stats.acceptance_rate,
@@ -407,6 +411,7 @@ def speculation_of(stats: Stats) -> dict[str, object]:
         "num_accepted_draft_tokens": stats.walked,
         "num_draft_tokens": stats.drafted_depth,
         "num_spec_tokens": most,
+        **(every if detailed else {}),
     }
 
 

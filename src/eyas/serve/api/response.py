@@ -100,7 +100,7 @@ class ResponseWriter(ABC):
         self._return_token_ids = bool(body.return_token_ids) or self._tokenizer is None  # without one there is no text
         self._usage_at_the_end, self._usage_always = body.include_usage, body.continuous_usage
         self._prompt_alternatives, self._in_worker = body.prompt_logprobs, context.in_worker
-        self._reports_speculation = context.settings.per_request_spec_decode_metrics == "summary"
+        self._speculation_level = context.settings.per_request_spec_decode_metrics
         self._traces = [RoundTrace(self._tokenizer) for _ in generation.outputs] if body.options.trace else None
         self._head = {
             "id": response_id,
@@ -177,7 +177,7 @@ class ResponseWriter(ABC):
             | {"object": self.object_name}
             | fields
             | {"usage": self.generation.usage(), "eyas": {"seed": request.seed}}
-            | _metrics(self.generation, self._reports_speculation)
+            | _metrics(self.generation, self._speculation_level)
         )
 
     def common_fields(self) -> Json:
@@ -218,7 +218,7 @@ class ResponseWriter(ABC):
                 yield (
                     self._chunk_with([])
                     | {"usage": self.generation.usage()}
-                    | _metrics(self.generation, self._reports_speculation)
+                    | _metrics(self.generation, self._speculation_level)
                 )
         finally:
             self.generation.close()
@@ -241,11 +241,12 @@ class ResponseWriter(ABC):
         return chunk | {"usage": None} if self._usage_at_the_end else chunk
 
 
-def _metrics(generation: Generation, reported: bool) -> Json:
+def _metrics(generation: Generation, level: str) -> Json:
     """The field `metrics`, if enabled on the server; as in vLLM, only for a single choice."""
-    if not reported or len(generation.outputs) > 1:
+    if level == "none" or len(generation.outputs) > 1:
         return {}
-    return {"metrics": {"speculative_decoding": speculation_of(generation.outputs[0].stats or Stats())}}
+    stats = generation.outputs[0].stats or Stats()
+    return {"metrics": {"speculative_decoding": speculation_of(stats, detailed=level == "detailed")}}
 
 
 class ChatResponseWriter(ResponseWriter):
