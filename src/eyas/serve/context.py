@@ -35,6 +35,7 @@ _LARGE = 1 << 16
 """Characters beyond which a text is large: it may take a tenth of a second or more to tokenize."""
 _SECONDS_PER_CHARACTER = 4e-8
 """The pace at which large bodies are admitted. Parsing one takes a quarter of that time and holds the GIL."""
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _MOST_WAITING = 32 << 20
 """Maximum waiting characters; beyond it, clients that have text waiting already are refused."""
 
@@ -301,6 +302,8 @@ class RequestInfo:
     """The digest of the client's key, or the client's address if the server needs no keys."""
     private: bool = False
     """Whether the client forbids learning from its requests (`X-Eyas-Learn: off`)."""
+    trace_headers: tuple[tuple[str, str], ...] = ()
+    """Its headers that say whose trace it belongs to (W3C Trace Context)."""
 
     def queue_key(self, user: str | None) -> str:
         """Key of the queue that the request waits in: one per user; a client's users share the client's turns."""
@@ -316,7 +319,13 @@ async def _server_context(request: Request) -> ServerContext:
 async def _request_info(request: Request) -> RequestInfo:
     state = request.scope["state"]
     said = request.headers.get("x-eyas-learn", "").strip().lower()
-    return RequestInfo(state["request_id"], state["received"], client_id(request), said in ("off", "no", "false", "0"))
+    return RequestInfo(
+        id=state["request_id"],
+        received=state["received"],
+        client=client_id(request),
+        private=said in ("off", "no", "false", "0"),
+        trace_headers=tuple((name, request.headers[name]) for name in _TRACE_HEADERS if name in request.headers),
+    )
 
 
 def client_id(request: Request) -> str:

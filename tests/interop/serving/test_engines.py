@@ -38,6 +38,7 @@ TABLE: dict[str, tuple[Any, str | None, str | None, str | None]] = {
     "trusted_proxy": (["10.0.0.1"], REFUSED, REFUSED, REFUSED),
     "parse_special_tokens": (True, REFUSED, REFUSED, REFUSED),
     "per_request_spec_decode_metrics": ("summary", "--per-request-spec-decode-metrics summary", REFUSED, REFUSED),
+    "otlp_traces_endpoint": ("http://a/v1/traces", "--otlp-traces-endpoint http://a/v1/traces", REFUSED, REFUSED),
     "max_connections": (50, REFUSED, REFUSED, REFUSED),
     "idle_seconds": (7.0, REFUSED, REFUSED, REFUSED),
     "request_seconds": (3.0, REFUSED, REFUSED, REFUSED),

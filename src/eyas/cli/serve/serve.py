@@ -111,6 +111,10 @@ class ServerOptions:
         Literal["none", "summary", "detailed"],
         Option(help="summary: add vLLM's metrics.speculative_decoding to responses; detailed: with every round."),
     ] = "none"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(help="Send OpenTelemetry spans to this URL (default: $OTEL_EXPORTER_OTLP_ENDPOINT, else none)."),
+    ] = None
     request_seconds: Annotated[float | None, Option(min=0.001, help="Seconds a request may wait and run.")] = None
     drain_seconds: Annotated[float, Option(min=0, help="Seconds requests may keep running after SIGTERM.")] = 30.0
     max_body_bytes: Annotated[int, Option(min=1, help="Maximum size of a request's body.")] = 8 << 20
@@ -195,6 +199,7 @@ def serve(
         raise UsageError(f"eyas serve needs the extra: pip install 'eyas[serve]' ({error.name} is missing)") from error
     from eyas.serve.engine_thread import EngineThread
     from eyas.serve.observe.observer import Observers
+    from eyas.serve.observe.traces import traces_to
     from eyas.serve.playground.page import Gauges
 
     learning = learns.opened()
@@ -203,7 +208,8 @@ def serve(
     tls_context(settings)
     gauges = Gauges()
     metrics, logs = Metrics(settings.model_names[0], ENDPOINTS), Logs(server.log_interval)
-    observer = Observers([metrics, logs, gauges, *(() if learning is None else (learning,))])
+    traces = traces_to(server.otlp_traces_endpoint, settings.model_names[0])
+    observer = Observers([each for each in (metrics, logs, gauges, learning, traces) if each is not None])
     listener = bind(server.host, server.port, settings.write_seconds)
     if learning is not None:
         from eyas.learn.serving import LearnSeries
@@ -224,6 +230,8 @@ def serve(
         code = INTERRUPTED
     finally:
         logs.close()
+        if traces is not None:
+            traces.close()
         if learning is not None:
             learning.close()
     if thread.alive:  # shutting the libraries down under it would abort the process

@@ -105,6 +105,7 @@ VLLM: dict[str, Translator] = _EVERYWHERE | {
     "served_model_name": _many("--served-model-name"),
     "allow_origin": lambda _name, origins, _given: ["--allowed-origins", json.dumps(origins)],
     "per_request_spec_decode_metrics": _one("--per-request-spec-decode-metrics"),
+    "otlp_traces_endpoint": _one("--otlp-traces-endpoint"),
     "drain_seconds": lambda _name, seconds, _given: ["--shutdown-timeout", str(math.ceil(seconds))],
     "dtype": _one("--dtype"),
     "enforce_eager": lambda _name, _value, _given: ["--enforce-eager"],

@@ -124,7 +124,7 @@ async def start_chat(
         endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user or body.safety_identifier),
-        received=info.received,
+        info=info,
     )
     return generation, tools
 
@@ -239,5 +239,5 @@ async def start_completion(
         endpoint=endpoint,
         stream=bool(body.stream),
         queue_key=info.queue_key(body.user),
-        received=info.received,
+        info=info,
     )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from eyas.engine.fair_queue import client_of
 from eyas.errors import CacheMemoryError, PassMemoryError, RequestError
 from eyas.serve.api.encode import EncodedRequest
-from eyas.serve.context import ServerContext
+from eyas.serve.context import RequestInfo, ServerContext
 from eyas.serve.engine_thread import RequestHandle
 from eyas.serve.errors import ApiError, too_late, unavailable
 from eyas.serve.observe.observer import ReceivedSequence, SequenceClock
@@ -298,12 +298,12 @@ class Generation:
         endpoint: str,
         stream: bool,
         queue_key: str,
-        received: float,
+        info: RequestInfo,
     ) -> Generation:
         """Hand the sequences to the engine. Raises ApiError 400 if they are too many, or as `EngineThread.submit`.
 
-        `received` is when the request arrived (`time.monotonic`); its time limit counts from then. With API keys,
-        cached prefixes are only reused by requests with the same key.
+        The request's time limit counts from when it was received. With API keys, cached prefixes are only reused by
+        requests with the same key.
         """
         count, most = len(request.sequences), context.settings.max_choices
         if count > most:
@@ -312,12 +312,12 @@ class Generation:
         salt = client_of(queue_key) if context.settings.api_keys else ""
         handle = await context.thread.submit(
             [replace(sequence, cache_salt=salt) for sequence in request.sequences],
-            deadline=context.seconds_left(received),
+            deadline=context.seconds_left(info.received),
             queue_key=queue_key,
         )
         clocks = []
         for sequence in request.sequences:
-            info = ReceivedSequence(
+            seen = ReceivedSequence(
                 id=sequence.id,
                 endpoint=endpoint,
                 prompt_tokens=len(sequence.prompt),
@@ -325,8 +325,13 @@ class Generation:
                 temperature=sequence.params.temperature,
                 stream=stream,
                 speculate=sequence.speculate,
+                top_p=sequence.params.top_p,
+                top_k=sequence.params.top_k,
+                seed=sequence.params.seed,
+                received=info.received,
+                trace_headers=info.trace_headers,
             )
-            clocks.append(SequenceClock(context.observer, info, received))
+            clocks.append(SequenceClock(context.observer, seen, info.received))
         return cls(context, request, handle, [new_output() for _ in request.sequences], clocks)
 
     async def __aiter__(self) -> AsyncIterator[ChoiceStep]:

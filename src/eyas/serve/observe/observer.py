@@ -1,7 +1,8 @@
 """Observers of a server, which calls them as sequences arrive, begin and end, and at every step of the engine.
 
 The event loop calls the hooks about requests, the engine's thread calls `stepped`, possibly at the same time. A hook
-must neither block nor raise. The observers are `Metrics` (Prometheus), `Logs` and the playground's `Gauges`.
+must neither block nor raise. The observers are `Metrics` (Prometheus), `Logs`, `Traces`
+(OpenTelemetry) and the playground's `Gauges`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ class ReceivedSequence:
     temperature: float = 0.0
     stream: bool = False
     speculate: bool = True
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = off."""
+    seed: int = 0
+    received: float = field(default_factory=time.monotonic)
+    """When its request arrived (`time.monotonic`)."""
+    trace_headers: tuple[tuple[str, str], ...] = ()
+    """Names and values of the request's headers that say whose trace it belongs to (W3C Trace Context)."""
 
 
 @dataclass(frozen=True)
