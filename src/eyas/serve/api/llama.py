@@ -32,6 +32,7 @@ from eyas.serve.schema.llama import (
     LlamaCompletion,
     LlamaCompletionRequest,
     LlamaRequest,
+    LlamaSelection,
 )
 from eyas.serve.schema.request import ignored_fields
 from eyas.serve.schema.response import READING, WITH_BODY, error_responses, generation_responses
@@ -47,7 +48,7 @@ _NEAR = (1536, 510)
 Json = dict[str, Any]
 
 
-@router.post(COMPLETION, responses=generation_responses(LlamaCompletion, LlamaChunk))
+@router.post(COMPLETION, responses=generation_responses(LlamaCompletion | LlamaSelection, LlamaChunk))
 async def complete(body: LlamaCompletionRequest, context: Context, info: Info) -> Response:
     """Continue a prompt, as llama-server does."""
     completion = _completion(body, context)
@@ -60,7 +61,7 @@ async def complete(body: LlamaCompletionRequest, context: Context, info: Info) -
     return await _respond(body, completion, prompt, context, info, COMPLETION)
 
 
-@router.post(INFILL, responses=generation_responses(LlamaCompletion, LlamaChunk))
+@router.post(INFILL, responses=generation_responses(LlamaCompletion | LlamaSelection, LlamaChunk))
 async def infill(body: InfillRequest, context: Context, info: Info) -> Response:
     """Fill the gap at an editor's cursor."""
     completion = _completion(body, context)

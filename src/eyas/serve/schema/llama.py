@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from eyas.serve.schema.chat import ChatCompletionRequest, CompletionRequest, TokenPrompt
 from eyas.serve.schema.request import UNLIMITED, Ignored, Name, RequestModel, names_ignored
@@ -135,6 +135,17 @@ class LlamaCompletion(ResponseModel):
     stop_type: str
     stopping_word: str
     timings: Timings
+
+
+def _any_of_them(schema: dict[str, Any]) -> None:
+    del schema["required"]
+    schema["patternProperties"] = {"^(timings|generation_settings)/": {}}
+
+
+class LlamaSelection(LlamaCompletion):
+    """Those of the fields that `response_fields` names; a part of a field, such as `timings/prompt_n`, by its path."""
+
+    model_config = ConfigDict(json_schema_extra=_any_of_them)
 
 
 class LlamaChunk(ResponseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import UnionType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -151,7 +152,10 @@ def error_responses(*statuses: int, body: type[BaseModel] = ErrorBody) -> dict[i
 
 
 def generation_responses(
-    full: type[BaseModel], chunk: type[BaseModel], error: type[BaseModel] = ErrorBody, lines: bool = False
+    full: type[BaseModel] | UnionType,
+    chunk: type[BaseModel],
+    error: type[BaseModel] = ErrorBody,
+    lines: bool = False,
 ) -> dict[int | str, dict[str, Any]]:
     """Document the responses of a route that generates: a full response, a stream of chunks, or an error.
 
