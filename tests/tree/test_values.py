@@ -53,3 +53,19 @@ def test_padding_that_costs_more_than_it_brings_is_avoided() -> None:
     assert most_profitable(values, prices, (0.0, 0.0, 0.0)) == NodeChoice(3, 5)
     assert most_profitable(values, prices, (0.2, 0.4, 0.6)) == NodeChoice(2, 4)  # two nodes for each
     assert most_profitable(values, (2.0, 4.0), (0.2,)).nodes == 0
+
+
+@given(VALUES, STEPS, st.sampled_from((0.5, 1.0, 1.3, 4.0)))
+def test_a_round_that_makes_more_than_its_price_is_worth_its_own_rate(
+    values: list[list[float]], steps: list[float], alone: float
+) -> None:
+    prices, rows = np.cumsum(steps), len(values)
+    offered = sorted((value for row in values for value in row if value > 0.0), reverse=True)
+    totals = np.append(0.0, np.cumsum(offered))
+    speeds = (rows + totals) / (alone + np.append(0.0, prices)[: len(totals)])
+    profits = totals - np.append(0.0, prices)[: len(totals)]
+    best = int((speeds if speeds.max() > 1.0 else profits).argmax())
+    choice = most_profitable(np.array(values), tuple(prices), None, alone=alone)
+    assert choice.nodes == best
+    if rows == 1:
+        assert len(most_profitable_of_a_row(values[0], prices.tolist(), None, alone)) == best

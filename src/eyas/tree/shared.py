@@ -135,6 +135,9 @@ class PlannedTree(TreeSpec):
     shape: SharedTree
     prices: tuple[float, ...] | None = None
     """Tokens that verifying 1, 2, ... nodes must gain to be worth its time; need be neither convex nor concave."""
+    alone: float | None = None
+    """The price of the round without nodes. With it, a round that makes more tokens than its price says is worth that
+    much itself (`values.most_profitable`)."""
     padding_prices: tuple[float, ...] | None = None
     """Tokens that padding all rows to the longest costs, by the number of padding nodes 1, 2, ...; None = nothing."""
     values: ValueTable | None = None
@@ -227,7 +230,7 @@ class PlannedTree(TreeSpec):
             kept: list[list[bool]] = self.profitable(np.array(scores, np.float32), np.array(allowed)).tolist()
             return kept
         values = [math.exp(score) * usable for score, usable in zip(scores[0], allowed[0], strict=True)]
-        chosen = set(most_profitable_of_a_row(values, self.prices, self.shape.per_row))
+        chosen = set(most_profitable_of_a_row(values, self.prices, self.shape.per_row, self.alone))
         return [[node in chosen for node in range(len(values))]]
 
     def profitable(self, scores: Floats, allowed: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
@@ -236,9 +239,10 @@ class PlannedTree(TreeSpec):
         if allowed is not None:
             value *= allowed
         if len(value) > 1:
-            return most_profitable(value, self.node_prices, self.padding_prices, self.shape.per_row).mask(value)
+            chosen = most_profitable(value, self.node_prices, self.padding_prices, self.shape.per_row, self.alone)
+            return chosen.mask(value)
         mask = np.zeros(value.shape, dtype=np.bool_)
-        mask[0, most_profitable_of_a_row(value[0].tolist(), self.prices or (), self.shape.per_row)] = True
+        mask[0, most_profitable_of_a_row(value[0].tolist(), self.prices or (), self.shape.per_row, self.alone)] = True
         return mask
 
     @cached_property

@@ -114,13 +114,22 @@ class NodeChoice(NamedTuple):
 
 
 def most_profitable(
-    values: Array, prices: Sequence[float] | Array, padding_prices: Sequence[float] | None, limit: int | None = None
+    values: Array,
+    prices: Sequence[float] | Array,
+    padding_prices: Sequence[float] | None,
+    limit: int | None = None,
+    alone: float | None = None,
 ) -> NodeChoice:
     """Choose the candidates whose total value exceeds its price by the most; no nodes if none does.
 
     `values` [B, M] of the candidates, 0 = excluded; a row gets at most `limit` of them. `prices` are what 1, 2, ...
     nodes must gain in total; their number is the most nodes allowed. `padding_prices` are the same for padding nodes,
-    with the last one for any higher number; None = padding is free.
+    with the last one for any higher number; None = padding is free. `alone` is the price of the round without nodes.
+
+    Prices say what the time is worth at some rate of tokens per second. Where a round makes more than that, as in a
+    passage that is copied, the next rounds are likely to do so too, and its time is worth its own rate: with `alone`,
+    the choice is the one with the most tokens per price, if that is more than one. (Dinkelbach, "On nonlinear
+    fractional programming", 1967: it is also the most profitable choice at that rate.)
 
     Attention pads all rows of a pass to the longest, so all pay for one easy row's long tree. The same number of nodes
     spread evenly needs no padding and gains a little less. Both, and everything in between, are tried: for each limit
@@ -131,30 +140,44 @@ def most_profitable(
     ranked = -np.sort(-values, axis=1)
     node_prices, padding = np.asarray(prices), np.concatenate(([0.0], padding_prices or (0.0,)))
     best, choice = 0.0, NodeChoice(most, 0)
+    fastest, fast_choice = 1.0 if alone is None else max(1.0, rows / alone), choice
     # if padding is free, a limit can only lose value
     for per_row in (most,) if padding_prices is None else range(1, most + 1):
         offered = np.sort(ranked[:, :per_row], axis=None)[::-1]
         offered = offered[offered > 0.0][: len(node_prices)]
         padded = rows * per_row - np.arange(1, len(offered) + 1)
-        profit = offered.cumsum() - node_prices[: len(offered)] - padding[np.minimum(padded, len(padding) - 1)]
+        total = offered.cumsum()
+        price = node_prices[: len(offered)] + padding[np.minimum(padded, len(padding) - 1)]
+        profit = total - price
         if len(profit) and profit.max() > best:
             best, choice = float(profit.max()), NodeChoice(per_row, int(profit.argmax()) + 1)
-    return choice
+        if alone is not None and len(profit):
+            speed = (rows + total) / (alone + price)
+            if speed.max() > fastest:
+                fastest, fast_choice = float(speed.max()), NodeChoice(per_row, int(speed.argmax()) + 1)
+    return fast_choice if fastest > 1.0 else choice
 
 
-def most_profitable_of_a_row(values: Sequence[float], prices: Sequence[float], limit: int | None = None) -> list[int]:
+def most_profitable_of_a_row(
+    values: Sequence[float], prices: Sequence[float], limit: int | None = None, alone: float | None = None
+) -> list[int]:
     """`most_profitable` for a single row [M], which has no padding: its nodes, the most valuable first.
 
     In lists, because few candidates take less time than an operation on an array.
     """
     order = sorted(range(len(values)), key=values.__getitem__, reverse=True)[: limit or len(values)]
     total = best = 0.0
-    nodes = 0
+    fastest = 1.0 if alone is None else max(1.0, 1.0 / alone)
+    nodes = fast_nodes = 0
     for count, (node, price) in enumerate(zip(order, prices, strict=False), 1):
+        if values[node] <= 0.0:
+            break
         total += values[node]
-        if values[node] > 0.0 and total - price > best:
+        if total - price > best:
             best, nodes = total - price, count
-    return order[:nodes]
+        if alone is not None and 1.0 + total > fastest * (alone + price):
+            fastest, fast_nodes = (1.0 + total) / (alone + price), count
+    return order[: fast_nodes if fastest > 1.0 else nodes]
 
 
 def greatest(scores: Tensor, count: int) -> Tensor:

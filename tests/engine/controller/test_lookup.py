@@ -233,32 +233,6 @@ def test_one_copy_that_comes_true_brings_back_all_searches() -> None:
     assert searched(search, 20) == 20
 
 
-def test_time_is_worth_what_the_texts_at_hand_bring() -> None:
-    search = CopySearch()
-    for count in range(4):
-        assert search.rate == 0.0, count
-        searched(search, 1, copied=5)
-    assert search.rate == pytest.approx(6.0)
-    search.renew()
-    assert search.rate == 0.0
-    searched(search, 4)
-    assert search.rate == pytest.approx(1.0)
-
-
-def test_an_easy_text_does_not_raise_the_price_of_a_hard_one_s_nodes() -> None:
-    easy = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=5, share=0.9, sure=0.98, network=True))
-    made = looks_up()
-    easy.run(made, 200)
-    for _ in range(40):  # a text that has just begun says nothing yet
-        if made.arm._least_rate > 1.5 * plain_rate(1):
-            break
-        easy.run(made, 1)
-    assert made.arm._least_rate > 1.5 * plain_rate(1)
-    hard = Lookups(MACHINE, CopiedText([0.6], [0.6], seed=6, network=True))
-    hard.run(made, 1)
-    assert made.arm._least_rate < 1.1 * plain_rate(1)
-
-
 def test_a_network_that_does_not_pay_leaves_the_copies() -> None:
     text = CopiedText([0.5] * 4, [0.3] * 4, seed=5, share=0.5, sure=0.95, network=True)
     simulation = Lookups(MACHINE, text)

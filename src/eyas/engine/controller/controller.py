@@ -142,8 +142,6 @@ class Controller:
         if 2 * self._begun > rows:
             self._begun = 0
             self._explorer.renew(together=2 * new > rows)
-            if self._lookups is not None:
-                self._lookups.renew()
         idle = choice.rests and self._probe is None and self._lookups is None
         if changed and idle and choice.prospects is not None and not self._lasting.lasts(situation[:3]):
             return False
@@ -180,7 +178,7 @@ class Controller:
             tried = prospects.of(probe.prospect.shape)  # the batch may have changed since
             return self.arm.tree(tried, batch, probing=True)
         if used is None and lookups is not None and lookups.looking:
-            return None if lookups.plain_due else self.arm.tree(None, batch, probing=False)
+            return self.arm.tree(None, batch, probing=False)
         planned = None if used is None else self.arm.tree(used, batch, probing=False)
         left = math.inf if self._max_length is None else self._max_length - max(batch.lengths)
         self._ahead = int(min(self._explorer.ahead(planned, left), begins))

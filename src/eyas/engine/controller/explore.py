@@ -28,9 +28,8 @@ _LEAST = 0.02
 _LARGER = ({"deeper": 2}, {"wider": 1, "deeper": 1}, {"lower": 3})
 _FOR_SEARCHES = 0.01
 """The share of all time that looking for copies in vain may take."""
-_SEARCH_FADE, _HOPED, _FEW_ROUNDS = 1.0 - 1.0 / 16.0, 2.0, 4
-"""How running means of searches decay; how many times its cost the first search is hoped to save; the rounds of a text
-before it is known what time is worth in it."""
+_SEARCH_FADE, _HOPED = 1.0 - 1.0 / 16.0, 2.0
+"""How running means of searches decay; how many times its cost the first search is hoped to save."""
 _CHECKS = (3, 12, 48)
 """Rounds after which a plain one follows at any price: its cost may have been measured too high at start-up."""
 _MANY_ROWS, _JUDGED, _HARDLY, _SKIPPED, _LATEST = 4, 64, 0.02, 8, 16
@@ -262,9 +261,6 @@ class CopySearch:
         """Seconds that a search saves, a running mean; None = there was none."""
         self._cost = 0.0
         """Seconds that a search takes, a running mean."""
-        self._emitted = self._seconds = 0.0
-        """Tokens and seconds of the current texts' latest rounds."""
-        self._rounds = self._plain_at = 0
         self.looking = True
         """Whether the next round looks for copies."""
 
@@ -278,21 +274,6 @@ class CopySearch:
         """Seconds that searching adds to a network's draft; 0 while only few rounds search."""
         return self._cost if self.pays else 0.0
 
-    @property
-    def plain_due(self) -> bool:
-        """Whether a plain round is due, because hardly any pass so far has shown its cost without copies."""
-        return self._rounds > 2 * self._plain_at and self._rounds in _CHECKS
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second of the current texts' latest rounds; 0 = there were too few."""
-        return self._emitted / self._seconds if self._rounds >= _FEW_ROUNDS else 0.0
-
-    def renew(self) -> None:
-        """Account for new texts, which may be easier or harder than the last ones."""
-        self._emitted = self._seconds = 0.0
-        self._rounds = self._plain_at = 0
-
     def account(self, record: RoundRecord, copied: int, added: float, rate: float, beyond: float) -> None:
         """Account for a round of any kind, where plain rounds or those in use make `rate` tokens per second.
 
@@ -300,10 +281,6 @@ class CopySearch:
         `beyond`: seconds that a round that only looks up takes beyond what is measured.
         """
         self._budget.earn(record.whole)
-        self._rounds += 1
-        self._plain_at = self._rounds if record.tokens == record.rows else self._plain_at
-        self._emitted = self._emitted * _SEARCH_FADE + record.emitted
-        self._seconds = self._seconds * _SEARCH_FADE + record.whole
         if record.spec is not None and (record.spec.found_only or record.lookup_seconds):
             cost = record.draft_seconds + beyond if record.spec.found_only else record.lookup_seconds
             if self._gain is None:

@@ -143,7 +143,7 @@ class Prospects:
             added = self._added[count] = self._pass(self.rows + np.arange(1.0, count + 1)) - self.plain_seconds
         return tuple((rate * added).tolist())
 
-    def added(self, nodes: int) -> float:
+    def added(self, nodes: float) -> float:
         """The seconds that `nodes` nodes add to the pass."""
         return float(self._pass(np.array([float(self.rows + nodes)]))[0]) - self.plain_seconds
 

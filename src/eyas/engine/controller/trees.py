@@ -76,8 +76,6 @@ class TreeArm(DraftArm):
             stops_early=self._counts_freely,
             prompt_pairs=prompt_pairs,
         )
-        # forecasts don't include what is looked up, so rounds that look up may be faster
-        self._least_rate = max(self._prospects.plain_rate, 0.0 if self.lookups is None else self.lookups.rate)
         self._made.clear()
         return self._prospects
 
@@ -113,15 +111,17 @@ class TreeArm(DraftArm):
         nodes = max(1, round(prospect.nodes))
         # attention pads all rows' queries to the longest row, so one easy row must not slow the pass for all
         most = _MOST_PER_ROW if rows == 1 else max(_LEAST_PER_ROW, 5 * nodes // (2 * rows))
-        prices = padding_prices = None
+        prices = padding_prices = alone = None
         if looks_up and self._counts_freely:
             most, nodes = _MOST_PER_ROW, nodes + _FOUND  # a copied passage may be as long as its price allows
         if self._counts_freely and chooses:
             # prices select the nodes, except in probes that learn about prices; the budget only ends their list
             nodes = 3 * nodes + 4 * rows + 8
-            rate = max(prospect.rate, self._least_rate)
+            rate = max(prospect.rate, self._prospects.plain_rate)
             prices = self._prospects.prices(rate, nodes)
             padding_prices = self._prospects.padding_prices(rate, rows * most) if rows > 1 else None
+            if looks_up:  # the forecast, and so the rate, doesn't include what is looked up
+                alone = rate * (prospect.seconds - self._prospects.added(nodes=prospect.nodes))
         return PlannedTree(
             SharedTree(
                 depth=shape.depth + 1,
@@ -131,6 +131,7 @@ class TreeArm(DraftArm):
                 threshold=float(THRESHOLDS[shape.threshold]) if self._counts_freely else 0.0,
             ),
             prices=prices,
+            alone=alone,
             padding_prices=padding_prices,
         )
 
@@ -139,8 +140,9 @@ class TreeArm(DraftArm):
         nodes = min(_MOST_PER_ROW * rows, _FOUND + 4 * rows)
         return PlannedTree(
             SharedTree(depth=_MOST_PER_ROW, width=self._widths[-1], budget=nodes, per_row=_MOST_PER_ROW),
-            prices=self._prospects.prices(self._least_rate, nodes),
-            padding_prices=self._prospects.padding_prices(self._least_rate, rows * _MOST_PER_ROW),
+            prices=self._prospects.prices(self._prospects.plain_rate, nodes),
+            alone=float(rows),
+            padding_prices=self._prospects.padding_prices(self._prospects.plain_rate, rows * _MOST_PER_ROW),
             found_only=True,
         )
 
