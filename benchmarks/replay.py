@@ -417,57 +417,127 @@ class Written:
 
 
 class CopyReplay:
-    """Decodes answers one after the other with what a lookup drafter finds; `seconds` are the true ones."""
+    """Decodes answers, `rows` at a time, with what a lookup drafter finds; `seconds` are the true ones."""
 
-    def __init__(self, costs: CostTable, drafter: LookupDrafter, noise: Iterator[float]) -> None:
+    def __init__(self, costs: CostTable, drafter: LookupDrafter, noise: Iterator[float], rows: int) -> None:
         self.seconds = 0.0
-        self.passes = 0
-        self._costs, self._drafter, self._noise = CostModel(costs), drafter, noise
-        self._drafter.pairs.resize(1)
+        self.rate = 0.0
+        """Tokens per second while no row was empty: how long the last rows take alone is chance."""
+        self._costs, self._drafter, self._noise, self._rows = CostModel(costs), drafter, noise, rows
+        self._live: list[tuple[int, int]] = []
+        """The number of the answer in each row, and how many of its tokens are written."""
+        self._drafter.pairs.resize(rows)
 
     def clock(self) -> float:
         """The time that the controller sees."""
         return self.seconds
 
-    def run(self, text: int, answer: Written, chosen: Controller | TreeSpec | None) -> float:
-        """The seconds that an answer takes under a controller, with a fixed shape, or by plain rounds (None)."""
-        began, pairs, at = self.seconds, self._drafter.pairs, 1
-        pairs.begin(0, answer.prompt, "user")
-        self._commit([*answer.prompt[1:], answer.tokens[0]])
-        while at < len(answer.tokens):
-            length = len(answer.prompt) + at
-            spec = chosen.plan([text], [length], [False], [0]) if isinstance(chosen, Controller) else chosen
-            tree = self._drafter.draft(range(1), spec, None) if spec is not None else DraftTree.empty(1, CPU)  # type: ignore[arg-type]
-            path, above = [0], -1
-            nodes = list(zip(tree.parents[0].tolist(), tree.tokens[0].tolist(), tree.valid[0].tolist(), strict=True))
-            for wanted in answer.tokens[at:-1]:
-                above = next((n for n, node in enumerate(nodes) if node == (above, wanted, True)), -1)
-                if above < 0:
-                    break
-                path.append(above + 1)
-            emitted = answer.tokens[at : at + len(path)]
-            count = sum(valid for *_, valid in nodes)
-            passing = float(self._costs.pass_seconds(1.0 + count, 1, [length]))
-            drafting = _SEARCH * (spec is not None)
-            factor = next(self._noise)
-            self.seconds += passing + drafting
-            self.passes += 1
-            if isinstance(chosen, Controller):
-                draft = None if spec is None else VerifiedDraft(tree, [path], [emitted])
-                chosen.learn(
-                    RoundRecord(
-                        [text], [length], spec, draft, factor * drafting, factor * passing, 1 + count, len(emitted),
-                        factor * (drafting + passing),
-                    )
-                )  # fmt: skip
-            at += len(emitted)
-            self._commit(emitted)
-        self._drafter.finish(0)
-        pairs.truncate(0, 0)
-        return self.seconds - began
+    def run(self, answers: Sequence[Written], chosen: Controller | TreeSpec | None) -> list[float]:
+        """The seconds that each answer takes under a controller, with a fixed shape, or by plain rounds (None)."""
+        taken, begun, written = [0.0] * len(answers), 0, 0
+        while begun < len(answers) or self._live:
+            while begun < len(answers) and len(self._live) < self._rows:
+                row = len(self._live)
+                self._drafter.pairs.begin(row, answers[begun].prompt, "user")
+                self._live.append((begun, 1))
+                self._commit(row, [*answers[begun].prompt[1:], answers[begun].tokens[0]])
+                begun += 1
+            before = self.seconds
+            written += self._round(answers, chosen)
+            if begun < len(answers):
+                self.rate = written / self.seconds
+            for number, _ in self._live:
+                taken[number] += self.seconds - before
+            for row in reversed(range(len(self._live))):
+                number, at = self._live[row]
+                if at >= len(answers[number].tokens):
+                    self._end(row)
+        return taken
 
-    def _commit(self, tokens: Sequence[int]) -> None:
-        self._drafter.observe(range(1), torch.tensor([tokens]), torch.zeros(1, len(tokens), 0, 1), [len(tokens)])
+    def _end(self, row: int) -> None:
+        """End the answer in a row; the last row takes its place, as in an engine."""
+        last = len(self._live) - 1
+        self._drafter.finish(row)
+        if row != last:
+            self._drafter.pairs.move(last, row)
+            self._live[row] = self._live[last]
+        self._drafter.pairs.truncate(last, 0)
+        self._live.pop()
+
+    def _round(self, answers: Sequence[Written], chosen: Controller | TreeSpec | None) -> int:
+        """Decode a round; returns the tokens that it wrote."""
+        rows = len(self._live)
+        texts, lengths = [number for number, _ in self._live], [len(answers[n].prompt) + at for n, at in self._live]
+        spec = chosen
+        if isinstance(chosen, Controller):
+            spec = chosen.plan(texts, lengths, [False] * rows, [0] * rows)
+        assert not isinstance(spec, Controller)
+        tree = DraftTree.empty(rows, CPU)
+        if spec is not None:
+            tree = self._drafter.draft(range(rows), spec, None)  # type: ignore[arg-type]
+        paths = [self._path(tree, row, answers[number].tokens[at:-1]) for row, (number, at) in enumerate(self._live)]
+        emitted = [
+            answers[number].tokens[at : at + len(path)] for (number, at), path in zip(self._live, paths, strict=True)
+        ]
+        counts = tree.valid.sum(1).tolist() or [0] * rows
+        padded = rows * max(counts) - sum(counts)
+        passing = float(self._costs.pass_seconds(float(rows + sum(counts)), rows, lengths))
+        passing += float(self._costs.padding_seconds(padded, rows)) if padded else 0.0
+        drafting = _SEARCH * rows * (spec is not None)
+        factor = next(self._noise)
+        self.seconds += passing + drafting
+        if isinstance(chosen, Controller):
+            draft = None if spec is None else VerifiedDraft(tree, paths, emitted)
+            chosen.learn(
+                RoundRecord(
+                    texts, lengths, spec, draft, factor * drafting, factor * passing, rows + sum(counts),
+                    sum(map(len, emitted)), factor * (drafting + passing),
+                )
+            )  # fmt: skip
+        for row, tokens in enumerate(emitted):
+            number, at = self._live[row]
+            self._live[row] = number, at + len(tokens)
+            self._commit(row, tokens)
+        return sum(map(len, emitted))
+
+    @staticmethod
+    def _path(tree: DraftTree, row: int, wanted: Sequence[int]) -> list[int]:
+        """The nodes that the target follows."""
+        parts = (tree.parents[row].tolist(), tree.tokens[row].tolist(), tree.valid[row].tolist())
+        nodes = list(zip(*parts, strict=True))
+        path, above = [0], -1
+        for token in wanted:
+            above = next((n for n, node in enumerate(nodes) if node == (above, token, True)), -1)
+            if above < 0:
+                break
+            path.append(above + 1)
+        return path
+
+    def _commit(self, row: int, tokens: Sequence[int]) -> None:
+        taps = torch.zeros(1, len(tokens), 0, 1)
+        self._drafter.observe(range(row, row + 1), torch.tensor([tokens]), taps, [len(tokens)])
+
+
+def made_up(draw: np.random.Generator, count: int = 8, length: int = 200) -> list[Written]:
+    """Texts that no model wrote: of random tokens, copies that stop, and texts made to defeat copies."""
+    made = []
+    for _ in range(count):
+        prompt = draw.integers(50_000, size=400).tolist()
+        new = draw.integers(50_000, 100_000, size=length).tolist()
+        at = int(draw.integers(200))
+        # easy to guess, then not, again and again: a copied passage, then pairs of tokens that always go on otherwise
+        lure = list[int]()
+        while len(lure) < length:
+            start = int(draw.integers(350))
+            lure += prompt[start : start + 20]
+            for start in draw.integers(390, size=8).tolist():
+                lure += [*prompt[start : start + 2], new[len(lure) % length]]
+        made += [
+            Written("random", prompt, new),
+            Written("stops", prompt, [*prompt[at : at + length // 4], *new[: 3 * length // 4]]),
+            Written("lure", prompt, lure[:length]),
+        ]
+    return made
 
 
 def copies(
@@ -475,10 +545,15 @@ def copies(
     *,
     method: str = "suffix",
     costs: Annotated[Path | None, "other costs than the recording's"] = None,
+    rows: Annotated[int, "answers that are decoded together"] = 1,
     seeds: int = 2,
     output: Output = None,
 ) -> None:
-    """`auto` and fixed shapes with copies, by set, nothing learned before; speedups over plain decoding."""
+    """`auto` and fixed shapes with copies, by set, nothing learned before; speedups over plain decoding.
+
+    Sets of texts that no model wrote are added: `random`, `stops` (copies that end) and `lure` (made to defeat copies).
+    With several rows, recorded answers of all sets are mixed, and speedups are of the time in which no row is empty.
+    """
     torch.set_num_threads(1)
     with np.load(recording) as file:
         table = CostTable.model_validate_json(str(file["costs"]) if costs is None else costs.read_text())
@@ -487,40 +562,48 @@ def copies(
             for n in range(sum(name.endswith(".answer") for name in file))
         ]
     make = {"suffix": SuffixDrafter, "ngram": NgramDrafter}[method]
-    rows: list[dict[str, Any]] = []
+    if rows > 1:
+        read = [replace(answer, kind="recorded") for answer in read]
+    read += made_up(np.random.default_rng(0), max(8, 3 * rows))
+    found: list[dict[str, Any]] = []
     for kind in dict.fromkeys(answer.kind for answer in read):
         own = [answer for answer in read if answer.kind == kind and len(answer.tokens) > 1]
+        if len(own) < 2 * rows > 2:
+            continue  # most of the time some rows would be empty
         taken: dict[str, list[list[float]]] = {}
+        whole: dict[str, float] = {}
         for seed in range(seeds):
             draw = np.random.default_rng(seed)
             order = [own[index] for index in draw.permutation(len(own))]
             for name in ("plain", "auto", *SHAPES):
-                replay = CopyReplay(table, make(CPU), Noise().factors(draw))
-                chosen: Controller | TreeSpec | None = (
-                    None if name == "plain" else parse_tree(name) if name != "auto" else None
-                )
+                replay = CopyReplay(table, make(CPU), Noise().factors(draw), rows)
+                chosen: Controller | TreeSpec | None = None
                 if name == "auto":
                     chosen = Controller(CostModel(table), TreeArm(computes=False, looks_up=True), clock=replay.clock)
-                taken.setdefault(name, []).append([replay.run(n, one, chosen) for n, one in enumerate(order)])
-
-        whole = {name: sum(map(sum, runs)) for name, runs in taken.items()}
-        later = {name: sum(sum(run[2:]) for run in runs) for name, runs in taken.items()}
+                elif name != "plain":
+                    chosen = parse_tree(name)
+                taken.setdefault(name, []).append(replay.run(order, chosen))
+                rate = sum(len(one.tokens) - 1 for one in own) / replay.seconds if rows == 1 else replay.rate
+                whole[name] = whole.get(name, 0.0) + 1.0 / rate
         speedup = {name: whole["plain"] / seconds for name, seconds in whole.items()}
-        speedup_later = {name: later["plain"] / seconds for name, seconds in later.items()}
         best = max(SHAPES, key=speedup.__getitem__)
-        pairs = zip(taken["plain"], taken["auto"], strict=True)
-        rows.append(
-            {
-                "set": kind,
-                "auto": round(speedup["auto"], 3),
-                "best shape": best,
-                "its speedup": round(speedup[best], 3),
-                "auto / best": round(speedup["auto"] / max(1.0, speedup[best]), 3),
-                "from the third": round(speedup_later["auto"] / max(1.0, *map(speedup_later.__getitem__, SHAPES)), 3),
+        row = {
+            "set": kind,
+            "auto": round(speedup["auto"], 3),
+            "best shape": best,
+            "its speedup": round(speedup[best], 3),
+            "auto / best": round(speedup["auto"] / max(1.0, speedup[best]), 3),
+        }
+        if rows == 1:
+            later = {name: sum(sum(run[2:]) for run in runs) for name, runs in taken.items()}
+            pairs = zip(taken["plain"], taken["auto"], strict=True)
+            row |= {
+                "from the third": round(min(later["plain"], *map(later.__getitem__, SHAPES)) / later["auto"], 3),
                 "worst answer": round(min(one / other for run in pairs for one, other in zip(*run, strict=True)), 3),
             }
-        )
-    report({"answers": len(read), "method": method, "unit": "times plain decoding"}, output, rows)
+        found.append(row)
+    about = {"answers": len(read), "method": method, "rows": rows, "unit": "times plain decoding"}
+    report(about, output, found)
 
 
 # Comparing.
