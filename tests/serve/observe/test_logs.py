@@ -212,4 +212,5 @@ def test_the_start_says_where_and_what(read: Read, tmp_path: Path) -> None:
     assert not {"tree", "pass_ms"} & plain.keys()
     assert (measured["drafter"], measured["tree"]) == (str(drafter), "auto")
     assert (measured["cache_tokens"], measured["max_running"]) == (512, 2)
-    assert all(float(str(measured[name])) > 0 for name in ("pass_ms", "pass_of_8_tokens_ms", "draft_level_ms"))
+    assert all(float(str(measured[name])) > 0 for name in ("pass_ms", "pass_of_8_tokens_ms"))
+    assert float(str(measured["draft_level_ms"])) >= 0  # a difference of two times, which noise can cancel
