@@ -9,8 +9,12 @@ import torch
 
 from eyas.drafters.base import Drafter
 from eyas.drafters.hybrid import HybridDrafter
+from eyas.drafters.options import DrafterOptions
+from eyas.drafters.prediction import PredictionDrafter
 from eyas.drafters.weightless.suffix import SuffixDrafter
 from eyas.engine import Engine, Speculation
+from eyas.options import EngineOptions
+from eyas.session import Session
 from eyas.tree import parse_tree
 from eyas.types import Request, SamplingParams
 
@@ -20,13 +24,14 @@ CPU = torch.device("cpu")
 
 
 def drafter(name: str) -> Drafter:
-    if name == "suffix":
-        return SuffixDrafter(CPU)
-    return HybridDrafter(tiny.drafter("eagle3"), SuffixDrafter(CPU), CPU)
+    if "+" in name:
+        lookup = PredictionDrafter(CPU) if name.endswith("prediction") else SuffixDrafter(CPU)
+        return HybridDrafter(tiny.drafter("eagle3"), lookup, CPU)
+    return PredictionDrafter(CPU) if name == "prediction" else SuffixDrafter(CPU)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["suffix", "eagle3+suffix"])
+@pytest.mark.parametrize("name", ["suffix", "eagle3+suffix", "prediction", "eagle3+prediction"])
 def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, temperature: float) -> None:
     target = tiny.target("llama")
     asked = Request((5, 6, 7, 8), SamplingParams(max_tokens=40, temperature=temperature, seed=3, ignore_eos=True))
@@ -44,3 +49,17 @@ def test_a_true_prediction_is_accepted_and_any_other_changes_nothing(name: str, 
     assert edited.predicted_rejected > 0
     assert wrong.predicted_accepted < 10
     assert true.target_passes < none.target_passes
+
+
+def test_a_server_without_a_drafter_copies_predictions_and_decodes_the_rest_plainly() -> None:
+    target = tiny.target("llama")
+    asked = Request((5, 6, 7, 8), SamplingParams(max_tokens=40, ignore_eos=True))
+    (plain,) = Engine(target, None).generate([asked])
+    session = Session(target)
+    tree = EngineOptions("chain:8", batch_size=2)
+    engine = session.engine(session.drafter(DrafterOptions(None, "prediction")), tree)
+    none, true = engine.generate([asked, replace(asked, prediction=tuple(plain.token_ids))])
+    assert none.token_ids == true.token_ids == plain.token_ids
+    assert none.stats.target_passes == plain.stats.target_passes
+    assert none.stats.walked == 0
+    assert true.stats.target_passes < 8

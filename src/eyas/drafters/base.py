@@ -125,6 +125,8 @@ class Drafter(Protocol):
     """Whether drafting takes computation, rather than a lookup at almost no cost."""
     looks_up: bool = False
     """Whether some of its tokens come from a lookup in known texts."""
+    needs_prediction: bool = False
+    """Whether it drafts only for requests with a prediction."""
     module: nn.Module | None = None
     """The network that it drafts with, if any."""
     priced: Drafter | None = None

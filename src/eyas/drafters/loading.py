@@ -20,7 +20,8 @@ from eyas.drafters.hybrid import HybridDrafter
 from eyas.drafters.in_target import mtp
 from eyas.drafters.in_target.mtp import Cascade, CascadeProposer
 from eyas.drafters.network import DraftNetwork
-from eyas.drafters.options import DrafterOptions, check_quantize, read_method
+from eyas.drafters.options import PREDICTION, DrafterOptions, check_quantize, read_method
+from eyas.drafters.prediction import PredictionDrafter
 from eyas.drafters.registry import WEIGHTLESS, kind_if_any
 from eyas.drafters.small_lm import METHOD as SMALL_LM
 from eyas.drafters.small_lm.drafter import holds_language_model, load_small_lm
@@ -58,7 +59,10 @@ def make_drafter(
     """
     options.check()
     parsed, source = read_method(options.method), options.source
-    lookup = None if parsed.lookup is None else WEIGHTLESS[parsed.lookup](target)
+    lookup: Drafter | None = None
+    if parsed.lookup is not None:
+        predicts = parsed.lookup == PREDICTION
+        lookup = PredictionDrafter(target.device) if predicts else WEIGHTLESS[parsed.lookup](target)
     if not parsed.drafter:
         assert lookup is not None
         return lookup

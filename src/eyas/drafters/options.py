@@ -18,9 +18,11 @@ from eyas.drafters.window.window import read_window
 from eyas.errors import CheckpointError, UsageError
 from eyas.hub import find_drafter
 
+PREDICTION = "prediction"
+"""The method that copies from a request's prediction (`eyas.drafters.prediction`)."""
 WITHOUT_DRAFTER = (*WEIGHTLESS, *IN_TARGET)
 """Methods that don't require a draft model."""
-_LOOKUPS = tuple(name for name in WEIGHTLESS if name not in ALONE)
+_LOOKUPS = (*(name for name in WEIGHTLESS if name not in ALONE), PREDICTION)
 _OF_FILES = (*KINDS, SMALL_LM)
 
 
@@ -45,7 +47,7 @@ def read_method(text: str | None) -> Method:
 
     Raises UsageError that lists the valid names.
     """
-    if text in WEIGHTLESS:
+    if text in (*WEIGHTLESS, PREDICTION):
         return Method(False, None, text)
     kind, plus, lookup = (text or "").partition("+")
     if plus and lookup not in _LOOKUPS:

@@ -205,8 +205,11 @@ class ModelRunner:
 
     def observes(self, request: Request, rows: int) -> bool:
         """Whether the drafter observes a request that will be one of `rows`; if not, it is decoded plainly."""
-        wanted = self.drafter is not None and request.speculate
-        return wanted and (self.controller is None or self.controller.audience.admits(rows))
+        if self.drafter is None or not request.speculate:
+            return False
+        if self.drafter.needs_prediction and not request.prediction:
+            return False
+        return self.controller is None or self.controller.audience.admits(rows)
 
     def prefill(self, batch: PrefillBatch) -> None:
         """Prefill a batch, `prefill_chunk` tokens per pass; the drafter defers unless trees are being drafted."""

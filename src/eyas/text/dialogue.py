@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eyas.errors import RequestError
 from eyas.text.chats import Message
 from eyas.text.prompts import BadRow, PromptRow
-from eyas.text.template import encode_chat, encode_text, has_chat_template
+from eyas.text.template import encode_chat, encode_prediction, encode_text, has_chat_template
 from eyas.types import Chunk, Completion, Request, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ class Dialogue:
         assert isinstance(self._row, PromptRow)
         try:
             prompt, chat = self._next_prompt(self._row, engine.tokenizer)
-            request = Request(prompt, params, self.id, chat=chat)
+            expected = self._row.prediction
+            prediction = () if expected is None else encode_prediction(engine.tokenizer, expected)
+            request = Request(prompt, params, self.id, chat=chat, prediction=prediction)
             engine.check(request)
         except RequestError as error:
             self.error = f"{self._row.where}: {error}"

@@ -1,9 +1,9 @@
 """Prompt files of `eyas generate`, `verify` and `bench`: JSON Lines or Parquet, each row a prompt in one of four forms.
 
 A row gives exactly one of `prompt`, `messages`, `turns` and `token_ids`; `raw` may go with `prompt`. Like `--prompt`, a
-`prompt` is a user's message, put into the chat template if there is one, unless it is raw. `category` may name its
-subject. Other keys are ignored, since evaluation files carry references and the like. A bad row becomes a `BadRow`, so
-that the rows after it are still answered.
+`prompt` is a user's message, put into the chat template if there is one, unless it is raw. `prediction` may be a text
+that the answer is expected to repeat, and `category` may name its subject. Other keys are ignored, since evaluation
+files carry references and the like. A bad row becomes a `BadRow`, so that the rows after it are still answered.
 
 SPEED-Bench (arXiv 2604.09557) has such files: `turns`, and as categories the domains of its qualitative split and the
 entropy of its throughput splits. A row whose prompt it may not redistribute says so, and is a bad row here.
@@ -43,6 +43,7 @@ class _Row(BaseModel):
     turns: tuple[Text, ...] | None = Field(default=None, min_length=1)
     token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
     raw: bool = False
+    prediction: Text | None = None
     category: str | None = None
 
 
@@ -62,6 +63,8 @@ class PromptRow:
     token_ids: tuple[int, ...] | None = None
     raw: bool = False
     """Take `prompt` as it is: a text to continue, without a chat template."""
+    prediction: str | None = None
+    """What the answers are expected to repeat, such as the old text of a file to edit."""
     category: str | None = None
     """Its subject, as given in the file."""
 
@@ -130,4 +133,4 @@ def parse_row(line: bytes | str, where: str, default_id: str) -> PromptRow | Bad
         return BadRow(name, f"{where}: raw is about `prompt`: leave it out, or give a prompt")
     if any(turn.startswith(_ELSEWHERE) for turn in row.turns or ()):
         return BadRow(name, f"{where}: {_UNFETCHED}")
-    return PromptRow(name, where, **given, raw=row.raw, category=row.category)
+    return PromptRow(name, where, **given, raw=row.raw, prediction=row.prediction, category=row.category)

@@ -72,6 +72,15 @@ def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text)["input_ids"])
 
 
+def encode_prediction(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Tokenize what an answer is expected to be; special tokens that it spells out aren't told from text.
+
+    RequestError without a tokenizer.
+    """
+    required(tokenizer)
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def encode_chat(
     tokenizer: Any,
     messages: Sequence[Message],

@@ -62,7 +62,7 @@ def test_help_begins_with_what_most_people_need() -> None:
     found = sections("generate")
     assert list(found) == ["Arguments", "Common", "Sampling", "Speculation", "Target", "Output", "Expert", "Examples"]
     assert found["Common"] == [
-        "--prompt", "--prompt-file", "--raw", "--suffix", "--max-new-tokens", "--temperature", "--seed",
+        "--prompt", "--prompt-file", "--raw", "--suffix", "--prediction", "--max-new-tokens", "--temperature", "--seed",
         "--draft-model", "--method", "--tree", "--num-speculative-tokens", "--batch-size",
     ]  # fmt: skip
     assert "--top-p" in found["Sampling"]

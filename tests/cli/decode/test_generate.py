@@ -104,6 +104,29 @@ def test_a_gap_is_filled_by_a_model_that_has_marks_for_it(run: Run, decode: Run,
     assert run("generate", str(model), "--prompt-file", "x.jsonl", "--suffix", "S").exit_code == 2
 
 
+def test_a_prediction_is_copied_and_changes_nothing(run: Run, pair: Pair, tmp_path: Path) -> None:
+    arguments = ("generate", pair.model, "--json", "--max-new-tokens", 24, "--ignore-eos")
+    (plain,) = objects(run(*arguments, "--prompt", "How many?"))
+    old = tmp_path / "old.txt"
+    old.write_text("Natalia sold clips to 48 of her friends in April.", encoding="utf-8")
+    (option,) = objects(run(*arguments, "--prompt", "How many?", "--prediction", old))
+    (row,) = objects(
+        run(
+            *arguments,
+            "--prompt-file",
+            write_rows(tmp_path / "rows.jsonl", [{"prompt": "How many?", "prediction": "a"}]),
+        )
+    )
+    assert plain["token_ids"] == option["token_ids"] == row["token_ids"]
+    for wrong, why in (
+        (("--prediction", old, "--prompt-file", tmp_path / "rows.jsonl"), "rows of a --prompt-file have `prediction`"),
+        (("--method", "prediction", "--prompt", "How many?"), "give --prediction FILE"),
+    ):
+        refused = run(*arguments, *wrong)
+        assert refused.exit_code == 2
+        assert why in refused.stderr
+
+
 def test_a_prompt_is_the_same_in_a_file_and_on_the_command_line(decode: Run, pair: Pair, tmp_path: Path) -> None:
     """As a chat, and raw, by the row or for the whole file."""
     chats = write_rows(tmp_path / "chats.jsonl", [{"prompt": "How many?"}, {"prompt": "How many?", "raw": True}])

@@ -18,6 +18,7 @@ from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, SamplingOptions
 from eyas.cli.common.verb import FAILURE
+from eyas.drafters.options import PREDICTION
 from eyas.errors import EyasError, UsageError
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def chat(
     from eyas.types import Request
 
     params = sampling_params(sampling)
+    if draft.method == PREDICTION:
+        raise UsageError(f"a chat has no predictions: leave out method {PREDICTION}, or write suffix")
     engine = open_engine(target, draft, batch_size=1)
     note_plain(draft)
     if engine.tokenizer is None:

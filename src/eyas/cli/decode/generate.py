@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,9 @@ from eyas.cli.common.build import note_plain, open_engine, sampling_params
 from eyas.cli.common.display import note, row_bar
 from eyas.cli.common.options import BatchSize, ChatTargetOptions, DraftOptions, Json, MaybePromptFile, SamplingOptions
 from eyas.cli.common.verb import FAILURE
-from eyas.errors import RequestError, UsageError
+from eyas.drafters.options import PREDICTION
+from eyas.errors import DataError, RequestError, UsageError
+from eyas.files import read_text
 
 if TYPE_CHECKING:
     from eyas.engine import Engine
@@ -38,6 +41,12 @@ def generate(
     suffix: Annotated[
         str | None, Option(help="What follows --prompt after a gap: the answer fills it, without the chat template.")
     ] = None,
+    prediction: Annotated[
+        Path | None,
+        Option(
+            exists=True, dir_okay=False, help="A text that the answer to --prompt repeats in part: drafts copy from it."
+        ),
+    ] = None,
     batch_size: BatchSize = 1,
     json: Json = False,
 ) -> int:
@@ -46,6 +55,7 @@ def generate(
     Examples:
         eyas generate MODEL --prompt "What is an eyas?" --draft-model DRAFTER
         eyas generate FILE.gguf --prompt-file prompts.jsonl --method ngram --json
+        eyas generate MODEL --prompt "Add docstrings: $(cat old.py)" --prediction old.py
     """
     from eyas.text.dialogue import Dialogue
     from eyas.text.fill import encode_fill, fill_format
@@ -56,9 +66,17 @@ def generate(
     _check_source(prompt, prompt_file)
     if suffix is not None and prompt is None:
         raise UsageError("--suffix follows a --prompt: give one, not --prompt-file")
+    if prediction is not None and prompt is None:
+        raise UsageError("--prediction is about a --prompt: rows of a --prompt-file have `prediction`")
     params = sampling_params(sampling)
-    one = None if prompt_file else Dialogue(PromptRow("0", "--prompt", prompt=prompt, raw=raw))
+    expected = None if prediction is None else _predicted(prediction)
     rows = read_prompts(prompt_file, raw=raw) if prompt_file else []
+    asked = [] if prompt_file else [PromptRow("0", "--prompt", prompt=prompt, raw=raw, prediction=expected)]
+    predicts = any(isinstance(row, PromptRow) and row.prediction for row in (*rows, *asked))
+    if draft == DraftOptions() and predicts:
+        draft = replace(draft, method=PREDICTION)
+    elif draft.method == PREDICTION and not predicts:
+        raise UsageError(f"method {PREDICTION} copies from a prediction: give --prediction FILE")
     if raw and rows and not any(isinstance(row, PromptRow) and row.raw for row in rows):
         raise UsageError(f"--raw is about `prompt`: {prompt_file} has no row with one")
     engine = open_engine(target, draft, batch_size)
@@ -68,10 +86,18 @@ def generate(
         raise UsageError(f"{NO_TOKENIZER}: `token_ids` rows in a --prompt-file, and --json")
     if suffix and prompt is not None:
         filled = encode_fill(engine.tokenizer, fill_format(engine.tokenizer), prompt, suffix)
-        one = Dialogue(PromptRow("0", "--prompt", token_ids=filled))
-    if one is not None:
-        return _answer_one(engine, one, params, json)
+        asked = [PromptRow("0", "--prompt", token_ids=filled, prediction=expected)]
+    if asked:
+        return _answer_one(engine, Dialogue(asked[0]), params, json)
     return _answer_all(engine, [Dialogue(row) for row in rows], params, json)
+
+
+def _predicted(path: Path) -> str | None:
+    """The text of a file; None if it is empty. Raises DataError."""
+    try:
+        return read_text(path) or None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"can't read {path} as text: {error}") from error
 
 
 def _check_source(prompt: str | None, prompt_file: Path | None) -> None:

@@ -27,7 +27,7 @@ from eyas.cli.common.display import note
 from eyas.cli.common.options import ChatTargetOptions, DraftOptions, EngineArguments, EngineCommand, TargetPanel
 from eyas.cli.common.verb import FAILURE, INTERRUPTED, Given
 from eyas.cli.learn.learn import LearnOptions
-from eyas.drafters.options import WITHOUT_DRAFTER
+from eyas.drafters.options import PREDICTION, WITHOUT_DRAFTER
 from eyas.errors import UsageError
 from eyas.runtime import keep_few_kernels, keep_freed_memory
 from eyas.tree import is_auto
@@ -184,7 +184,7 @@ def serve(
         return serve_elsewhere(other, target, draft, requested, (KEY_VARIABLE, key) if key else None)
     refuse_engine_options(other)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # nothing to finish until the server takes over
-    draft = _with_default_tree(draft)
+    draft = _with_defaults(draft)
     learns.check(draft)
     tree = check_engine(target, draft)  # bad options are reported before anything is imported or opened
     keep_freed_memory()  # before threads start: the engine gets its own
@@ -239,8 +239,10 @@ def serve(
     return code
 
 
-def _with_default_tree(draft: DraftOptions) -> DraftOptions:
-    """With a drafter and no tree, `--tree auto`: trees sized by measured cost."""
+def _with_defaults(draft: DraftOptions) -> DraftOptions:
+    """With a drafter and no tree, `--tree auto`: trees sized by measured cost. Without one, predictions are drafted."""
+    if draft == DraftOptions():
+        return replace(draft, method=PREDICTION, tree="auto")
     drafts = draft.draft_model is not None or draft.method in WITHOUT_DRAFTER
     if drafts and draft.tree is None and draft.num_speculative_tokens is None:
         return replace(draft, tree="auto")

@@ -94,6 +94,13 @@ class SuffixHistory(History):
         self.prediction = SuffixIndex(self._limits)
         self.prediction.append([*prompt[-self._limits.longest :], *answer])
 
+    def predicted(self, depth: int, fanout: int, floor: float = 0.0) -> SuffixDraft:
+        """The draft from the prediction; empty without one, or if its score isn't above `floor`."""
+        if self.prediction is None:
+            return SuffixDraft(Proposal(), floor)
+        draft = self.prediction.draft(self.tokens[-self._limits.longest :], depth, fanout, floor)
+        return draft._replace(proposal=replace(draft.proposal, predicted=True))
+
     def cut(self) -> None:
         self._index.truncate(len(self.tokens))
 
@@ -139,13 +146,10 @@ class SuffixDrafter(LookupDrafter):
         history, fanout = self.pairs[slot], min(fanout, _MOST_FANOUT)
         last = history.tokens[-self._limits.longest :]
         draft = history.index().draft(last, depth, fanout)
-        predicted = False
-        for text in (history.prediction, self.answers.index(history.owner)):
-            if text is not None:
-                other = text.draft(last, depth, fanout, draft.score)
-                if other.score > draft.score:
-                    draft, predicted = other, text is history.prediction
-        return replace(draft.proposal, predicted=True) if predicted else draft.proposal
+        others = [history.predicted(depth, fanout, draft.score)]
+        if (answers := self.answers.index(history.owner)) is not None:
+            others.append(answers.draft(last, depth, fanout, max(draft.score, others[0].score)))
+        return max(draft, *others, key=lambda found: found.score).proposal  # the first of equals
 
 
 def make(target: Target) -> SuffixDrafter:

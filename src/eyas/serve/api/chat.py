@@ -16,7 +16,6 @@ from eyas.serve.api.encode import (
     check_size,
     completion_prompt,
     encode_request,
-    prediction_ids,
     template_settings,
 )
 from eyas.serve.api.generation import ChoiceOutput, Generation
@@ -41,7 +40,7 @@ from eyas.serve.tools.calling import Calling, after_thought, one_grammar, tool_c
 from eyas.serve.tools.structured import requested_grammar
 from eyas.text.fill import encode_fill, fill_format
 from eyas.text.reasoning import ThoughtSplitter, begins_inside
-from eyas.text.template import required
+from eyas.text.template import encode_prediction, required
 
 router = APIRouter(route_class=JsonRoute)
 PATH = "/v1/chat/completions"
@@ -73,7 +72,7 @@ async def read_prediction(body: ChatCompletionRequest, context: ServerContext, i
         return ()
     tokenizer, text = context.engine.tokenizer, body.prediction.text
     check_size(tokenizer, len(text), context.max_model_len)
-    return await context.in_worker(prediction_ids, tokenizer, text, characters=len(text), info=info)
+    return await context.in_worker(encode_prediction, tokenizer, text, characters=len(text), info=info)
 
 
 async def start_chat(

@@ -86,11 +86,6 @@ def completion_prompt(tokenizer: Any, prompt: str | tuple[int, ...]) -> tuple[in
     return encode_text(tokenizer, prompt) if isinstance(prompt, str) else prompt
 
 
-def prediction_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Tokenize what an answer is expected to be; special tokens that it spells out aren't told from text."""
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Tokenize bad words as vLLM does: each at the start of a text, and after a space if its token absorbs that.
 

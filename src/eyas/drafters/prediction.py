@@ -1,0 +1,32 @@
+"""Copies from what a request says that its answer repeats: OpenAI's predicted outputs, such as the file that is edited.
+
+Requests without a prediction are decoded as without a drafter, so a server without one can have it at no cost.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from eyas.drafters.history import LookupDrafter, TokenPairs
+from eyas.drafters.weightless.suffix import SuffixHistory, SuffixLimits
+from eyas.tree.draft_tree import Proposal
+
+
+class PredictionDrafter(LookupDrafter):
+    """Proposes how a request's prediction goes on after the longest match of the answer's last tokens."""
+
+    max_fanout = 64
+    default_tree = "auto"
+    needs_prediction = True
+    pairs: TokenPairs[SuffixHistory]
+
+    def __init__(self, device: torch.device) -> None:
+        """Draft for a target on `device`."""
+        self._limits = SuffixLimits()
+        super().__init__(TokenPairs(partial(SuffixHistory, self._limits)), device)
+
+    def propose(self, slot: int, depth: int, fanout: int) -> Proposal:
+        history = self.pairs[slot]
+        return history.predicted(depth, min(fanout, self.max_fanout)).proposal
