@@ -41,8 +41,8 @@ _ARGUMENTS = "eyas.arguments"
 
 _CONTEXT = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
 COMMON = (
-    "prompt", "prompt_file", "raw", "suffix", "prediction", "system", "max_new_tokens", "temperature", "seed", "draft_model",
-    "method", "tree", "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
+    "prompt", "prompt_file", "raw", "suffix", "prediction", "system", "max_new_tokens", "temperature", "seed",
+    "draft_model", "method", "tree", "num_speculative_tokens", "host", "port", "api_key", "batch_size", "limit",
 )  # fmt: skip
 """Options that `--help` lists first, in this order, if a verb has groups and more than `UNGROUPED` options."""
 EXPERT = (
