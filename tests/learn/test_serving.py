@@ -150,7 +150,7 @@ def test_options_that_would_do_nothing_are_refused(tmp_path: Path) -> None:
     for draft, message in (
         (DraftOptions(), "give --draft-model"),
         (DraftOptions(method="ngram"), "give --draft-model"),
-        (DraftOptions(draft_model="d", method="+suffix"), "leave out +suffix"),
+        (DraftOptions(draft_model="d", method="+suffix"), r"leave out \+suffix"),
         (DraftOptions(draft_model="d", acceptance="typical"), "leave out --acceptance"),
         (DraftOptions(draft_model="d", draft_weights="w.bin"), "leave out --draft-weights"),
     ):
