@@ -49,6 +49,14 @@ def test_gguf_widened_and_loaded_again(run: Run, pair: Pair, tmp_path: Path) -> 
     assert "eagle3.target_layers" in inspected["used"]
 
 
+def test_engines_that_read_no_gguf_files_are_given_none(run: Run, tmp_path: Path) -> None:
+    for engine, begin in (("tensorrt-llm", "trtllm-serve TARGET "), ("sglang", "python -m sglang.launch_server ")):
+        result = run("export", "smollm2", "--to", engine, "--output", tmp_path / engine, "--model", "smollm2")
+        assert result.exit_code == 0, result.stderr
+        assert result.stdout.startswith(begin)
+        assert (".gguf" in result.stdout) == (engine == "sglang")
+
+
 def test_what_is_refused(run: Run, pair: Pair, tmp_path: Path) -> None:
     def refused(code: int, *words: str, to: str = "vllm", drafter: Path = pair.drafter, **options: object) -> None:
         flags = [part for name, value in options.items() for part in (f"--{name}", value)]

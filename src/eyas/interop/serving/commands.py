@@ -17,6 +17,8 @@ TENSORRT_FILE = "trtllm.yaml"
 OPENVINO_FOLDER = "openvino"
 TARGET = "TARGET"
 """The placeholder for an unknown target in a command."""
+_READ_GGUF = ("gguf", "vllm", "sglang")
+"""The engines that read targets in GGUF files; others need the checkpoint that the file was made from."""
 
 
 class ServedDrafter(NamedTuple):
@@ -32,8 +34,11 @@ class ServedDrafter(NamedTuple):
 def command(consumer: str, drafter: DrafterToExport, path: Path) -> str:
     """The shell command that serves an exported drafter, or converts it for OpenVINO; `path`: where it was exported."""
     target = TARGET if drafter.target is None else drafter.target.name
+    in_gguf = target.lower().endswith(GGUF_SUFFIX)
     if consumer == "gguf":  # the target must be a GGUF file too
-        target, path = target if target.lower().endswith(GGUF_SUFFIX) else f"{TARGET}{GGUF_SUFFIX}", path / GGUF_FILE
+        target, path = target if in_gguf else f"{TARGET}{GGUF_SUFFIX}", path / GGUF_FILE
+    elif in_gguf and consumer not in _READ_GGUF:
+        target = TARGET
     assert drafter.kind.family is not None  # no consumer can represent others
     served = ServedDrafter(drafter.kind.family.method, str(path), tree_plan(drafter))
     line = shlex.join(invocation(consumer, target, served))
